@@ -12,10 +12,10 @@ waiting is the business of whoever schedules the work.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hwmodel.errors import UserError
+from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
     from hwmodel.catalog import load, names
@@ -45,27 +45,20 @@ __all__ = [
     "names",
 ]
 
-# Loaded on first use: a command's --help should not wait for pydantic and numpy.
+# Loaded on first use: a command's --help should not wait for what it does not need.
 _HOMES = {
-    "Capability": "system",
-    "Compute": "compute",
-    "Fabric": "fabric",
-    "Link": "link",
-    "Nccl": "nccl",
-    "Overheads": "overheads",
-    "Switch": "switch",
-    "System": "system",
-    "TileGrid": "tiles",
-    "Warps": "warps",
-    "load": "catalog",
-    "names": "catalog",
+    "Capability": "hwmodel.system",
+    "Compute": "hwmodel.compute",
+    "Fabric": "hwmodel.fabric",
+    "Link": "hwmodel.link",
+    "Nccl": "hwmodel.nccl",
+    "Overheads": "hwmodel.overheads",
+    "Switch": "hwmodel.switch",
+    "System": "hwmodel.system",
+    "TileGrid": "hwmodel.tiles",
+    "Warps": "hwmodel.warps",
+    "load": "hwmodel.catalog",
+    "names": "hwmodel.catalog",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    value = getattr(importlib.import_module(f"hwmodel.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)

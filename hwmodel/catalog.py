@@ -21,7 +21,7 @@ from hwmodel import nodes
 from hwmodel.errors import UserError, check_kind, unknown
 from hwmodel.specs import SystemSpec, keys, sections, words
 from hwmodel.system import System
-from tracegen import regular
+from tracegen.shared import regular
 
 _TEXT_KEYS = ("name", "summary", "base")
 _LINKS_PER_GPU = "link.links_per_gpu"

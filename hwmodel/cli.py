@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from hwmodel.errors import UserError
-from tracegen import screen
+from tracegen.shared import screen
 
 app = typer.Typer(no_args_is_help=True, help="Machines that a replay can run on.")
 
@@ -71,7 +71,7 @@ def list_systems(
         return
     from rich.text import Text
 
-    from tracegen.display.content import Column, Table
+    from tracegen.shared.display.content import Column, Table
 
     columns = [
         Column("name"),
@@ -165,7 +165,7 @@ def diff(
         document = {"first": first, "second": second, "values": rows}
         print(json.dumps(document, indent=2))
         return
-    from tracegen.display.content import Column, Table
+    from tracegen.shared.display.content import Column, Table
 
     if not rows:
         screen.show(f"{first} and {second} do not differ")

@@ -2,7 +2,7 @@
 
 These are constants of a library's kernels on one generation of GPUs, as fixed latencies and warps
 are: another chip runs the same code at another pace. What the library decides from sizes alone
-(channels, chunks, thresholds) stands with its algorithms in `replay.machine`.
+(channels, chunks, thresholds) stands with its algorithms in `replay.model.machine`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hwmodel.units import BYTES_PER_GB
-from tracegen.display.content import (
+from tracegen.shared.display.content import (
     Axis,
     Bars,
     Cell,

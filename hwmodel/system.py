@@ -18,7 +18,7 @@ from hwmodel.overheads import Overheads
 from hwmodel.specs import SystemSpec
 from hwmodel.switch import Switch
 from hwmodel.warps import Warps
-from tracegen.display.shown import Shown
+from tracegen.shared.display.shown import Shown
 
 
 class Capability(enum.Enum):

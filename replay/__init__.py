@@ -8,25 +8,23 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-# The one eager import, of a module that imports nothing itself: `replay.run` is the function, and
-# importing the package of that name first would bind the package to it for good.
-from replay.run import run
+from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
-    from replay.differences.diff import diff
-    from replay.differences.explanation import explain
     from replay.errors import UserError
+    from replay.experiments.base.load import load_result
+    from replay.experiments.layer.comparison import compare
+    from replay.experiments.layer.replay import run
+    from replay.experiments.layer.result import Comparison, Result
+    from replay.experiments.layer.spec import RunSpec
     from replay.report.text import summary
-    from replay.run.comparison import compare
-    from replay.run.load import load_result
-    from replay.run.result import Comparison, Result
-    from replay.run.spec import RunSpec
     from replay.schemes import SCHEMES, Scheme
-    from replay.sweeps.run import sweep
-    from replay.uncertainty.assess import assess
+    from replay.studies.differences.diff import diff
+    from replay.studies.differences.explanation import explain
+    from replay.studies.sweeps.run import sweep
+    from replay.studies.uncertainty.assess import assess
 
 __all__ = [
     "SCHEMES",
@@ -45,28 +43,24 @@ __all__ = [
     "sweep",
 ]
 
-# Loaded on first use: a command's --help should not wait for numba.
+# Loaded on first use: a command's --help should not wait for what it does not need.
 _HOMES = {
-    "Comparison": "run.result",
-    "Result": "run.result",
-    "RunSpec": "run.spec",
-    "SCHEMES": "schemes",
-    "Scheme": "schemes",
-    "UserError": "errors",
-    "assess": "uncertainty.assess",
-    "compare": "run.comparison",
-    "diff": "differences.diff",
-    "explain": "differences.explanation",
-    "load_result": "run.load",
-    "summary": "report.text",
-    "sweep": "sweeps.run",
+    "Comparison": "replay.experiments.layer.result",
+    "Result": "replay.experiments.layer.result",
+    "RunSpec": "replay.experiments.layer.spec",
+    "SCHEMES": "replay.schemes",
+    "Scheme": "replay.schemes",
+    "UserError": "replay.errors",
+    "assess": "replay.studies.uncertainty.assess",
+    "compare": "replay.experiments.layer.comparison",
+    "diff": "replay.studies.differences.diff",
+    "explain": "replay.studies.differences.explanation",
+    "load_result": "replay.experiments.base.load",
+    "run": "replay.experiments.layer.replay",
+    "summary": "replay.report.text",
+    "sweep": "replay.studies.sweeps.run",
+    "tensor": "replay.experiments.dense:",
+    "training": "replay.experiments.train:",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    value = getattr(importlib.import_module(f"replay.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)

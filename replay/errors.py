@@ -1,10 +1,29 @@
 """The product's error for a user's mistake, as this package raises it."""
 
-from tracegen.errors import UserError as UserError
-from tracegen.errors import check_kind as check_kind
-from tracegen.errors import listed as listed
-from tracegen.errors import shown as shown
-from tracegen.errors import unknown as unknown
+from __future__ import annotations
+
+from tracegen.shared.errors import UserError as UserError
+from tracegen.shared.errors import check_kind as check_kind
+from tracegen.shared.errors import listed as listed
+from tracegen.shared.errors import shown as shown
+from tracegen.shared.errors import unknown as unknown
+
+
+class RefusedError(UserError):
+    """Something that a scheme, or the machine, cannot do, and others may.
+
+    Attributes
+    ----------
+    reason
+        Why, for lists that name the scheme anyway.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+    def __reduce__(self) -> tuple[type[RefusedError], tuple[str, str]]:
+        return type(self), (str(self), self.reason)
 
 
 def check_jobs(jobs: object) -> None:

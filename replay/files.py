@@ -1,18 +1,18 @@
 """Files, read whole only where they have an end, and written whole or not at all."""
 
-from tracegen.managed import ManagedFolder as ManagedFolder
-from tracegen.output import failures as failures
-from tracegen.output import folder as folder
-from tracegen.output import write_text as write_text
-from tracegen.regular import exists as exists
-from tracegen.regular import expanded as expanded
-from tracegen.regular import is_file as is_file
-from tracegen.regular import is_folder as is_folder
-from tracegen.regular import parse_json as parse_json
-from tracegen.regular import parse_toml as parse_toml
-from tracegen.regular import read_bytes as read_bytes
-from tracegen.regular import read_text as read_text
-from tracegen.regular import real as real
+from tracegen.shared.managed import ManagedFolder as ManagedFolder
+from tracegen.shared.output import failures as failures
+from tracegen.shared.output import folder as folder
+from tracegen.shared.output import write_text as write_text
+from tracegen.shared.regular import exists as exists
+from tracegen.shared.regular import expanded as expanded
+from tracegen.shared.regular import is_file as is_file
+from tracegen.shared.regular import is_folder as is_folder
+from tracegen.shared.regular import parse_json as parse_json
+from tracegen.shared.regular import parse_toml as parse_toml
+from tracegen.shared.regular import read_bytes as read_bytes
+from tracegen.shared.regular import read_text as read_text
+from tracegen.shared.regular import real as real
 
 __all__ = [
     "ManagedFolder",

@@ -1,4 +1,4 @@
-"""Print the tables of replay/tensor/CAIS.md, and all numbers in its text.
+"""Print the tables of replay/experiments/dense/CAIS.md, and all numbers in its text.
 
     python scripts/cais_tables.py                       # all of them: some minutes
     python scripts/cais_tables.py parts tables          # some
@@ -17,11 +17,11 @@ from typing import Any, Literal
 import numpy as np
 
 import hwmodel
-from replay import tensor
-from replay.graph import Timeline
-from replay.machine.kinds import Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.engine import Timeline
+from replay.experiments import dense as tensor
+from replay.model.machine.kinds import Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
 
 Part = Literal["attention-to-mlp", "mlp-to-attention"]
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from replay.validate.bench import Bench
-from replay.validate.catalog import TABLES
-from replay.validate.table import Row, predict
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.catalog import TABLES
+from replay.studies.validate.table import Row, predict
 
 PRESETS = Path(__file__).resolve().parent.parent / "hwmodel" / "presets"
 SOURCE = "ai-dynamo/aiconfigurator performance data"

@@ -95,7 +95,7 @@ lowest() {
         .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal \
         --ignore tests/replay/schemes --ignore tests/replay/validate --ignore tests/replay/compute \
         --ignore tests/replay/machine --ignore tests/replay/run/test_sms_in_chains.py \
-        --ignore tests/replay/tensor --ignore tests/replay/collectives --ignore tests/replay/measure \
+        --ignore tests/replay/dense --ignore tests/replay/collectives --ignore tests/replay/measure \
         --ignore tests/test_layering.py --ignore tests/test_mutants.py --ignore tests/site \
         --ignore tests/test_pages.py --ignore tests/tracegen/display/test_html_browser.py
     echo "== results, lowest and present versions"
@@ -110,7 +110,7 @@ lowest() {
 
 # The engine's kernels are compiled once, before the tests: otherwise each test process would compile
 # them, at the same time.
-compile="from replay.graph.engine import compile_ahead; compile_ahead()"
+compile="from replay.engine.engine import compile_ahead; compile_ahead()"
 
 if [ "${1:-}" = lowest ]; then
     prepare_lowest
@@ -164,8 +164,8 @@ echo "== tests";      pytest -q -n 2 --dist worksteal
 # The kernels' source must also be right as plain Python: the same tests of the engine, JIT off. Exports
 # only read schedules, and the cache of compiled kernels is not used.
 echo "== tests, JIT off"
-NUMBA_DISABLE_JIT=1 pytest -q -n 2 --dist worksteal tests/replay/graph \
-    --ignore-glob "tests/replay/graph/test_export_*" --ignore tests/replay/graph/test_kernel_cache.py
+NUMBA_DISABLE_JIT=1 pytest -q -n 2 --dist worksteal tests/replay/engine \
+    --ignore-glob "tests/replay/engine/test_export_*" --ignore tests/replay/engine/test_kernel_cache.py
 if [ -n "$with_capture" ]; then
     lowest_capture
 fi

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 import replay
-from replay.run.jitter import Jitter
+from replay.chains.jitter import Jitter
 from tracegen.generate import generate
 
 GPUS, TOKENS, LAYERS, SEEDS = 8, 256, 4, 20

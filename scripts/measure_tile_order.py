@@ -114,13 +114,13 @@ def predicted(shape: Shape, dtype: str, order: str, system_name: str) -> Predict
     """What the replay's model of tiles, L2 cache and memory says of a list of tiles.
 
     Tiles begin in the order of the list, each as soon as an SM is free, and read the blocks that
-    `replay.compute.gemm_tiles` lets them read; they run in no clusters.
+    `replay.model.compute.gemm_tiles` lets them read; they run in no clusters.
     """
     import hwmodel
-    from replay.graph import GraphBuilder, schedule
-    from replay.machine.kinds import KIND_NAMES, Kind
-    from replay.machine.machine import Machine
+    from replay.engine import GraphBuilder, schedule
     from replay.measure.measured import mechanisms
+    from replay.model.machine.kinds import KIND_NAMES, Kind
+    from replay.model.machine.machine import Machine
 
     system, tiles = hwmodel.load(system_name), tile_list(shape, order)
     graph = GraphBuilder(KIND_NAMES)

@@ -33,7 +33,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = "tests/mutants"
-KERNELS = "replay/graph/kernels"  # compiled code, cached by the content of this folder
+KERNELS = "replay/engine/kernels"  # compiled code, cached by the content of this folder
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".*_cache", ".hypothesis", "*.egg-info", "*.pyc", "build", "dist", "out"
 )

@@ -1,4 +1,4 @@
-"""Write replay/run/node_errors.csv: replays of some nodes beside exact ones of all.
+"""Write replay/chains/node_errors.csv: replays of some nodes beside exact ones of all.
 
     python scripts/node_errors.py SCHEME [SCHEME ...]     # replaces these schemes' rows
 
@@ -19,7 +19,7 @@ import tracegen
 from replay.errors import UserError
 from tracegen.generate import generate
 
-TABLE = Path(__file__).parents[1] / "replay" / "run" / "node_errors.csv"
+TABLE = Path(__file__).parents[1] / "replay" / "chains" / "node_errors.csv"
 COLUMNS = ("scheme", "gpus", "sampled_nodes", "routing", "tokens_per_gpu", "whole_us", "sampled_us")
 SKEWS = {"uniform": None, "zipf 0.5": 0.5, "zipf 1.0": 1.0}
 SIZES = ((16, 256), (32, 64), (32, 256), (64, 64))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from replay.validate.bench import Bench
-from replay.validate.catalog import TABLES
-from replay.validate.residuals import PARTS, lines
-from replay.validate.table import predict
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.catalog import TABLES
+from replay.studies.validate.residuals import PARTS, lines
+from replay.studies.validate.table import predict
 
 TARGET = Path(__file__).parents[1] / "replay" / "uncertainty" / "residuals.csv"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replay.graph import TaskGraph, Timeline, schedule
+from replay.engine import TaskGraph, Timeline, schedule
 
 ROOT = Path(__file__).parent.parent
 

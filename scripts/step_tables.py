@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from replay.errors import UserError
+from replay.experiments.serve import experiment as inference
+from replay.experiments.serve.result import InferResult
+from replay.experiments.serve.spec import InferSpec
+from replay.experiments.train import experiment as training
+from replay.experiments.train.result import TrainResult
+from replay.experiments.train.spec import TrainSpec
 from replay.files import write_text
-from replay.inference import replays as inference
-from replay.inference.result import InferResult
-from replay.inference.spec import InferSpec
-from replay.training import replays as training
-from replay.training.result import TrainResult
-from replay.training.spec import TrainSpec
 
 US_PER_S = 1e6
 EXPERTS = ("experts", "exchange", "peers")
-"""What the experts' layers take, as `replay.training.result.TrainResult.moe_share` counts it."""
+"""What the experts' layers take, as `moe_share` of a training result counts it."""
 
 Spec = TypeVar("Spec", TrainSpec, InferSpec)
 Result = TypeVar("Result", TrainResult, InferResult)

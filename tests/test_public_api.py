@@ -7,13 +7,13 @@ import inspect
 
 import pytest
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 PACKAGES = {
     "tracegen": {"RoutingTrace", "load", "open", "write", "generate", "models", "UserError"},
     "hwmodel": {"System", "load", "names", "UserError"},
     "replay": {"SCHEMES", "Comparison", "Result", "Scheme", "UserError", "compare", "run", "sweep"},
-    "replay.training": {
+    "replay.experiments.train": {
         "SCHEDULES",
         "TrainComparison",
         "TrainResult",
@@ -22,7 +22,7 @@ PACKAGES = {
         "load_result",
         "run",
     },
-    "replay.tensor": {
+    "replay.experiments.dense": {
         "SCHEMES",
         "TensorComparison",
         "TensorResult",
@@ -60,7 +60,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error(package: str) -> None:
         _ = module.nothing_of_the_kind
 
 
-@pytest.mark.parametrize("package", ["tracegen", "hwmodel", "replay", "replay.graph"])
+@pytest.mark.parametrize("package", ["tracegen", "hwmodel", "replay", "replay.engine"])
 def test_the_product_has_one_user_error(package: str) -> None:
     assert importlib.import_module(package).UserError is UserError
     assert issubclass(UserError, ValueError)

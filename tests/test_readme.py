@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_error_range_is_that_of_the_validation() -> None:
     """`tests/replay/validate` checks the table itself."""
-    document = (ROOT / "replay/validate/VALIDATION.md").read_text(encoding="utf-8")
+    document = (ROOT / "replay/studies/validate/VALIDATION.md").read_text(encoding="utf-8")
     table = document.partition("<!-- errors -->\n")[2].partition("<!-- /errors -->")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     means = [float(row[rows[0].index("mean %")]) for row in rows[2:]]

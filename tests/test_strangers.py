@@ -27,13 +27,13 @@ from markdown_it import MarkdownIt
 import replay
 import tracegen
 from replay.cli.app import main
+from replay.experiments.base.load import load_result as load
 from replay.report.pages import page
-from replay.report.saved import load
-from tracegen.display import escape, files
-from tracegen.display.content import Page
-from tracegen.display.html import document
-from tracegen.errors import UserError
 from tracegen.library import card, publish
+from tracegen.shared.display import escape, files
+from tracegen.shared.display.content import Page
+from tracegen.shared.display.html import document
+from tracegen.shared.errors import UserError
 from tracegen.trace import provenance
 from tracegen.trace.tables import RequestTable, TraceInfo
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 SCHEME = """
 from pathlib import Path
-from replay.schemes.ideal import Ideal
+from replay.schemes.ep.ideal import Ideal
 with Path("MARK").open("a") as file:
     file.write("x")
 
@@ -281,10 +281,10 @@ DANGEROUS = {
     "os.popen",
 }
 KNOWN = {
-    ("replay/graph/kernels/cache.py", "pickle.loads"): "of a folder that is the user's alone",
+    ("replay/engine/kernels/cache.py", "pickle.loads"): "of a folder that is the user's alone",
     ("replay/schemes/outside.py", "exec"): "a scheme's file, if that is allowed",
     ("replay/schemes/outside.py", "importlib.util.spec_from_file_location"): "the same",
-    ("replay/work/map_files.py", "yaml.load"): "Loader=SafeLoader",
+    ("replay/model/work/map_files.py", "yaml.load"): "Loader=SafeLoader",
     ("tracegen/importers/files.py", "np.load"): "allow_pickle=False",
     ("tracegen/importers/files.py", "torch.load"): "weights_only=True",
 }
@@ -299,7 +299,7 @@ def test_nothing_else_unpickles_or_executes() -> None:
                     call = (path.relative_to(ROOT).as_posix(), ast.unparse(node.func))
                     found[call] = ast.unparse(node)
     assert found.keys() == KNOWN.keys()
-    assert "SafeLoader" in found["replay/work/map_files.py", "yaml.load"]
+    assert "SafeLoader" in found["replay/model/work/map_files.py", "yaml.load"]
     assert "allow_pickle=False" in found["tracegen/importers/files.py", "np.load"]
     assert "weights_only=True" in found["tracegen/importers/files.py", "torch.load"]
 

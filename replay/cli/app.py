@@ -30,7 +30,7 @@ import replay.cli.training
 import replay.cli.validate
 import tracegen.cli
 from replay.errors import UserError
-from tracegen import screen
+from tracegen.shared import screen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

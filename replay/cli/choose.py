@@ -17,10 +17,10 @@ from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import folder_option
 
 if TYPE_CHECKING:
-    from replay.choosing.ranking import Ranked
-    from replay.choosing.result import Sensitivity
-    from replay.choosing.search import Possible, Simulator
-    from replay.choosing.space import Space
+    from replay.experiments.choose.ranking import Ranked
+    from replay.experiments.choose.result import Sensitivity
+    from replay.experiments.choose.search import Possible, Simulator
+    from replay.experiments.choose.space import Space
 
 AGAIN = 3
 CHOICE = "choice.json"
@@ -94,13 +94,13 @@ def choose(
     deliver: Delivery,
 ) -> None:  # fmt: skip
     """Search model shapes under a budget of parameters, and parallel plans, by simulated steps."""
-    from replay.choosing import space as spaces
-    from replay.choosing.result import Choice, Found, Sensitivity
-    from replay.choosing.search import everywhere, search
-    from replay.choosing.sensitivity import turns
+    from replay.experiments.choose import space as spaces
+    from replay.experiments.choose.result import Choice, Found, Sensitivity
+    from replay.experiments.choose.search import everywhere, search
+    from replay.experiments.choose.sensitivity import turns
     from replay.files import ManagedFolder, write_text
     from replay.report.pages import page
-    from replay.sweeps.run import workers_for
+    from replay.studies.sweeps.run import workers_for
 
     if list_:
         for name in spaces.names():
@@ -178,7 +178,7 @@ def share_of(text: str) -> float:
 
 def _on(space: Space, systems: list[str]) -> Space:
     """Put other systems in place of a space's; a scheme that is not given is that of the first."""
-    from replay.choosing.space import Where
+    from replay.experiments.choose.space import Where
     from replay.schemes import find
 
     if not systems:

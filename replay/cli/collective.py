@@ -8,7 +8,8 @@ import typer
 
 from replay.cli.options import JsonOption, entries_of
 from replay.cli.screen import progress, show
-from replay.run.spec import DEFAULT_SYSTEM, RunSpec
+from replay.experiments.base.spec import DEFAULT_SYSTEM
+from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.delivery import Delivery, delivers
 
 DEFAULT_SIZES = "1M..1G"
@@ -54,11 +55,11 @@ def collective(
     deliver: Delivery,
 ) -> None:
     """Time a collective by itself: bus bandwidth by size, as nccl-tests prints it."""
-    from replay.collectives.library import ALGORITHMS
+    from replay.experiments.collective.replay import collective as replayed
+    from replay.experiments.collective.replay import sizes_of
+    from replay.model.collectives.library import ALGORITHMS
     from replay.report.collective import table
     from replay.report.pages import page
-    from replay.run.collective import collective as replayed
-    from replay.run.collective import sizes_of
 
     if list_:
         for one in ALGORITHMS.values():

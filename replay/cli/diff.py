@@ -38,9 +38,9 @@ def diff(
 ) -> None:
     """Say what entered two replays otherwise, and what came out otherwise, by cause."""
     import replay
-    from replay.differences.explanation import picked
     from replay.report.difference import difference_tables
     from replay.report.pages.difference import page
+    from replay.studies.differences.explanation import picked
 
     both = (before, after) if compared is None else picked(compared, before, after)
     found = replay.diff(*both)

@@ -10,11 +10,11 @@ import typer
 
 from replay.cli.options import JsonOption, options_of, settings_of, takes_settings
 from replay.cli.screen import progress, show, tell
-from replay.run.spec import RunSpec
+from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.delivery import Delivery, delivers
 
 if TYPE_CHECKING:
-    from replay.run.result import Result
+    from replay.experiments.layer.result import Result
 
 
 @takes_settings(leave_out=("trace", "scheme", "options"))
@@ -44,11 +44,11 @@ def explain(
     deliver: Delivery,
 ) -> None:
     """Say where the difference between two schemes comes from: phases and causes that add up."""
-    from replay.differences.explanation import explain as explained
+    from replay.experiments.layer.spec import RunSpec
     from replay.report.command import command
     from replay.report.explanation import explanation_tables
     from replay.report.pages.explanation import page
-    from replay.run.spec import RunSpec
+    from replay.studies.differences.explanation import explain as explained
 
     settings = settings_of(given)
     found = explained(*_results(one, other, trace, settings, option or []))
@@ -64,8 +64,8 @@ def _results(
     one: str, other: str, trace: str | None, settings: dict[str, Any], option: list[str]
 ) -> tuple[Result | str, Result | str]:
     """The two results: files, or out of a file of a comparison, or replayed."""
-    from replay.differences.explanation import picked
     from replay.errors import UserError
+    from replay.studies.differences.explanation import picked
 
     # A row may end with the name of a placement's file: "deepep-ll, map.json".
     are_files = [_is_file(name) and ", " not in name for name in (one, other)]
@@ -96,11 +96,11 @@ def _replayed(
 ) -> tuple[Result, Result]:
     import replay
     from replay.cli.replays import num_layers
-    from replay.differences.explanation import pick
     from replay.errors import UserError
-    from replay.run.names import LACKING
-    from replay.run.setup import load_trace
+    from replay.experiments.base.names import LACKING
+    from replay.experiments.layer.setup import load_trace
     from replay.schemes import find
+    from replay.studies.differences.explanation import pick
 
     for row in (one, other):
         if ", " in row:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from replay.graph import Timeline
-    from replay.graph.export.scene import Scene
+    from replay.engine import Timeline
+    from replay.engine.export.scene import Scene
 
 _PS_PER_US = 1_000_000
 
@@ -60,7 +60,7 @@ class Exports:
         UserError
             If a file cannot be written, or its format cannot hold what was asked for.
         """
-        from replay.graph.export import export
+        from replay.engine.export import export
         from replay.measure.replayed import Replayed
         from replay.measure.scene import scene
 
@@ -131,7 +131,7 @@ def parse_exports(
     UserError
         If an option is malformed, or options do not fit together.
     """
-    from replay.graph.export import FORMATS, WINDOWED, check_export
+    from replay.engine.export import FORMATS, WINDOWED, check_export
 
     targets = [("chrome", str(trace_events))] if trace_events else []
     for text in exports:

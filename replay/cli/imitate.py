@@ -107,7 +107,7 @@ def _rows(
     splits: int,
 ) -> list[Row]:
     """Statistics, and times on a machine if one is given, of three traces."""
-    from replay.validate.imitation import compare_times, mean_times_us
+    from replay.studies.validate.imitation import compare_times, mean_times_us
     from tracegen.imitate.floors import floors
     from tracegen.imitate.resemblance import compare_statistics
     from tracegen.stats.statistics import statistics
@@ -134,7 +134,7 @@ def _rows(
 
 def _show(rows: list[Row]) -> None:
     """Print the report as a table."""
-    from tracegen.display.content import Column, Table
+    from tracegen.shared.display.content import Column, Table
 
     columns = [
         Column("statistic"),

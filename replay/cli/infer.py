@@ -10,13 +10,13 @@ import typer
 from replay.cli.options import JsonOption, entries_of, options_of, takes_settings
 from replay.cli.screen import progress, show
 from replay.errors import UserError
-from replay.inference.arrival_spec import ArrivalSpec
-from replay.inference.spec import InferSpec
+from replay.experiments.serve.arrival_spec import ArrivalSpec
+from replay.experiments.serve.spec import InferSpec
 from tracegen.cli.delivery import Delivery, delivers
 
 if TYPE_CHECKING:
-    from replay.inference.arrivals import ArrivedComparison
-    from replay.inference.result import InferComparison
+    from replay.experiments.serve.arrivals import ArrivedComparison
+    from replay.experiments.serve.result import InferComparison
 
 LEFT_OUT = ("scheme", "options", "prefill_scheme", "prefill_options")
 
@@ -55,7 +55,7 @@ def infer(
 
     With --arrivals, requests come one by one, and iterations are made of what is there.
     """
-    from replay.inference.replays import compare
+    from replay.experiments.serve.experiment import compare
     from replay.report.infer import tables
     from replay.report.pages import page
 
@@ -92,7 +92,7 @@ def _arrive(
     option: Sequence[str],
     json_: JsonOption,
 ) -> ArrivedComparison:
-    from replay.inference.arrivals import compare
+    from replay.experiments.serve.arrivals import compare
     from replay.report.arrivals import tables
 
     with progress(len(names), "scheme") as bar:

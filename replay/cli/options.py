@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from replay.errors import UserError, unknown
-from replay.run.spec import Flag, RunSpec
+from replay.experiments.base.spec import Flag
+from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.common import tell_assumed
 from tracegen.cli.outputs import file_option
 

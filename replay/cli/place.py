@@ -9,7 +9,7 @@ import typer
 
 from replay.cli.options import JsonOption
 from replay.cli.screen import show
-from replay.run.spec import RunSpec
+from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.common import tell_assumed
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replay.cli.placing_loads import Numbered
-    from replay.run.placing import Imbalance, Placing
-    from tracegen.display.content import Cell, Table
+    from replay.experiments.place.placing import Imbalance, Placing
+    from tracegen.shared.display.content import Cell, Table
 
 
 @delivers
@@ -118,8 +118,8 @@ def place(
     from replay.cli.placing_loads import placed_by_loads, refuse_with_loads
     from replay.errors import UserError, unknown
     from replay.files import write_text
+    from replay.model.work.expert_maps import FORMATS, to_text
     from replay.report.pages.place import page
-    from replay.work.expert_maps import FORMATS, to_text
 
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
@@ -173,15 +173,17 @@ def _placed(
     trace: str,
     model: str | None,
     source: Path | None,
-    of_tokens: Mapping[str, object],
+    of_tokens: Mapping[str, Any],
     common: dict[str, Any],
 ) -> tuple[Placing, Numbered]:
     """Placement fitted to a trace, and the numbers of its layers."""
     import tracegen
     from replay.cli.placing_loads import Numbered
-    from replay.run.placing import fit
+    from replay.experiments.place.placing import fit
 
-    settings = {name[2:].replace("-", "_"): value for name, value in of_tokens.items()}
+    settings: dict[str, Any] = {
+        name[2:].replace("-", "_"): value for name, value in of_tokens.items()
+    }
     settings["replicas"] = settings["replicas"] or "same-gpu"
     spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
     loaded = tracegen.load(trace)
@@ -229,7 +231,7 @@ def _fitted_on(placing: Placing) -> str:
 
 
 def _table(placing: Placing) -> Table:
-    from tracegen.display.content import Column, Table
+    from tracegen.shared.display.content import Column, Table
 
     words = ("contiguous", placing.algorithm, "fitted on these")
     columns = [Column("steps")]
@@ -242,7 +244,7 @@ def _table(placing: Placing) -> Table:
 
 
 def _table_of_rows(placing: Placing, nodes: int) -> Table:
-    from tracegen.display.content import Column, Table
+    from tracegen.shared.display.content import Column, Table
 
     found: list[tuple[Cell, ...]] = []
     for window in placing.windows:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from replay.run.placing import Placing
+    from replay.experiments.place.placing import Placing
     from tracegen.importers.loads import Loads
     from tracegen.models import ModelShape
 
@@ -60,15 +60,15 @@ def placed_by_loads(
     source
         Map of slots to look at.
     common
-        Further arguments of `replay.run.placing_loads.fit_loads`.
+        Further arguments of `replay.experiments.place.placing_loads.fit_loads`.
 
     Raises
     ------
     UserError
         If files hold no loads, or a model or map does not fit them.
     """
-    from replay.run.placing_loads import fit_loads
-    from replay.work.map_arrays import WhichLayer
+    from replay.experiments.place.placing_loads import fit_loads
+    from replay.model.work.map_arrays import WhichLayer
     from tracegen.importers.loads import read_loads
 
     loads = read_loads(paths)

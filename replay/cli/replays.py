@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from replay.chains.settings import PASSES
 from replay.cli.exports import claim_exports
 from replay.cli.options import (
     AllowCodeOption,
@@ -20,18 +21,18 @@ from replay.cli.options import (
     takes_settings,
 )
 from replay.cli.screen import progress, show, tell
+from replay.experiments.layer.spec import RunSpec
 from replay.files import read_text
-from replay.run.spec import PASSES, RunSpec
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.run.result import Result
+    from replay.experiments.layer.result import Result
     from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
-    from tracegen.display.content import Table
+    from tracegen.shared.display.content import Table
 
 MANY_LAYERS = 96
 SCHEME_HELP = str(RunSpec.model_fields["scheme"].description)
@@ -93,12 +94,11 @@ def run(
     """Replay a trace under one scheme."""
     import replay
     from replay.cli.exports import check_token, parse_exports
+    from replay.experiments.base.host_memory import parse_size
+    from replay.experiments.layer.replay import estimate
+    from replay.experiments.layer.setup import allowed_by, load_trace, set_up
     from replay.report.pages import page
     from replay.report.text import summary_tables
-    from replay.run.host_memory import parse_size
-    from replay.run.links import batch_of
-    from replay.run.replayer import estimate
-    from replay.run.setup import allowed_by, load_trace, set_up
 
     made, before = _spec_of_run(spec, given)
     is_again = (
@@ -124,7 +124,7 @@ def run(
     setup = set_up(made, {}, allow_code=allowed)
     loaded, made = load_trace(None, made)
     if trace_token is not None:
-        batch = batch_of(made, loaded, setup.system, made.step)
+        batch = setup.chain_settings.batch(loaded, setup.system, made.step)
         check_token(trace_token, batch.source_rank.size)
     if dry_run:
         print(estimate(loaded, made).text())
@@ -167,10 +167,11 @@ def _spec_of_run(path: Path | None, given: Mapping[str, Any]) -> tuple[RunSpec, 
 def _read_spec(path: Path) -> tuple[RunSpec, Result | None]:
     """The spec in a file, and the result that it is part of, if it is."""
     from replay.errors import UserError
-    from replay.run.load import load_one
+    from replay.experiments.base.load import load_one
+    from replay.experiments.layer.experiment import EXPERIMENT
 
     if path.suffix != ".toml":
-        result = load_one(path)
+        result: Result = load_one(EXPERIMENT, path)
         return result.spec, result
     try:
         text = read_text(path)
@@ -252,10 +253,10 @@ def compare(
     """Replay a trace under several schemes and compare them, the fastest first."""
     import hwmodel
     import replay
+    from replay.experiments.base.host_memory import parse_size
+    from replay.experiments.layer.setup import load_trace
     from replay.report.pages import page
     from replay.report.text import comparison_tables, ranking
-    from replay.run.host_memory import parse_size
-    from replay.run.setup import load_trace
     from replay.schemes import find, supported
 
     drawn = _drawn(uncertainty, uncertainty_of, uncertainty_seed)
@@ -304,7 +305,7 @@ def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any
         If a draw is described and none is asked for.
     """
     from replay.errors import UserError
-    from replay.uncertainty.assess import EVERYTHING, check
+    from replay.studies.uncertainty.assess import EVERYTHING, check
 
     if draws is None:
         if of is not None or seed is not None:
@@ -324,10 +325,10 @@ def _estimates(
     are_named: bool,
 ) -> Table:
     """What the replay under each scheme takes; those without code for it are left out."""
-    from replay.run.replayer import estimate
+    from replay.experiments.layer.replay import estimate
     from replay.schemes import find
-    from replay.schemes.base import LayerRefusedError
-    from tracegen.display.content import Column, Table
+    from replay.schemes.ep.base import LayerRefusedError
+    from tracegen.shared.display.content import Column, Table
 
     rows = []
     for scheme in schemes:

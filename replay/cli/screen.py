@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tracegen import screen
+from tracegen.shared import screen
 
 
 def show(*contents: Any) -> None:
-    """Print one below the other, as wide as the terminal or `tracegen.screen.piped_width`."""
+    """Print one below the other, as wide as the terminal or `screen.piped_width`."""
     screen.show(*contents, sep="\n")
 
 
@@ -35,7 +35,7 @@ def announce_compiling() -> None:
 
     Whether somebody is or not, say which folder of compiled kernels cannot be trusted.
     """
-    from replay.graph import compilation
+    from replay.engine import compilation
 
     compilation.when_left_aside(tell)
     if sys.stderr.isatty():

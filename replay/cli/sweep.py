@@ -13,13 +13,13 @@ import typer
 from replay.cli.options import AllowCodeOption
 from replay.cli.screen import progress, show
 from replay.errors import UserError
-from tracegen import screen
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option, folder_option
+from tracegen.shared import screen
 
 if TYPE_CHECKING:
-    from replay.sweeps.plan import Plan
-    from replay.sweeps.result import SweepResult
+    from replay.studies.sweeps.plan import Plan
+    from replay.studies.sweeps.result import SweepResult
 
 SOME_REFUSED = 3
 SOME_FAILED = 4
@@ -94,9 +94,9 @@ def sweep(
         raise UserError(message)
 
     from replay.report.command import command_words
-    from replay.sweeps.page import page
-    from replay.sweeps.plan import plan_sweep
-    from replay.sweeps.run import sweep as carry_out
+    from replay.studies.sweeps.page import page
+    from replay.studies.sweeps.plan import plan_sweep
+    from replay.studies.sweeps.run import sweep as carry_out
 
     plan = plan_sweep(study, allow_code=allow_code)
     if dry_run:
@@ -193,7 +193,7 @@ def tell(line: str) -> None:
 
 
 def _list() -> None:
-    from replay.sweeps.study import load_study, study_names
+    from replay.studies.sweeps.study import load_study, study_names
 
     for name in study_names():
         study = load_study(name)
@@ -202,8 +202,8 @@ def _list() -> None:
 
 def _show_plan(plan: Plan, out: Path | None) -> None:
     """The points of each grid, and which of them the folder holds already."""
-    from replay.sweeps.store import Store
-    from tracegen.display.content import Column, Table
+    from replay.studies.sweeps.store import Store
+    from tracegen.shared.display.content import Column, Table
 
     present = set()
     if out is not None and out.is_dir():

@@ -48,9 +48,9 @@ def validate(
     """Predict published measurements and print the errors; exit code 1 if a bound is missed."""
     from replay.errors import UserError, unknown
     from replay.files import write_text
-    from replay.validate import report, validate
-    from replay.validate.catalog import TABLES, of_system
-    from replay.validate.page import page
+    from replay.studies.validate import report, validate
+    from replay.studies.validate.catalog import TABLES, of_system
+    from replay.studies.validate.page import page
 
     for name in tables or []:
         if name not in TABLES:
@@ -89,10 +89,10 @@ def _print_at(
 ) -> None:
     """Print predictions of settings that are asked for."""
     from replay.errors import UserError
-    from replay.sweeps.table import markdown as as_markdown
-    from replay.validate import predictions
-    from replay.validate.bench import Bench
-    from replay.validate.catalog import TABLES
+    from replay.studies.sweeps.table import markdown as as_markdown
+    from replay.studies.validate import predictions
+    from replay.studies.validate.bench import Bench
+    from replay.studies.validate.catalog import TABLES
 
     changes = {}
     for one in at:

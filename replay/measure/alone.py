@@ -10,9 +10,9 @@ from replay.measure.pools import Pools
 from replay.measure.progress import Progress
 
 if TYPE_CHECKING:
-    from replay.graph import Timeline
-    from replay.machine.machine import Machine
-    from replay.machine.resources import Ints
+    from replay.engine import Timeline
+    from replay.model.machine.machine import Machine
+    from replay.model.machine.resources import Ints
 
 
 def exposed_ps(machine: Machine, ends: Ints, timeline: Timeline) -> Ints:

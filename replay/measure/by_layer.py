@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.sums import TaskSums
-from replay.machine.kinds import PHASES, phase_index
-from replay.measure.analysis import us
+from replay.engine.sums import TaskSums
 from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place, places_of
+from replay.measure.token_latency import us
+from replay.model.machine.kinds import PHASES, phase_index
 
 if TYPE_CHECKING:
-    from replay.graph import TaskGraph
-    from replay.machine.machine import Machine
-    from replay.machine.resources import Ints
+    from replay.engine import TaskGraph
     from replay.measure.parts import PortBytes
     from replay.measure.progress import Progress
+    from replay.model.machine.machine import Machine
+    from replay.model.machine.resources import Ints
 
 Int32s = npt.NDArray[np.int32]
 

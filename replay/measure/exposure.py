@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.carried import NEVER
-from replay.graph.levels import Block, Intervals, Levels
-from replay.graph.scheduler import OutOfOrderError
-from replay.graph.timeline import sum_by
-from replay.machine.kinds import ACKS, COMPUTE, KINDS, Kind, among
-from replay.machine.resources import Ints, ResourceClass
+from replay.engine.carried import NEVER
+from replay.engine.levels import Block, Intervals, Levels
+from replay.engine.scheduler import OutOfOrderError
+from replay.engine.timeline import sum_by
 from replay.measure.parts import Exposure, SmTime, Waiting
+from replay.model.machine.kinds import ACKS, COMPUTE, KINDS, Kind, among
+from replay.model.machine.resources import Ints, ResourceClass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.graph import Timeline
+    from replay.engine import Timeline
     from replay.measure.pools import Pools
     from replay.measure.progress import Progress
 

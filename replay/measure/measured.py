@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph import critical_path, least_work_ps, longest_chain_ps
-from replay.graph.bounds import LongestChain
-from replay.graph.history import History
-from replay.graph.levels import Block, Intervals, Levels
-from replay.graph.sums import TaskSums
-from replay.graph.timeline import sum_by
-from replay.machine.kinds import KIND_NAMES, KINDS, PHASES, Kind, phase_index
-from replay.machine.resources import PORTS, Ints, ResourceClass
-from replay.measure.analysis import us
+from replay.engine import critical_path, least_work_ps, longest_chain_ps
+from replay.engine.bounds import LongestChain
+from replay.engine.history import History
+from replay.engine.levels import Block, Intervals, Levels
+from replay.engine.sums import TaskSums
+from replay.engine.timeline import sum_by
 from replay.measure.by_layer import ByLayer, OfLayer
 from replay.measure.exposure import Exposing, SmTimes, joined
 from replay.measure.mechanisms import Explaining
@@ -34,14 +31,17 @@ from replay.measure.pools import SMS, Pools
 from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place, places_of, sms_of
 from replay.measure.progress import Progress
 from replay.measure.result import Measures
+from replay.measure.token_latency import us
+from replay.model.machine.kinds import KIND_NAMES, KINDS, PHASES, Kind, phase_index
+from replay.model.machine.resources import PORTS, Ints, ResourceClass
 
 if TYPE_CHECKING:
-    from replay.graph import CriticalPath as GraphPath
-    from replay.graph import TaskGraph, Timeline
-    from replay.graph.piece import Piece
-    from replay.graph.taskgraph import GraphPart
-    from replay.machine.machine import Machine
-    from replay.machine.notes import Notes
+    from replay.engine import CriticalPath as GraphPath
+    from replay.engine import TaskGraph, Timeline
+    from replay.engine.piece import Piece
+    from replay.engine.taskgraph import GraphPart
+    from replay.model.machine.machine import Machine
+    from replay.model.machine.notes import Notes
 
 Int32s = npt.NDArray[np.int32]
 

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph import Touched
-from replay.graph.carried import HighWater
-from replay.graph.levels import Block
-from replay.graph.timeline import sum_by
-from replay.machine.kinds import ROWS, WIRE_ROLES, Kind, among, wire_role
+from replay.engine import Touched
+from replay.engine.carried import HighWater
+from replay.engine.levels import Block
+from replay.engine.timeline import sum_by
 from replay.measure.noted import NotedTouches, Waits
 from replay.measure.parts import BufferUse, CacheUse, Mechanisms, PortBytes, TableUse, TileUse
 from replay.measure.ports import NVLINK
+from replay.model.machine.kinds import ROWS, WIRE_ROLES, Kind, among, wire_role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.graph import TaskGraph, Timeline
-    from replay.machine.notes import Notes
-    from replay.machine.resources import Ints
+    from replay.engine import TaskGraph, Timeline
     from replay.measure.noted import PartTimes, Times, Touching
     from replay.measure.ports import PortSums
     from replay.measure.progress import Progress
+    from replay.model.machine.notes import Notes
+    from replay.model.machine.resources import Ints
 
 
 class Explaining:

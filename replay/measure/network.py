@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.machine.resources import PORTS, ResourceClass
 from replay.measure.parts import Network, NetworkPort, Rail
 from replay.measure.ports import CARDS, COMMUNICATION, PORT_NAMES
+from replay.model.machine.resources import PORTS, ResourceClass
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from replay.graph import TaskGraph
-    from replay.machine.resources import Ints
+    from replay.engine import TaskGraph
     from replay.measure.ports import PortSums
+    from replay.model.machine.resources import Ints
 
 ON_THE_WAY = (
     ResourceClass.PCIE_OUT,

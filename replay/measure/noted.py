@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph import Touched
-from replay.graph.carried import NEVER
-from replay.graph.history import UNKNOWN
-from replay.graph.levels import Intervals
+from replay.engine import Touched
+from replay.engine.carried import NEVER
+from replay.engine.history import UNKNOWN
+from replay.engine.levels import Intervals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.graph import Timeline
-    from replay.graph.history import PastPart
-    from replay.machine.notes import Notes
-    from replay.machine.resources import Ints
+    from replay.engine import Timeline
+    from replay.engine.history import PastPart
     from replay.measure.progress import Progress
+    from replay.model.machine.notes import Notes
+    from replay.model.machine.resources import Ints
 
 
 @dataclass(eq=False)

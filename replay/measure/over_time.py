@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.graph.sums import busy_by_window
+from replay.engine.sums import busy_by_window
 from replay.measure.parts import UtilisationOverTime
 
 if TYPE_CHECKING:
-    from replay.machine.resources import Ints
     from replay.measure.pools import Pools
     from replay.measure.progress import Progress
+    from replay.model.machine.resources import Ints
 
 NUM_WINDOWS = 64  # at most
 SHORTEST_PS = 1000

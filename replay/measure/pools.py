@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from replay.graph import TaskGraph
-    from replay.machine.machine import Machine
-    from replay.machine.resources import Ints
+    from replay.engine import TaskGraph
+    from replay.model.machine.machine import Machine
+    from replay.model.machine.resources import Ints
 
 SMS = "sm"  # name of the group; other resources keep theirs
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.graph.sums import TaskSums
-from replay.machine.kinds import ACKS, PHASES, ROWS, Kind, among, phase_index
-from replay.machine.resources import PORTS, ResourceClass
+from replay.engine.sums import TaskSums
 from replay.measure.parts import BusiestPort, PortBytes
+from replay.model.machine.kinds import ACKS, PHASES, ROWS, Kind, among, phase_index
+from replay.model.machine.resources import PORTS, ResourceClass
 
 if TYPE_CHECKING:
-    from replay.graph import TaskGraph
-    from replay.machine.resources import Ints
+    from replay.engine import TaskGraph
+    from replay.model.machine.resources import Ints
 
 PORT_NAMES = tuple(port.name.lower().replace("_", "-") for port in PORTS)
 NVLINK = ("uplink", "downlink")

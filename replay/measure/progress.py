@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.carried import NEVER
-from replay.graph.columns import IntArray
+from replay.engine.carried import NEVER
+from replay.engine.columns import IntArray
 
 if TYPE_CHECKING:
-    from replay.graph import Timeline
-    from replay.graph.piece import Piece
-    from replay.machine.resources import Ints
+    from replay.engine import Timeline
+    from replay.engine.piece import Piece
+    from replay.model.machine.resources import Ints
 
 Bools = npt.NDArray[np.bool_]
 Int32s = npt.NDArray[np.int32]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.timeline import Timeline
+from replay.engine.timeline import Timeline
 
 if TYPE_CHECKING:
-    from replay.machine.machine import Machine
+    from replay.model.machine.machine import Machine
 
 
 @dataclass(frozen=True, eq=False)

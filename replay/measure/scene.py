@@ -1,4 +1,4 @@
-"""What a picture of a replay's schedule shows beside its tasks; see `replay.graph.export.scene`."""
+"""The scene of a replay: what a picture shows beside tasks; see `replay.engine.export.scene`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.engine.export.scene import Gauge, Journey, Scene, Stage
+from replay.engine.levels import Intervals
 from replay.errors import UserError
-from replay.graph.export.scene import Gauge, Journey, Scene, Stage
-from replay.graph.levels import Intervals
-from replay.machine.kinds import PHASES, Kind, phase_index
-from replay.machine.resources import ResourceClass
 from replay.measure.pools import SMS, Pools
+from replay.model.machine.kinds import PHASES, Kind, phase_index
+from replay.model.machine.resources import ResourceClass
 
 if TYPE_CHECKING:
-    from replay.graph import TaskGraph
-    from replay.machine.machine import Machine
-    from replay.machine.notes import Way
-    from replay.machine.resources import Ints
+    from replay.engine import TaskGraph
     from replay.measure.replayed import Replayed
+    from replay.model.machine.machine import Machine
+    from replay.model.machine.notes import Way
+    from replay.model.machine.resources import Ints
 
 _OF = ResourceClass
 ORDER = (

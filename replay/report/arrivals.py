@@ -8,14 +8,14 @@ from rich.console import Group
 from rich.text import Text
 
 from replay.report.words import explained, says
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.inference.arrivals import Arrived, ArrivedComparison
-    from replay.inference.measures import Percentiles, Served
-    from tracegen.display.content import Cell
+    from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
+    from replay.experiments.serve.measures import Percentiles, Served
+    from tracegen.shared.display.content import Cell
 
 US_PER_MS = 1e3
 

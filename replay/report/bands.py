@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from replay.experiments.base.names import row_names
 from replay.report.words import says
-from replay.run.names import row_names
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from replay.run.bands import Band, Uncertainty
-    from replay.run.result import Comparison
+    from replay.experiments.layer.bands import Band, Uncertainty
+    from replay.experiments.layer.result import Comparison
 
 
 def bands_table(compared: Comparison) -> list[RenderableType]:

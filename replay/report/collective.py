@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from replay.report.tables import MB
 from replay.report.words import says
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from replay.run.collective import CollectiveResult, CollectiveRow, Way
-    from tracegen.display.content import Cell
+    from replay.experiments.collective.replay import CollectiveResult, CollectiveRow, Way
+    from tracegen.shared.display.content import Cell
 
 COLUMNS = (
     Column("size", "B", "d"),

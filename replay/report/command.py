@@ -1,6 +1,6 @@
 """The command line that makes a result again, from what was asked for: only what differs.
 
->>> from replay.run.spec import RunSpec
+>>> from replay.experiments.layer.spec import RunSpec
 >>> command(["moereplay", "run"], RunSpec(trace="v3.h5", scheme="deepep", layer=12))
 'moereplay run v3.h5 --scheme deepep --layer 12'
 """
@@ -11,14 +11,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replay.run.spec import Flag
-from replay.run.values import toml_of
+from replay.experiments.base.spec import Flag, toml_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-    from replay.run.result import Comparison, Result
+    from replay.experiments.layer.result import Comparison, Result
 
 FOUND_BY_READING = frozenset({"content_id"})
 """Settings that reading the trace fills in."""
@@ -149,7 +148,7 @@ def compare_command(compared: Comparison) -> str:
 
 def _uncertainty(compared: Comparison) -> list[str]:
     """Words that ask for the draws of a comparison; none where there are none."""
-    from replay.uncertainty.assess import EVERYTHING
+    from replay.studies.uncertainty.assess import EVERYTHING
 
     found, more = compared.uncertainty, []
     if found is not None:
@@ -186,8 +185,6 @@ def _usual_schemes(compared: Comparison) -> list[str]:
 
 
 def _usual_baseline(compared: Comparison) -> str:
-    from replay.run.comparison import BASELINES
+    from replay.experiments.layer.experiment import EXPERIMENT
 
-    ran = [one.scheme.name for one in compared.results]
-    preferred = BASELINES[compared.results[0].batch.phase]
-    return next((name for name in preferred if name in ran), ran[0])
+    return EXPERIMENT.baseline(compared.results)

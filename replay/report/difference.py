@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from replay.differences.parts import Part
-from tracegen.display.content import Column, Table
+from replay.studies.differences.parts import Part
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.console import RenderableType
 
-    from replay.differences.parts import Change, Difference, Outcome, Quantity
-    from tracegen.display.content import Cell
+    from replay.studies.differences.parts import Change, Difference, Outcome, Quantity
+    from tracegen.shared.display.content import Cell
 
 MOST_SCHEMES = 3
 """Schemes that are explained part by part: those whose time changed most, relative to it."""

@@ -8,13 +8,13 @@ from rich.console import Group
 from rich.text import Text
 
 from replay.report.words import WORDS
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.differences.explanation import Explanation, Share
-    from tracegen.display.content import Cell
+    from replay.studies.differences.explanation import Explanation, Share
+    from tracegen.shared.display.content import Cell
 
 MOST = 12
 """Rows of the first table; the rest is one row, so that they add up."""

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from replay.report.proposed import star_notes, starred
 from replay.report.tables import GB
 from replay.report.words import WORDS, explained, says
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.inference.result import InferComparison, InferResult, PhaseResult
-    from tracegen.display.content import Cell
+    from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
+    from tracegen.shared.display.content import Cell
 
 US_PER_MS = 1e3
 CAUSES = {
@@ -68,9 +69,8 @@ def by_time(compared: InferComparison) -> list[InferResult]:
 
 
 def name(result: InferResult) -> str:
-    """Names of the schemes; a star says that one needs hardware that is proposed."""
-    needs = any(one.scheme["proposes"] for one in (result.prefill, result.decode))
-    return result.name + ("*" if needs else "")
+    """Names of the schemes; a star says that one needs hardware that its machine lacks."""
+    return starred(result.name, result.prefill.scheme, result.decode.scheme)
 
 
 def times_table(compared: InferComparison) -> Table:
@@ -188,7 +188,7 @@ def notes(compared: InferComparison) -> Iterator[str]:
         for phase in (one.prefill, one.decode)
     )
     for one in compared.results:
-        prompts = str(one.prefill.scheme["name"])
+        prompts = one.prefill.scheme.name
         if prompts not in one.name.split("+"):
             yield f"{one.name}: prompts run under {prompts}."
     line = f"MoE layers: {layers} replayed as a chain stand for all"
@@ -206,19 +206,8 @@ def notes(compared: InferComparison) -> Iterator[str]:
         yield f"Speculative decoding: {first.tpot.tokens_per_step:.2f} tokens per step."
     if first.left_out:
         yield f"Left out: {', '.join(first.left_out)}."
-    lacking = sorted(
-        {
-            str(need)
-            for one in compared.results
-            for phase in (one.prefill, one.decode)
-            for need in _list(phase.scheme["proposes"])
-        }
-    )
-    if lacking:
-        yield f"* needs hardware that is proposed: {', '.join(lacking)}."
+    phases = [phase for one in compared.results for phase in (one.prefill, one.decode)]
+    systems = " or ".join(dict.fromkeys(one.system.name for one in phases))
+    yield from star_notes(systems, [one.scheme for one in phases])
     for name, reason in compared.left_out.items():
         yield f"Left out: {name}: {reason}."
-
-
-def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else []

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from replay.measure.result import LayerResult
 from replay.report.tables import MB
 from replay.report.words import says
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
+    from replay.experiments.layer.result import Result
     from replay.measure.result import ChainResult, Measures
-    from replay.run.result import Result
 
 MOST_CHAINED_ROWS = 24
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.times import count, per, time_us
-from replay.run.names import row_names
-from tracegen.display.content import Axis, Heat, Line, Plot
+from tracegen.shared.display.content import Axis, Heat, Line, Plot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replay.experiments.layer.result import Result
     from replay.measure.parts import Bounds
-    from replay.run.result import Result
 
 BOUNDS = {
     "port_us": "busiest port",

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodel import UserError
 from hwmodel.units import unit_of
-from tracegen.display.content import Cell, Column, Table
+from tracegen.shared.display.content import Cell, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hwmodel import System
-    from replay.run.result import SystemDescription
+    from replay.experiments.base.result import SystemDescription
 
 CHANGED = "changed for this result"
 UNKNOWN = "of a machine that does not come with moereplay"

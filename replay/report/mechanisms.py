@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.tables import MB
 from replay.report.words import says
-from replay.run.names import row_names
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from replay.experiments.layer.result import Result
     from replay.measure.parts import Mechanisms, TableUse
-    from replay.run.result import Result
 
 OVERHEADS = ("headers", "requests", "acks", "signals", "evictions", "weights")
 WAYS = {"up": "uplink", "down": "downlink"}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.tables import MB
 from replay.report.words import says
-from replay.run.names import row_names
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replay.experiments.layer.result import Result
     from replay.measure.parts import Network, NetworkPort
-    from replay.run.result import Result
-    from tracegen.display.content import Cell
+    from tracegen.shared.display.content import Cell
 
 COLUMNS = (
     Column("scheme"),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.measure.result import LayerResult
 from replay.report.limits import CLASSES
-from replay.run.names import row_names
-from tracegen.display.content import Axis, Column, Line, Plot, Table
+from tracegen.shared.display.content import Axis, Column, Line, Plot, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from replay.experiments.layer.result import Result
     from replay.measure.parts import TokenLatency
     from replay.measure.result import Measures
-    from replay.run.result import Result
 
 SHOWN = ("sm", "uplink", "downlink", "hbm", "nic-out")
 """Classes of resources that are drawn over time."""

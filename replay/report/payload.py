@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.tables import MB
 from replay.report.times import count, per
 from replay.report.words import says
-from replay.run.names import row_names
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replay.experiments.layer.result import Result
     from replay.measure.result import Measures
-    from replay.run.result import Result
 
 
 def payload_tables(results: Sequence[Result]) -> list[Table]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.machines import changes_table, machine_table
-from replay.run.names import row_names
-from tracegen.display.content import Column, Section, Table
+from replay.report.proposed import proposed_text
+from tracegen.shared.display.content import Column, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from replay.run.result import Result, SystemDescription
-    from tracegen.display.content import Cell, Item
+    from replay.experiments.base.result import SystemDescription
+    from replay.experiments.layer.result import Result
+    from tracegen.shared.display.content import Cell, Item
 
 NO_COMMAND = "No command makes it again: "
 IN_MEMORY = f"{NO_COMMAND}the trace was in memory, or its reference was not recorded."
@@ -120,8 +122,7 @@ def schemes_table(results: Sequence[Result]) -> Table:
     rows = []
     for name, one in zip(row_names(results), results, strict=True):
         scheme = one.scheme
-        proposes = [f"{what} *" if what in scheme.lacking else what for what in scheme.proposes]
-        rows.append((name, ", ".join(proposes) or None, scheme.assumes or None, scheme.source))
+        rows.append((name, proposed_text(scheme) or None, scheme.assumes or None, scheme.source))
     columns = [
         Column("scheme"),
         Column("proposed hardware"),

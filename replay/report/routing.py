@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import short_placement
 from replay.measure.result import LayerResult
-from replay.run.names import short_placement
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.run.result import Result
+    from replay.experiments.layer.result import Result
 
 
 def routing_table(results: Sequence[Result]) -> Table:

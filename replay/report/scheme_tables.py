@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from replay.model.work.precision import NUMBER_TYPES
+from replay.schemes.ep.software import TYPICAL, as_program
+from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.traffic import NETWORK, TRAFFIC, way_back
 from replay.schemes.registry import COMPARED
-from replay.schemes.software import TYPICAL, as_program
-from replay.schemes.staged import StagedScheme
-from replay.schemes.traffic import NETWORK, TRAFFIC, way_back
-from replay.work.precision import NUMBER_TYPES
 
 if TYPE_CHECKING:
     from replay.schemes import Scheme

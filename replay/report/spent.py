@@ -6,18 +6,18 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from replay.differences.gpus import COMPUTING, of_gpus
-from replay.differences.gpus import PARTS as GPU_PARTS
-from replay.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause, ps
-from replay.machine.kinds import PHASES
+from replay.experiments.base.names import row_names
+from replay.model.machine.kinds import PHASES
 from replay.report.times import count, per, time_us
-from replay.run.names import row_names
-from tracegen.display.content import Bars, Part, Span, Waterfall
+from replay.studies.differences.gpus import COMPUTING, of_gpus
+from replay.studies.differences.gpus import PARTS as GPU_PARTS
+from replay.studies.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause, ps
+from tracegen.shared.display.content import Bars, Part, Span, Waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from replay.run.result import Result
+    from replay.experiments.layer.result import Result
 
 MOVING = frozenset({"dispatch", "combine", "placement", LAUNCHES})
 """Phases of the critical path in which nothing is computed for tokens."""

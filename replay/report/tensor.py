@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from replay.machine.kinds import KIND_NAMES, KINDS, Kind
+from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind
 from replay.report.mechanisms import lines_of
+from replay.report.proposed import star_notes, starred
 from replay.report.tables import MB
 from replay.report.words import explained, says
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from replay.tensor.result import TensorComparison, TensorResult
-    from tracegen.display.content import Cell
+    from replay.experiments.dense.result import TensorComparison, TensorResult
+    from tracegen.shared.display.content import Cell
 
 SLICES = 52  # of the time, each a character
 ON_PATH = ("compute", "wires", "copying", "overhead", "no SM", "latency")
@@ -43,7 +44,7 @@ def result_tables(result: TensorResult) -> Group:
     num_sms = result.system.values["gpu.num_sms"]
     note = f"SMs that only communicate: {result.communication_sms} of {num_sms}."
     tables = [time_table(result), *details([result])]
-    return _group(f"{result.scheme['name']}: {heading(result)}", tables, [note])
+    return _group(f"{result.scheme.name}: {heading(result)}", tables, [note])
 
 
 def _group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Group:
@@ -89,8 +90,8 @@ def by_time(compared: TensorComparison) -> list[TensorResult]:
 
 
 def name(result: TensorResult) -> str:
-    """Name of the scheme; a star says that it needs hardware that is proposed."""
-    return str(result.scheme["name"]) + ("*" if result.scheme["proposes"] else "")
+    """Name of the scheme; a star says that it needs hardware that the machine lacks."""
+    return starred(result.scheme.name, result.scheme)
 
 
 def times_table(compared: TensorComparison) -> Table:
@@ -291,9 +292,7 @@ def notes(compared: TensorComparison) -> Iterator[str]:
 
 def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
     """What the layer's kernels take without communication."""
-    alone = {
-        bool(one.scheme["sequence_parallel"]): one.products_us / one.spec.layers for one in results
-    }
+    alone = {bool(one.sequence_parallel): one.products_us / one.spec.layers for one in results}
     words = {True: "with sequence parallelism", False: "without"}
     said = ", ".join(f"{alone[way]:,.1f} us {words[way]}" for way in (True, False) if way in alone)
     yield f"The layer's kernels alone, in turn, take {said}."
@@ -301,17 +300,10 @@ def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
 
 def _outside_notes(compared: TensorComparison) -> Iterator[str]:
     """What the system does not have, and who was left out."""
-    lacking = sorted(
-        {str(one) for result in compared.results for one in _list(result.scheme["proposes"])}
-    )
-    if lacking:
-        yield f"* needs hardware that is proposed: {', '.join(lacking)}."
+    results = compared.results
+    yield from star_notes(results[0].system.name, [one.scheme for one in results])
     reasons: dict[str, list[str]] = {}
     for name, reason in compared.left_out.items():
         reasons.setdefault(reason, []).append(name)
     for reason, names in reasons.items():
         yield f"Left out: {', '.join(names)}: {reason}."
-
-
-def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else []

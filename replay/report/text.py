@@ -9,6 +9,9 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from replay.errors import check_kind
+from replay.experiments.dense.result import TensorComparison, TensorResult
+from replay.experiments.layer.result import Comparison, Result
+from replay.experiments.train.result import TrainComparison, TrainResult
 from replay.measure.result import LayerResult
 from replay.report import tensor, training
 from replay.report.bands import bands_table
@@ -28,10 +31,7 @@ from replay.report.payload import payload_tables
 from replay.report.times import count, time_us, times_table
 from replay.report.waiting import waiting_tables
 from replay.report.words import explained
-from replay.run.result import Comparison, Result
-from replay.tensor.result import TensorComparison, TensorResult
-from replay.training.result import TrainComparison, TrainResult
-from tracegen.screen import PIPED_WIDTH, plain
+from tracegen.shared.screen import PIPED_WIDTH, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,7 +54,7 @@ def summary(
     ----------
     result
         What `replay.run`, `replay.compare` or `replay.load_result` gave, or those of
-        `replay.tensor` and `replay.training`.
+        `replay.experiments.dense` and `replay.experiments.train`.
 
     Raises
     ------

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.words import says
-from replay.run.names import row_names
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replay.experiments.layer.result import Comparison, Result
     from replay.measure.result import Measures
-    from replay.run.result import Comparison, Result
 
 
 def count(result: Result) -> int:

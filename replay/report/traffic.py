@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.machine.kinds import WIRE_ROLES
+from replay.experiments.base.names import row_names
+from replay.model.machine.kinds import WIRE_ROLES
 from replay.report.spent import unit_of
 from replay.report.times import count
-from replay.run.names import row_names
-from tracegen.display.content import Bars, Heat, Part
+from tracegen.shared.display.content import Bars, Heat, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.run.result import Result
+    from replay.experiments.layer.result import Result
 
 PHASES = ("dispatch", "combine")
 WAYS = {"uplink": "out of", "downlink": "into"}

@@ -8,17 +8,18 @@ from rich.console import Group
 from rich.text import Text
 
 from hwmodel.units import BYTES_PER_MIB
+from replay.experiments.train.result import TrainComparison
+from replay.experiments.train.schedules.registry import SCHEDULES
+from replay.report.proposed import star_notes, starred
 from replay.report.tables import GB
 from replay.report.words import WORDS, explained, says
-from replay.training.result import TrainComparison
-from replay.training.schedules.registry import SCHEDULES
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from replay.training.result import Efficiency, TrainResult
-    from tracegen.display.content import Cell
+    from replay.experiments.train.result import Efficiency, TrainResult
+    from tracegen.shared.display.content import Cell
 
 COLUMNS = {
     "attn": ("attention",),
@@ -65,7 +66,7 @@ def _group(result: TrainResult, tables: Sequence[Table], lines: Iterable[str]) -
 
 def result_tables(result: TrainResult) -> Group:
     """Tables of one step."""
-    alone = TrainComparison(baseline=str(result.scheme["name"]), results=[result])
+    alone = TrainComparison(baseline=result.scheme.name, results=[result])
     return comparison_tables(alone)
 
 
@@ -91,8 +92,8 @@ def heading(result: TrainResult) -> str:
 
 
 def name(result: TrainResult) -> str:
-    """Name of the scheme; a star says that it needs hardware that is proposed."""
-    return str(result.scheme["name"]) + ("*" if result.scheme["proposes"] else "")
+    """Name of the scheme; a star says that it needs hardware that the machine lacks."""
+    return starred(result.scheme.name, result.scheme)
 
 
 def unit_of(results: Sequence[TrainResult]) -> tuple[str, float]:
@@ -186,7 +187,7 @@ def stages_table(result: TrainResult) -> Table:
         ]
         rows.append((stage, *(time / unit_us for time in (*times, min(peers), max(peers)))))
     return Table(
-        f"stages-{result.scheme['name']}",
+        f"stages-{result.scheme.name}",
         f"{name(result)} by stage",
         [
             Column("stage", form="d"),
@@ -239,11 +240,7 @@ def notes(compared: TrainComparison) -> Iterator[str]:
             "No joint replay, so a forward pass comes before a backward pass where the schedule "
             f"has both at once: {', '.join(apart)}."
         )
-    lacking = sorted(
-        {str(one) for each in compared.results for one in _list(each.scheme["proposes"])}
-    )
-    if lacking:
-        lines.append(f"* needs hardware that is proposed: {', '.join(lacking)}.")
+    lines += star_notes(result.system.name, [one.scheme for one in compared.results])
     reasons: dict[str, list[str]] = {}
     for scheme, reason in compared.left_out.items():
         reasons.setdefault(reason.removeprefix(f"scheme {scheme!r}: "), []).append(scheme)

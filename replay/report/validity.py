@@ -1,7 +1,7 @@
 """How far predictions of measured kernels are from the measurements, beside each scheme.
 
-The errors are those that `replay.uncertainty` draws from: what validation leaves unexplained of
-each part of a layer. Nothing is predicted here.
+The errors are those that `replay.studies.uncertainty` draws from: what validation leaves
+unexplained of each part of a layer. Nothing is predicted here.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from replay.run.names import row_names
-from replay.uncertainty.parts import WITHOUT_ERROR, parts_of
-from replay.uncertainty.residuals import UNVALIDATED, row_counts, table
-from tracegen.display.content import Column, Table
+from replay.experiments.base.names import row_names
+from replay.studies.uncertainty.parts import WITHOUT_ERROR, parts_of
+from replay.studies.uncertainty.residuals import UNVALIDATED, row_counts, table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.run.result import Result
-    from tracegen.display.content import Cell
+    from replay.experiments.layer.result import Result
+    from tracegen.shared.display.content import Cell
 
 MEASURED = "measured"
 NOT_MEASURED = "few or none"

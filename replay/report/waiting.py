@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.words import says
-from replay.run.names import row_names
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replay.experiments.layer.result import Result
     from replay.measure.parts import Waiting
     from replay.measure.result import Measures
-    from replay.run.result import Result
 
 CAUSES = {"wires": "wires", "imbalance": "imbalance", "latency": "latency of waiting"}
 """Columns of causes, and the words that explain them."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracegen.display.content import Table
+    from tracegen.shared.display.content import Table
 
 WORDS: dict[str, str] = {
     # ---- times ----

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.compute.dense_layers import DenseParts
-from replay.run.chain_results import replay_chain
+from replay.chains.replay import Replay
+from replay.model.compute.dense_layers import DenseParts
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.times import Timed
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.machine.host import Launch
-    from replay.run.chain import ChainLink
+    from replay.chains.chain import ChainLink
+    from replay.model.machine.host import Launch
     from replay.schemes import Scheme
     from replay.steps.times import Ints
 
@@ -48,12 +48,12 @@ def compare(
     Parameters
     ----------
     links
-        Layers as `replay.run.links.links_of` gives them.
+        Layers as `replay.chains.preparation.prepare` gives them.
     launch
         How hosts launch kernels.
     """
     end = composed(timed_links(links, system, scheme, launch))
-    chain = replay_chain(links, system, scheme, launch, compare_barrier=True)
+    chain = Replay(links, system, scheme, launch).chain(compare_barrier=True)
     assert chain.barrier_us is not None
     return Compared(int(end.max()) / 1e6, chain.measures.makespan_us, chain.barrier_us)
 

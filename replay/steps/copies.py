@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from replay.machine.kinds import Kind
-from replay.machine.machine import Machine, MemoryTraffic
+from replay.model.machine.kinds import Kind
+from replay.model.machine.machine import Machine, MemoryTraffic
 from replay.steps.parameters import of_embedding, of_head, of_layer
 from replay.steps.stretches import replay_stretch
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.collectives.algorithm import Collective
+    from replay.model.collectives.algorithm import Collective
     from replay.steps.groups import Groups
     from replay.steps.plan import Plan
     from replay.steps.times import Cause, Ints

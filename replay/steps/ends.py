@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay.compute.dense_kernels import BF16, Kernels, Weights
-from replay.compute.weight_gradients import ACCUMULATOR_BYTES
+from replay.model.compute.dense_kernels import BF16, Kernels, Weights
+from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES
 
 if TYPE_CHECKING:
-    from replay.compute.slices import Slices
-    from replay.machine.machine import Ints, Machine
+    from replay.model.compute.slices import Slices
+    from replay.model.machine.machine import Ints, Machine
     from tracegen import ModelShape
 
 PASSES_OF_LOSS = 3  # over the scores: read, read, gradients written
@@ -73,7 +73,7 @@ class Ends:
         Parameters
         ----------
         weights
-            As of `replay.compute.dense.Between`.
+            As of `replay.model.compute.dense.Between`.
         """
         if not self.shape.vocab:
             return after

@@ -7,7 +7,7 @@ own, while other groups like it use the other cards at the same time: it is repl
 whose nodes have these members alone.
 
 NCCL's kernels run where there is NCCL, and engines copy elsewhere, as HCCL has them do
-(`replay.collectives.dma`), each GPU its part to every other one. Beyond `LARGEST` bytes a
+(`replay.model.collectives.dma`), each GPU its part to every other one. Beyond `LARGEST` bytes a
 collective goes on at the rate at which it has come from half of them: rings are pipelines, whose
 time grows with the bytes alone once they are filled.
 """
@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwmodel.system import System
-from replay.collectives import dma, nccl, point_to_point
-from replay.collectives.pair_rules import rules_on
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, schedule
+from replay.model.collectives import dma, nccl, point_to_point
+from replay.model.collectives.pair_rules import rules_on
+from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
 from replay.steps.times import Hop
 
 if TYPE_CHECKING:
     from hwmodel.quantity import Quantity
-    from replay.collectives.algorithm import Collective
-    from replay.machine.machine import Ints
+    from replay.model.collectives.algorithm import Collective
+    from replay.model.machine.machine import Ints
 
 LARGEST = 1 << 30
 """Bytes of a collective that is replayed as it is. The time of four times as many, by replay too,

@@ -1,8 +1,8 @@
 """Random delays of GPUs in a step that is composed of the times of its parts.
 
-They are those of `replay.run.jitter`: each GPU is held up before each layer in which GPUs meet. In
-a composed step all GPUs of a stage wait there for the last one. A scheme that waits for rows alone
-loses less in an exact replay, if it does not need rows of the one that is late (MODELS.md).
+They are those of `replay.chains.jitter`: each GPU is held up before each layer in which GPUs meet.
+In a composed step all GPUs of a stage wait there for the last one. A scheme that waits for rows
+alone loses less in an exact replay, if it does not need rows of the one that is late (MODELS.md).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from replay.run.jitter import Jitter
+from replay.chains.jitter import Jitter
 
 Ints = npt.NDArray[np.int64]
 
 
 def delays(jitter: Jitter) -> Callable[[Ints, Ints, Ints], tuple[Ints, Ints]]:
-    """Give what holds GPUs up, as `replay.training.composed.compose` takes it.
+    """Give what holds GPUs up, as `replay.experiments.train.composed.compose` takes it.
 
     Returns
     -------

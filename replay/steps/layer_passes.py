@@ -9,30 +9,31 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from replay.compute.dense_kernels import BF16, Kernels
-from replay.machine.kinds import Kind
-from replay.machine.times import NO_TIME, Time
-from replay.run.pairs import beside
-from replay.schemes.base import LayerRefusedError
-from replay.schemes.staged import StagedScheme
+from replay.chains.pass_pairs import ORDERS, pair_times
+from replay.chains.replay import Replay
+from replay.model.compute.dense_kernels import BF16, Kernels
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import NO_TIME, Time
+from replay.model.work.context import Context
+from replay.schemes.ep.base import LayerRefusedError
+from replay.schemes.ep.staged import StagedScheme
 from replay.steps.moe import MoePart, replay_moe
 from replay.steps.stretches import Add, Stretch, replay_stretch
 from replay.steps.times import PartTimes, Timed
-from replay.work.context import Context
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.compute.dense_kernels import Weights
-    from replay.compute.dense_layers import DenseParts
-    from replay.machine.host import Launch
-    from replay.machine.machine import Machine
-    from replay.run.chain import ChainLink
+    from replay.chains.chain import ChainLink
+    from replay.model.compute.dense_kernels import Weights
+    from replay.model.compute.dense_layers import DenseParts
+    from replay.model.machine.host import Launch
+    from replay.model.machine.machine import Machine
     from replay.schemes import Scheme
     from replay.steps.plan import Recompute
     from replay.steps.times import Cause, Ints
 
 Pairing = Literal["dualpipe", "megatron"]
-"""Whose order of launches a forward pass beside a backward pass has (`replay.run.pairs`)."""
+"""Order of launches of a forward pass beside a backward pass (`replay.chains.pass_pairs`)."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,8 @@ class LayerPasses:
             return None
         ahead, back = self._link(forward, back=False), self._link(backward, back=True)
         try:
-            found = beside(ahead, back, self.system, self.scheme, self.beside, self.launch)
+            pair = Replay([ahead, back], self.system, self.scheme, self.launch, ORDERS[self.beside])
+            found = pair_times(pair)
         except LayerRefusedError:
             return None
         busy = found.busy_ps

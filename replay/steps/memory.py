@@ -20,9 +20,9 @@ from replay.steps.recipes import BF16, FP32, weight_bytes
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
     from replay.steps.recipes import Recipe
-    from replay.work.layer import LayerWork
     from tracegen.models import ModelShape
 
 GIB = 1 << 30

@@ -6,18 +6,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay.graph import schedule
-from replay.machine.times import NO_TIME, Time
+from replay.chains.replay import Replay
+from replay.engine import schedule
 from replay.measure.alone import exposed_ps
-from replay.run.chain import build
+from replay.model.machine.times import NO_TIME, Time
 from replay.steps.stretches import lead_after
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.graph import Timeline
-    from replay.machine.host import Launch
-    from replay.machine.machine import Machine
-    from replay.run.chain import ChainLink
+    from replay.chains.chain import ChainLink
+    from replay.engine import Timeline
+    from replay.model.machine.host import Launch
+    from replay.model.machine.machine import Machine
     from replay.schemes import Scheme
     from replay.steps.times import Ints
 
@@ -49,7 +49,7 @@ def replay_moe(
     """Replay the MoE part of a layer exactly.
 
     GPUs of nodes that are not replayed in full, where a sample of the nodes is, take the times of
-    those that stand for them (`replay.work.node_sample.NodeSample.models`).
+    those that stand for them (`replay.model.work.node_sample.NodeSample.models`).
 
     Raises
     ------
@@ -57,12 +57,12 @@ def replay_moe(
         If the scheme has no code for it.
     """
     alone = dataclasses.replace(link, between=None, micro_batches=())
-    chain = build([alone], system, scheme, launch, lead=lead)
-    machine, ends = chain.built.machine, chain.built.ends
-    timeline = schedule(chain.built.graph)
+    graph = Replay([alone], system, scheme, launch, lead=lead).build()
+    machine, ends = graph.built.machine, graph.built.ends
+    timeline = schedule(graph.built.graph)
     met, exchange = timeline.visible_ps[ends], exposed_ps(machine, ends, timeline)
     after = lead_after(machine, timeline.visible_ps, met)
-    held_up, sample = _is_held_up(machine, timeline), chain.last_work.sample
+    held_up, sample = _is_held_up(machine, timeline), graph.last_work.sample
     if sample is None:
         return MoePart(met, exchange, after, held_up)
     of = sample.models

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.dense_layers import DenseParts
-from replay.compute.slices import Slices
+from replay.model.compute.dense_layers import DenseParts
+from replay.model.compute.slices import Slices
+from replay.model.work.context import Context
+from replay.model.work.transformer_layer import Sizes
 from replay.steps.chunks import chunks_of
 from replay.steps.copies import held, synchronise_ps, update_ps
 from replay.steps.ends import Ends
@@ -17,15 +19,13 @@ from replay.steps.groups import Groups
 from replay.steps.layer_passes import alone
 from replay.steps.stretches import replay_stretch
 from replay.steps.times import Hop, PartTimes, Timed
-from replay.tensor.layer import Sizes
-from replay.work.context import Context
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.collectives.algorithm import Collective
-    from replay.compute.dense_kernels import Weights
-    from replay.compute.slices import Group
-    from replay.machine.machine import Machine
+    from replay.model.collectives.algorithm import Collective
+    from replay.model.compute.dense_kernels import Weights
+    from replay.model.compute.slices import Group
+    from replay.model.machine.machine import Machine
     from replay.steps.copies import Held
     from replay.steps.plan import Plan
     from replay.steps.stretches import Add

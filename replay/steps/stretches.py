@@ -1,7 +1,7 @@
 """Stretches of a GPU's own time: kernels one after the other, launched by the GPU's host.
 
 Every GPU goes through them by itself. What they exchange with others who come at the same time is
-a kernel of known length (`replay.compute.slices`).
+a kernel of known length (`replay.model.compute.slices`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
-from replay.machine.times import NO_TIME, Time
+from replay.engine import GraphBuilder, schedule
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.machine.host import Launch
+    from replay.model.machine.host import Launch
     from replay.steps.times import Cause, Ints
 
 Add = Callable[[Machine, "Ints"], "Mapping[Cause, Ints]"]
@@ -50,7 +50,7 @@ def replay_stretch(
     Parameters
     ----------
     launch, lead
-        See `replay.machine.host.Host`.
+        See `replay.model.machine.host.Host`.
     """
     builder = GraphBuilder(KIND_NAMES)
     machine = Machine(system, builder, num_ranks, launch=launch, lead=lead)

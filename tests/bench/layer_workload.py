@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph import GraphBuilder, TaskGraph
+from replay.engine import GraphBuilder, TaskGraph
 
 Ints = npt.NDArray[np.int64]
 

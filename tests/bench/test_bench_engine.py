@@ -20,9 +20,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from replay.graph import GraphBuilder, TaskGraph, Touched, schedule
-from replay.graph.kernels import run
-from replay.graph.plan import make_plan
+from replay.engine import GraphBuilder, TaskGraph, Touched, schedule
+from replay.engine.kernels import run
+from replay.engine.plan import make_plan
 
 pytestmark = pytest.mark.bench
 _HERE = Path(__file__).parent

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.graph import schedule
-from replay.run.layer import build_layer
+from replay.chains.layer import build_layer
+from replay.engine import schedule
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
+from replay.model.work.placement import place
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork, Precision
-from replay.work.placement import place
 
 pytestmark = pytest.mark.bench
 

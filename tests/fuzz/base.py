@@ -17,7 +17,7 @@ from tests.fuzz import damage
 PLANTED = f"""
 from pathlib import Path
 Path(__file__).with_name({damage.MARK!r}).touch()
-from replay.schemes.ideal import Ideal
+from replay.schemes.ep.ideal import Ideal
 class Planted(Ideal):
     name = "planted"
 """

@@ -13,12 +13,13 @@ from measures import Value, flatten, flatten_sliced
 import hwmodel
 import replay
 import tracegen
-from replay import tensor
+from replay.errors import RefusedError
+from replay.experiments import dense as tensor
+from replay.experiments.dense.setup import Setup
+from replay.experiments.dense.spec import TensorSpec
 from replay.schemes import supported
+from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.registry import COMPARED
-from replay.schemes.staged import StagedScheme
-from replay.tensor.setup import LayerRefusedError, Setup
-from replay.tensor.spec import TensorSpec
 from tracegen.generate import generate
 
 FOLDER = Path(__file__).parent
@@ -97,7 +98,7 @@ class SlicedCase:
     Attributes
     ----------
     settings
-        Keyword arguments of `replay.tensor.run` that all runs share.
+        Keyword arguments of `replay.experiments.dense.run` that all runs share.
     more
         Runs with options, beside one run of every scheme with its defaults.
     """
@@ -113,7 +114,7 @@ class SlicedCase:
     def _has(self, scheme: str) -> bool:
         try:
             Setup.of(TensorSpec(scheme=scheme, **self.settings))
-        except LayerRefusedError:
+        except RefusedError:
             return False
         return True
 

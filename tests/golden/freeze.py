@@ -12,16 +12,22 @@ import sys
 
 import frozen
 from cases import CASES, replayed
+from commands import COMMANDS
+from commands import replayed as commanded
+
+RUNS = {name: list(case.runs()) for name, case in CASES.items()} | {
+    name: list(words) for name, words in COMMANDS.items()
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("case", nargs="*", help=f"one of: {', '.join(CASES)}")
-    wanted = parser.parse_args().case or list(CASES)
-    unknown = sorted(set(wanted) - set(CASES))
+    parser.add_argument("case", nargs="*", help=f"one of: {', '.join(RUNS)}")
+    wanted = parser.parse_args().case or list(RUNS)
+    unknown = sorted(set(wanted) - set(RUNS))
     if unknown:
-        sys.exit(f"no such case: {', '.join(unknown)}; there are: {', '.join(CASES)}")
-    for stale in sorted({file.stem for file in frozen.files()} - set(CASES)):
+        sys.exit(f"no such case: {', '.join(unknown)}; there are: {', '.join(RUNS)}")
+    for stale in sorted({file.stem for file in frozen.files()} - set(RUNS)):
         print(f"{stale}: no longer a case; remove {frozen.path(stale)}")
     for name in wanted:
         freeze(name)
@@ -29,7 +35,8 @@ def main() -> None:
 
 def freeze(name: str) -> None:
     before = frozen.read(name)
-    after = {label: frozen.as_text(replayed(name, label)) for label in CASES[name].runs()}
+    one = replayed if name in CASES else commanded
+    after = {label: frozen.as_text(one(name, label)) for label in RUNS[name]}
     num_changed = 0
     for label in sorted(before.keys() | after.keys()):
         changed = frozen.differences(before.get(label, {}), after.get(label, {}))

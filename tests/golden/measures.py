@@ -58,12 +58,12 @@ def flatten(trace: Any, result: Any, timelines: Sequence[Any]) -> dict[str, Valu
 
 
 def flatten_sliced(result: Any, timeline: Any) -> dict[str, Value]:
-    """The same of a `replay.tensor.TensorResult` and the schedule that it was made from."""
+    """The same of a `TensorResult` and the schedule that it was made from."""
     named: list[tuple[str, Value]] = [
         ("settings/tp", result.tp),
         ("settings/tokens", result.tokens),
         ("settings/sequence", result.sequence),
-        ("settings/traffic", dict(result.scheme["traffic"])),
+        ("settings/traffic", dict(result.scheme.traffic)),
         ("time_us", result.time_us),
         ("products_us", result.products_us),
         ("communication_sms", result.communication_sms),

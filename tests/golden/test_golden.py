@@ -5,26 +5,41 @@ from __future__ import annotations
 import dataclasses
 
 import cases
+import commands
 import frozen
 import pytest
 from numba import config
 
 from replay.schemes.registry import COMPARED
-from replay.tensor.registry import SCHEMES
+from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 
 pytestmark = pytest.mark.skipif(
     bool(config.DISABLE_JIT),
-    reason="kernels as plain Python are the business of tests/replay/graph",
+    reason="kernels as plain Python are the business of tests/replay/engine",
 )
 
 RUNS = [(name, label) for name, case in cases.CASES.items() for label in case.runs()]
+COMMANDS = [(name, label) for name, words in commands.COMMANDS.items() for label in words]
 NUM_SHOWN = 20
 
 
 @pytest.mark.parametrize(("case", "label"), RUNS)
 def test_results_are_what_they_were(case: str, label: str) -> None:
     before = frozen.read(case).get(label, {})
-    changed = frozen.differences(before, frozen.as_text(cases.replayed(case, label)))
+    check(case, label, before, frozen.as_text(cases.replayed(case, label)))
+
+
+@pytest.mark.parametrize(("case", "label"), COMMANDS)
+def test_documents_of_commands_are_what_they_were(case: str, label: str) -> None:
+    before = frozen.read(case).get(label, {})
+    numbers = {path: one for path, one in before.items() if not commands.HEADS.fullmatch(path)}
+    after = frozen.as_text(commands.replayed(case, label))
+    # What a document says beyond the frozen one is of its head.
+    check(case, label, numbers, {path: one for path, one in after.items() if path in numbers})
+
+
+def check(case: str, label: str, before: dict[str, str], after: dict[str, str]) -> None:
+    changed = frozen.differences(before, after)
     if changed:
         shown = "\n".join(changed[:NUM_SHOWN])
         pytest.fail(
@@ -35,9 +50,11 @@ def test_results_are_what_they_were(case: str, label: str) -> None:
 
 
 def test_what_is_frozen_is_what_is_run() -> None:
-    assert {file.stem for file in frozen.files()} == set(cases.CASES)
+    assert {file.stem for file in frozen.files()} == {*cases.CASES, *commands.COMMANDS}
     for name, case in cases.CASES.items():
         assert set(frozen.read(name)) == set(case.runs())
+    for name, words in commands.COMMANDS.items():
+        assert set(frozen.read(name)) == set(words)
 
 
 def ran(kind: type[cases.Case | cases.SlicedCase]) -> tuple[set[str], set[str]]:

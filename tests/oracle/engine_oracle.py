@@ -1,4 +1,4 @@
-"""The engine's slow twin: the semantics of replay/graph/ENGINE.md, word for word, in plain Python.
+"""The engine's slow twin: the semantics of replay/engine/ENGINE.md, word for word, in plain Python.
 
 Everything is looked up again whenever it is needed, so that nothing here can go stale: waiting
 tasks are sorted anew for every start. Use it on graphs of a few hundred tasks.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from replay.graph import NULL_RESOURCE, TaskGraph
-from replay.graph.taskgraph import FIFO, LINE, LRU, TURNS
+from replay.engine import NULL_RESOURCE, TaskGraph
+from replay.engine.taskgraph import FIFO, LINE, LRU, TURNS
 
 LEAVE, VISIBLE = 0, 1
 

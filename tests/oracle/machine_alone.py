@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 import hwmodel
-from replay.graph import GraphBuilder, TaskGraph
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, TaskGraph
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
 
 
 def machine_of(system: hwmodel.System, num_ranks: int) -> Machine:

@@ -1,8 +1,8 @@
 """Merge units, slowly: what happens at a switch when GPUs load from, and add to, one address.
 
-Plain Python from the description in `replay.machine.merging`, packet of events by packet of events:
-who is first is found out when it comes, entries are looked for in a list. Ports, memories and
-switches are servers that take the most urgent, then the earliest, of those that wait.
+Plain Python from the description in `replay.model.machine.merging`, packet of events by packet of
+events: who is first is found out when it comes, entries are looked for in a list. Ports, memories
+and switches are servers that take the most urgent, then the earliest, of those that wait.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import ceil
 
-from replay.inference.iteration import IterationTimes, Load, Piece
-from replay.inference.rules import Batching, Speculation
+from replay.experiments.serve.iteration import IterationTimes, Load, Piece
+from replay.experiments.serve.rules import Batching, Speculation
 
 
 class Request:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.graph import NULL_RESOURCE, GraphBuilder, TaskGraph
+from replay.engine import NULL_RESOURCE, GraphBuilder, TaskGraph
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.graph import NULL_RESOURCE, GraphBuilder
+from replay.engine import NULL_RESOURCE, GraphBuilder
 
 #: Called when a part is complete.
 AtEnd = Callable[[GraphBuilder], object]

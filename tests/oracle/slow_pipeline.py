@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from replay.training.schedules.base import Op, Schedule, Shape
+from replay.experiments.train.schedules.base import Op, Schedule, Shape
 
 
 class Deadlock(Exception):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
 from replay.steps.times import PartTimes, StepTimes, Timed
-from replay.training.schedules.base import Op, Schedule, Shape, Slot
 
 
 class Step(NamedTuple):

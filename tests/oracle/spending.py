@@ -23,13 +23,13 @@ import numpy as np
 from round_machine import NS, ROUND, US
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import find
-from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.schemes.contract import layers as small_layers
 
 GPUS = 3
 HIDDEN, INTERMEDIATE = 768, 128  # a row is divided by two and by three

@@ -16,7 +16,7 @@ from made.text import anchor_of, escaped
 from pydantic import BaseModel, Field
 
 import hwmodel.specs
-from replay.sweeps.points import RUN_SETTINGS
+from replay.studies.sweeps.points import RUN_SETTINGS
 
 WRITTEN = {path.name: path.read_text(encoding="utf-8") for path in (HERE / "files").glob("*.md")}
 
@@ -129,24 +129,30 @@ def test_every_command_has_a_page_with_every_option() -> None:
 def test_links_lead_from_a_document_to_pages_and_to_shown_sources() -> None:
     """In the repository a page of the site is in `scripts/site`; on the site that is the root."""
     own = "../scripts/site"
-    text = f"[a]({own}/pages/share.md) [b](graph/engine.py) [c]({own}/conf.py) [d](#x)"
+    text = f"[a]({own}/pages/share.md) [b](engine/engine.py) [c]({own}/conf.py) [d](#x)"
     page, *shown = documents.linked([Made("replay/SOME.md", text)])
     assert page.text == (
-        "[a](../pages/share.md) [b](graph/engine.py.md) [c](../scripts/site/conf.py.md) [d](#x)"
+        "[a](../pages/share.md) [b](engine/engine.py.md) [c](../scripts/site/conf.py.md) [d](#x)"
     )
-    assert [one.path for one in shown] == ["replay/graph/engine.py.md", "scripts/site/conf.py.md"]
-    assert (ROOT / "replay/graph/engine.py").read_text(encoding="utf-8") in shown[0].text
+    assert [one.path for one in shown] == ["replay/engine/engine.py.md", "scripts/site/conf.py.md"]
+    assert (ROOT / "replay/engine/engine.py").read_text(encoding="utf-8") in shown[0].text
 
 
 def test_every_public_name_is_on_the_page_of_its_package() -> None:
     import replay
-    import replay.graph
+    import replay.engine
 
-    for package in (replay, replay.graph):
+    for package in (replay, replay.engine):
         page = made()[f"api/{package.__name__}.md"]
         for name in package.__all__:
             assert re.search(rf"\b{re.escape(name)}\b", page), name
-    assert {"replay", "tracegen", "hwmodel", "replay.tensor", "replay.training"} <= {*api.modules()}
+    assert {
+        "replay",
+        "tracegen",
+        "hwmodel",
+        "replay.experiments.dense",
+        "replay.experiments.train",
+    } <= {*api.modules()}
 
 
 def texts() -> dict[str, str]:

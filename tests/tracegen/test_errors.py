@@ -2,7 +2,7 @@
 
 import pytest
 
-from tracegen.errors import LONGEST_LIST, SHOWN, unknown
+from tracegen.shared.errors import LONGEST_LIST, SHOWN, unknown
 
 MANY = [f"trace-{number:03}" for number in range(LONGEST_LIST + 1)]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tracegen.errors import UserError
-from tracegen.managed import ManagedFolder
+from tracegen.shared.errors import UserError
+from tracegen.shared.managed import ManagedFolder
 
 InPlaceOf = Callable[[Path, Path], Iterator[str]]
 

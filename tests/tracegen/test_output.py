@@ -18,8 +18,16 @@ from pathlib import Path
 import pytest
 
 import tracegen
-from tracegen.errors import UserError
-from tracegen.output import check, check_folder, draft_of, is_stdout, opened, replaces, write_text
+from tracegen.shared.errors import UserError
+from tracegen.shared.output import (
+    check,
+    check_folder,
+    draft_of,
+    is_stdout,
+    opened,
+    replaces,
+    write_text,
+)
 
 FULL = os.makedev(1, 7)
 """The device that has no room, as Linux numbers it."""
@@ -145,7 +153,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path, write: Way) -> None:
 def written_by_a_process(name: str, output: int | None) -> str:
     """What a process prints that prints, writes to a file of this name, and prints again."""
     code = (
-        "import sys; from tracegen.output import write_text, is_stdout\n"
+        "import sys; from tracegen.shared.output import write_text, is_stdout\n"
         "print('before'); write_text(sys.argv[1], 'content\\n'); print(is_stdout(sys.argv[1]))"
     )
     done = subprocess.run(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tracegen import regular
-from tracegen.regular import check, read_bytes, read_text
+from tracegen.shared import regular
+from tracegen.shared.regular import check, read_bytes, read_text
 
 
 def test_a_file_is_read_whole_up_to_its_most(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE, PREFILL
 

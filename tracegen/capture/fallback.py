@@ -19,7 +19,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from tracegen.capture.sites import Reading, Site, layer_number
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from tracegen import output
-from tracegen.errors import UserError
 from tracegen.file.journal import SUFFIX, Journal, open_journal
 from tracegen.models import ModelShape
+from tracegen.shared import output
+from tracegen.shared.errors import UserError
 from tracegen.trace import provenance
 from tracegen.trace.arrays import Array
 from tracegen.trace.checks import boundaries

@@ -18,7 +18,7 @@ from tracegen.capture.batch import Batch, StepRows
 from tracegen.capture.caches import CacheLedger, Handed
 from tracegen.capture.packed import PackedBatch, check_lengths, sequence_starts
 from tracegen.capture.prepare import TRIED
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import ENCODER, TRAINING
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 SPECULATIVE = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracegen.capture.batch import StepRows
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import PREFILL
 

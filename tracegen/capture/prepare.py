@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracegen.errors import UserError, unknown
+from tracegen.shared.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from tracegen.capture.sites import Site, Stack

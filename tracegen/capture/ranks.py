@@ -8,8 +8,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegen.errors import UserError
 from tracegen.file.journal import SUFFIX, Journal, is_journal, open_journal
+from tracegen.shared.errors import UserError
 
 WAIT_S = 300.0
 """Time that rank 0 waits for the journals of the others to be complete, in seconds."""

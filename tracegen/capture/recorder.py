@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tracegen.capture.batch import StepRows
-from tracegen.errors import UserError
 from tracegen.file.journal import JournalWriter, Layout
+from tracegen.shared.errors import UserError
 from tracegen.trace import checks
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import expert_dtype

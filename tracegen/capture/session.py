@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tracegen import output, regular
 from tracegen.capture import finish, generation, header, ranks
 from tracegen.capture.follow import Follower, Pass
 from tracegen.capture.prepare import prepare
 from tracegen.capture.recorder import Recorder
 from tracegen.capture.sites import refuse_replaced_forward
-from tracegen.errors import UserError
 from tracegen.file.journal import Layout, open_journal
+from tracegen.shared import output, regular
+from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from tracegen.capture.sites import Site, Stack

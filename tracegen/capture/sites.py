@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

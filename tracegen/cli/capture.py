@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tracegen import regular, screen
 from tracegen.cli.common import refuse_existing, user_errors
 from tracegen.cli.outputs import file_option
-from tracegen.errors import UserError
+from tracegen.shared import regular, screen
+from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

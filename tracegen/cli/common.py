@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tracegen import output
-from tracegen.errors import UserError
-from tracegen.screen import plain
+from tracegen.shared import output
+from tracegen.shared.errors import UserError
+from tracegen.shared.screen import plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 """Option of the commands that describe something."""

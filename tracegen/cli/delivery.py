@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracegen.cli.outputs import file_option, folder_option
-from tracegen.output import write_text
+from tracegen.shared.output import write_text
 
 if TYPE_CHECKING:
-    from tracegen.display.content import Page
+    from tracegen.shared.display.content import Page
 
 OPTIONS: dict[str, Any] = {
     "html": Annotated[
@@ -76,16 +76,16 @@ class Delivery:
             return
         page = make()
         if self.html is not None:
-            from tracegen.display.html import document
+            from tracegen.shared.display.html import document
 
             write_text(self.html, document(page))
         if self.plots is not None:
-            from tracegen.display import plots
+            from tracegen.shared.display import plots
 
             if not plots.write(page, self.plots):
                 typer.echo("There is nothing to draw.", err=True)
         if self.tables is not None:
-            from tracegen.display import files
+            from tracegen.shared.display import files
 
             written = files.write(page, self.tables)
             if written.left_out:
@@ -110,7 +110,7 @@ def delivers(command: Callable[..., None]) -> Callable[..., None]:
     def filled(*arguments: Any, **values: Any) -> None:
         taken = {name: values.pop(f"deliver_{name}") for name in OPTIONS}
         if taken["plots"] is not None:
-            from tracegen.display.plots import check
+            from tracegen.shared.display.plots import check
 
             check()  # before the work, which may take long
         command(*arguments, deliver=Delivery(**taken), **values)

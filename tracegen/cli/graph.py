@@ -11,7 +11,7 @@ import typer
 
 from tracegen.cli.common import AsJson, refuse_existing, user_errors
 from tracegen.cli.outputs import file_option
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 
 def graph(

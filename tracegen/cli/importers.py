@@ -9,7 +9,7 @@ import typer
 
 from tracegen.cli.common import refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 
 def import_dump(

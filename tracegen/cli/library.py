@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracegen import screen
 from tracegen.cli.common import AsJson, user_errors
 from tracegen.cli.outputs import file_argument, folder_argument, folder_option
+from tracegen.shared import screen
 
 if TYPE_CHECKING:
     from tracegen.library import Found
@@ -58,7 +58,7 @@ def _print_table(found: list[Found]) -> None:
     """Sizes in a table, origins below it."""
     from rich.text import Text
 
-    from tracegen.display.content import Column, Table
+    from tracegen.shared.display.content import Column, Table
 
     columns = [
         Column("name"),

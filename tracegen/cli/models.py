@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracegen import screen
 from tracegen.cli.common import AsJson, user_errors
+from tracegen.shared import screen
 
 if TYPE_CHECKING:
     from tracegen.models import ModelShape
@@ -42,7 +42,7 @@ def models(
 
 def _list(found: list[ModelShape]) -> None:
     from tracegen import models as shapes
-    from tracegen.display.content import Column, Table
+    from tracegen.shared.display.content import Column, Table
 
     columns = [
         Column("model"),

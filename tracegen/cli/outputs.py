@@ -14,8 +14,8 @@ from typing import Any
 
 import typer
 
-from tracegen import output
-from tracegen.errors import UserError
+from tracegen.shared import output
+from tracegen.shared.errors import UserError
 
 _CLAIMS = "tracegen.cli.outputs"
 """Where a command line keeps which option writes what."""

@@ -10,7 +10,7 @@ import typer
 
 from tracegen.cli.common import AsJson, user_errors
 from tracegen.cli.delivery import Delivery, delivers
-from tracegen.screen import show
+from tracegen.shared.screen import show
 
 if TYPE_CHECKING:
     from tracegen.stats.statistics import TraceStatistics

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen import screen
 from tracegen.cli.common import AsJson, refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
-from tracegen.errors import UserError
+from tracegen.shared import screen
+from tracegen.shared.errors import UserError
 
 PROGRESS_FROM_IDS = 20_000_000
 """Ids to draw from which a progress bar is worth its line (about a second)."""
@@ -170,7 +170,7 @@ def info(
             return
         from rich.table import Table
 
-        from tracegen.display.escape import line
+        from tracegen.shared.display.escape import line
 
         table = Table(show_header=False, box=None)
         table.add_column(no_wrap=True, style="bold")

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from tracegen.errors import UserError
 from tracegen.file.schema import (
     LIMITS,
     MAX_CHUNK_BYTES,
@@ -18,6 +17,7 @@ from tracegen.file.schema import (
     Column,
     most_bytes,
 )
+from tracegen.shared.errors import UserError
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 """HDF5 filter numbers that every HDF5 library can decode."""

@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.file import schema
 from tracegen.models import ModelShape
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 from tracegen.trace import provenance
 from tracegen.trace.tables import Kind, SlotOrder, TraceInfo, TraceModel
 

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tracegen import regular
-from tracegen.errors import UserError
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 MAGIC = b"moereplay-capture-journal/1\n"

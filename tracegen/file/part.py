@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from tracegen.errors import UserError, check_kind
+from tracegen.shared.errors import UserError, check_kind
 
 
 def chosen_layers(layers: Sequence[int] | None, num_layers: int, where: str) -> list[int]:

@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 import h5py
 import numpy as np
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.file import header, part
 from tracegen.file.deferred import DeferredFile
 from tracegen.file.guard import Guard, damage
 from tracegen.file.journal import refuse_journal
 from tracegen.file.schema import COLUMNS, columns_of
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 from tracegen.trace import checks, content_id, provenance
 from tracegen.trace.arrays import Array
 from tracegen.trace.routing import RoutingTrace

@@ -11,10 +11,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from tracegen import output
-from tracegen.errors import UserError
 from tracegen.file import header, schema
 from tracegen.file.schema import COLUMNS, Column
+from tracegen.shared import output
+from tracegen.shared.errors import UserError
 from tracegen.trace import content_id
 from tracegen.trace.arrays import Array
 from tracegen.trace.routing import RoutingTrace

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
-from tracegen.errors import UserError, unknown
 from tracegen.generate import draw, latent_draw
 from tracegen.generate.balancedness import Balancedness
 from tracegen.generate.histogram import Histogram
@@ -23,6 +22,7 @@ from tracegen.generate.uniform import Uniform
 from tracegen.generate.zipf import Zipf
 from tracegen.models import ModelShape
 from tracegen.models import load as load_model
+from tracegen.shared.errors import UserError, unknown
 from tracegen.trace import provenance
 from tracegen.trace.arrays import place_in_group
 from tracegen.trace.checks import boundaries

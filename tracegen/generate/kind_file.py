@@ -137,6 +137,6 @@ def rounded(model: KindModel) -> KindModel:
     model
         Any.
     """
-    from tracegen import regular
+    from tracegen.shared import regular
 
     return dataclasses.replace(parse(regular.parse_toml(dumps(model))), source=model.source)

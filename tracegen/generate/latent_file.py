@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.generate import kind_file
 from tracegen.generate import parameter_values as values
 from tracegen.generate.latent_kinds import KindModel
 from tracegen.generate.latent_model import SCALES, LatentModel
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Floats
 
 SCHEMAS = ("moereplay-latent/1", kind_file.SCHEMA)

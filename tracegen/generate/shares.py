@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Floats
 
 NODES = 64

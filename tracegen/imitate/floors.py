@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.checks import boundaries
 from tracegen.trace.routing import RoutingTrace

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.generate.fields import Layout
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.routing import RoutingTrace
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracegen.errors import UserError, unknown
+from tracegen.shared.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from tracegen.importers.options import Options

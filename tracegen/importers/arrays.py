@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.columns import load_columns, request_numbers
 from tracegen.importers.equal_ranks import SameTokens
 from tracegen.importers.ids import ExpertIds, expert_ids, tell
@@ -32,6 +31,7 @@ from tracegen.importers.pivot import OF_FILE, by_token
 from tracegen.importers.replicas import Pass, Rank, in_order, merge
 from tracegen.importers.routed import UNTOLD, Routed, prompt_lengths
 from tracegen.importers.values import few, whole_numbers
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PHASES, PREFILL
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.layers import number_layers
 from tracegen.importers.options import Options
 from tracegen.importers.padding import drop_missing, tell_repeats
 from tracegen.importers.routed import Imported, Routed
+from tracegen.shared.errors import UserError
 from tracegen.trace import provenance
 from tracegen.trace.arrays import Array
 from tracegen.trace.checks import boundaries
@@ -317,7 +317,7 @@ def model_of(routed: Routed, options: Options) -> TraceModel:
     options.hold_against("num_experts", routed.num_experts, "the dump")
     of_shape = f"the dump of {routed.ids.shape} (token, layer, k)"
     options.hold_against("topk", topk, of_shape)
-    experts = options.experts() if routed.num_experts is None else routed.num_experts
+    experts = options.size("num_experts") if routed.num_experts is None else routed.num_experts
     if shape is not None:
         if (shape.num_experts, shape.topk) != (experts, topk):
             msg = (

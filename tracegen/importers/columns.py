@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tracegen import regular
-from tracegen.errors import UserError, unknown
 from tracegen.importers import files
 from tracegen.importers.options import Options
 from tracegen.importers.safetensors import load_safetensors
 from tracegen.importers.values import as_array, few, numbers_in
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError, unknown
 from tracegen.trace.arrays import Array
 
 NAMES = {

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.values import few
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 ALIKE = 0.5

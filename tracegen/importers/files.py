@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.importers import saved_arrays
 from tracegen.importers.values import as_array
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 MAX_GUNZIPPED_BYTES = 2**30

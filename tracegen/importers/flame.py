@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.importers.files import first_line
 from tracegen.importers.options import Options
 from tracegen.importers.routed import Routed
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import TRAINING
 

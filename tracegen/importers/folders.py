@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from tracegen import regular
-from tracegen.errors import UserError
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 
 LOADS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".npy", ".npz", ".pt", ".safetensors")
 """Files of loads; the first four may be gzipped."""

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.routed import Routed
 from tracegen.importers.values import as_array
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 EXACT = {2: 2**11, 4: 2**24, 8: 2**53}

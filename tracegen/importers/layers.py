@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.options import Options
 from tracegen.importers.routed import Routed
 from tracegen.importers.values import few
 from tracegen.models import ModelShape
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 MOST_LAYERS = 2**16

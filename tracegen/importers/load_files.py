@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracegen.errors import UserError
 from tracegen.importers import files, load_tables, load_values
 from tracegen.importers.folders import LOADS
 from tracegen.importers.load_values import LoadPart
 from tracegen.importers.safetensors import load_safetensors
+from tracegen.shared.errors import UserError
 
 
 def holds_loads(path: Path) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.columns import ParquetColumns
 from tracegen.importers.load_values import LoadPart, whole
+from tracegen.shared.errors import UserError
 
 NAMES = {
     "layer": ("layer_id", "layer", "layer_idx", "layer_index", "moe_layer", "moe_layer_id"),

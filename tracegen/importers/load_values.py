@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracegen.errors import UserError, shown
 from tracegen.importers.values import numbers_in
+from tracegen.shared.errors import UserError, shown
 from tracegen.trace.arrays import Array
 
 LOGICAL = ("logical_count", "tokens_per_expert", "expert_counts", "expert_count", "counts", "loads",

@@ -29,8 +29,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.importers import files, load_values
 from tracegen.importers.equal_ranks import replica_notice, same_tokens
 from tracegen.importers.folders import LOADS, files_of
@@ -38,6 +36,8 @@ from tracegen.importers.load_files import load_parts
 from tracegen.importers.load_values import LoadPart
 from tracegen.importers.safetensors import load_safetensors
 from tracegen.importers.values import few
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 if TYPE_CHECKING:

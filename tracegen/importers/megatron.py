@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, merge
 from tracegen.importers.routed import Routed
 from tracegen.importers.values import integer
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import TRAINING
 

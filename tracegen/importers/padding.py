@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.options import Options
 from tracegen.importers.routed import Routed
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 MASKED = "masked (padding)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.values import whole_numbers
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 KEYS = ("rank", "step", "request", "position", "token")

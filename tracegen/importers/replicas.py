@@ -12,10 +12,10 @@ from itertools import combinations
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.equal_ranks import SameTokens, replica_notice, same_tokens
 from tracegen.importers.options import Options
 from tracegen.importers.values import few
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.options import Options
 from tracegen.importers.packed import SHAPE, TYPE, is_filler, unpack
 from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
 from tracegen.importers.streams import documents
 from tracegen.importers.values import integer
+from tracegen.shared.errors import UserError
 
 START_NAMES = ("routed_experts_start_len", "routed_experts_prompt_start")
 """How SGLang and vLLM call the position of the first row that was asked for."""

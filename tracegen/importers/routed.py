@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
 

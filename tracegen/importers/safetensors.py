@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers import files
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 MAX_HEADER_BYTES = 16 * 2**20

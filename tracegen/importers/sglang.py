@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import counted, read_counts
 from tracegen.importers.equal_ranks import replica_notice, same_tokens
@@ -29,6 +28,7 @@ from tracegen.importers.replicas import Pass, Rank, in_order, merge
 from tracegen.importers.responses import SGLANG, read_responses
 from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.values import integer, records
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE, PREFILL
 

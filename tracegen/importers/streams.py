@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracegen.errors import UserError
 from tracegen.importers import files
+from tracegen.shared.errors import UserError
 
 FIELDS = ("data:", "event:", "id:", "retry:", ":")
 """Begins of the lines of an event stream; the last one is a comment."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.ids import ExpertIds, expert_ids, tell
 from tracegen.importers.options import Options
@@ -24,6 +23,7 @@ from tracegen.importers.padding import load_mask
 from tracegen.importers.responses import START_NAMES, VLLM, Responses
 from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
 from tracegen.importers.values import as_array, integer
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 IDS = ("rollout_routed_experts", "routed_experts")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.options import Options
 from tracegen.importers.routed import Routed
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE
 

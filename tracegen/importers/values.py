@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 LARGEST = 2**63 - 1

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from tracegen.errors import UserError
 from tracegen.library import catalogue as catalogues
 from tracegen.library import fetched, listed, resolve, settings
 from tracegen.library.catalogue import Entry
 from tracegen.library.resolve import Found, search
-from tracegen.managed import ManagedFolder
+from tracegen.shared.errors import UserError
+from tracegen.shared.managed import ManagedFolder
 
 if TYPE_CHECKING:
     from tracegen.file.reader import TraceFile

@@ -2,8 +2,8 @@
 
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from tracegen import regular
-from tracegen.errors import UserError
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 
 REMOTE = ("https", "http", "s3", "gs", "gcs", "abfs", "az", "hf", "memory")
 """Protocols by which a catalogue or a trace may be reached; local files are given as paths."""

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.library import transport, watch
 from tracegen.library.catalogue import Entry, sha256_of
 from tracegen.library.watch import Interrupted
-from tracegen.managed import ManagedFolder
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
+from tracegen.shared.managed import ManagedFolder
 
 T = TypeVar("T")
 OnBytes = Callable[[int, int | None], None]

@@ -11,11 +11,11 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from tracegen.display.escape import json_text, line, markdown
 from tracegen.file import schema
 from tracegen.library.address import join
 from tracegen.library.catalogue import Entry
 from tracegen.library.view import View
+from tracegen.shared.display.escape import json_text, line, markdown
 
 CROISSANT = "croissant.json"
 """File name of the Croissant metadata."""

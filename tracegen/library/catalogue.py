@@ -16,11 +16,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.library.address import check_url as check_url
 from tracegen.library.address import is_url, join
-from tracegen.managed import ManagedFolder
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
+from tracegen.shared.managed import ManagedFolder
 
 INDEX = "index.toml"
 """File name of a catalogue."""

@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegen import library, output
-from tracegen.errors import UserError
+from tracegen import library
 from tracegen.file import schema
+from tracegen.shared import output
+from tracegen.shared.errors import UserError
 from tracegen.trace import provenance
 from tracegen.trace.routing import RoutingTrace
 from tracegen.trace.tables import RequestTable, stated_ranks

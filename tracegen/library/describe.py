@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from tracegen.errors import UserError
 from tracegen.library.catalogue import Entry, sha256_of
+from tracegen.shared.errors import UserError
 from tracegen.trace.tables import PHASES
 
 

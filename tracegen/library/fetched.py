@@ -14,11 +14,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tracegen.errors import UserError
 from tracegen.library import catalogue
 from tracegen.library.address import full
 from tracegen.library.catalogue import Catalogue, Entry
-from tracegen.managed import ManagedFolder
+from tracegen.shared.errors import UserError
+from tracegen.shared.managed import ManagedFolder
 
 MOST_BYTES = 2**18
 """Bytes of a note; an entry has at most eight texts of 4 KB."""

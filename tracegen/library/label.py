@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tracegen import library, regular
-from tracegen.errors import UserError
+from tracegen import library
 from tracegen.library import catalogue, resolve
 from tracegen.library.catalogue import INDEX
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 from tracegen.trace import provenance
 from tracegen.trace.tables import TraceInfo
 

@@ -9,9 +9,9 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.library.catalogue import Entry, sha256_of
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from tracegen.file.reader import TraceFile

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tracegen import library
-from tracegen.errors import UserError
 from tracegen.library import card, catalogue, describe, resolve, view
 from tracegen.library.card import About
 from tracegen.library.catalogue import INDEX, Entry
-from tracegen.managed import ManagedFolder
+from tracegen.shared.errors import UserError
+from tracegen.shared.managed import ManagedFolder
 
 COMMENT = "Written by moereplay. content_id: what a trace says, not its bytes."
 """First line of the catalogues written here."""

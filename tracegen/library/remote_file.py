@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tracegen.errors import UserError
 from tracegen.library.watch import Interrupted
+from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

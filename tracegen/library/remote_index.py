@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from tracegen.errors import UserError
 from tracegen.library import cache as cache_files
 from tracegen.library import transport
 from tracegen.library.catalogue import MAX_INDEX_BYTES
 from tracegen.library.watch import Interrupted
-from tracegen.managed import ManagedFolder
+from tracegen.shared.errors import UserError
+from tracegen.shared.managed import ManagedFolder
 
 
 def read_index(cache: Path, url: str, offline: bool) -> tuple[str, str | None]:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegen import regular
-from tracegen.errors import UserError, check_kind, unknown
 from tracegen.library import catalogue as catalogues
 from tracegen.library import fetched, listed, settings
 from tracegen.library.address import check_url, full, is_url
 from tracegen.library.catalogue import BUILT_IN, Catalogue, Entry
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError, check_kind, unknown
 
 MARK = "#"
 """Between a catalogue and a name in it: ``https://example.org/traces#their-trace``."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tracegen import regular
-from tracegen.errors import UserError
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 
 ENV_CATALOGUES = "MOEREPLAY_CATALOGUES"
 """Catalogues to search, separated by commas."""

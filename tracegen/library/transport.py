@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
-from tracegen.errors import UserError
 from tracegen.library import watch
 from tracegen.library.catalogue import check_url
 from tracegen.library.watch import Interrupted, Overdrawn
+from tracegen.shared.errors import UserError
 
 BLOCK_BYTES = 2**20
 """Bytes read at a time when a whole file is transferred."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.library.catalogue import sha256_of
+from tracegen.shared.errors import UserError
 from tracegen.trace.tables import PHASES
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

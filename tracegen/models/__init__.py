@@ -3,10 +3,10 @@
 from importlib import resources
 from pathlib import Path
 
-from tracegen.errors import unknown
 from tracegen.models import config
 from tracegen.models.catalogue import Catalogue
 from tracegen.models.schema import ModelShape
+from tracegen.shared.errors import unknown
 
 __all__ = ["ModelShape", "aliases", "completed", "load", "names", "of_checkpoint", "parse"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tracegen import regular
-from tracegen.errors import UserError, unknown
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tracegen import regular
-from tracegen.errors import UserError
 from tracegen.models import config_layers
 from tracegen.models import config_names as names
 from tracegen.models.schema import ModelShape
+from tracegen.shared import regular
+from tracegen.shared.errors import UserError
 
 NAME = "config.json"
 """Of the file, in the folder of a checkpoint."""

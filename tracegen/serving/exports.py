@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracegen import output
-from tracegen.errors import UserError, unknown
+from tracegen.shared import output
+from tracegen.shared.errors import UserError, unknown
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import PREFILL
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.files import integers, load_npz
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 FILE = "MOEREPLAY_FOLLOW"

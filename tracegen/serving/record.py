@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from tracegen import output
-from tracegen.errors import UserError
-from tracegen.managed import ManagedFolder
+from tracegen.shared import output
+from tracegen.shared.errors import UserError
+from tracegen.shared.managed import ManagedFolder
 from tracegen.trace.arrays import Array
 
 ROWS_A_FILE = 16_384

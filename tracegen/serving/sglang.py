@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.serving.plan import FILE, PlanBuffer, RoutePlan
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 SWITCH = "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS"

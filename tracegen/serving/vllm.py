@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.serving.plan import FILE, PlanBuffer, RoutePlan
 from tracegen.serving.record import Recorder
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
 

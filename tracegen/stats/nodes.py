@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracegen.errors import UserError, unknown
+from tracegen.shared.errors import UserError, unknown
 from tracegen.stats.sample import Statistic, distinct, jackknifed, sample_of
 
 if TYPE_CHECKING:

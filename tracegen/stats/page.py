@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracegen.display.content import (
+from tracegen.shared.display.content import (
     Axis,
     Bars,
     Chart,

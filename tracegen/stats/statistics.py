@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tracegen.display.shown import Shown
+from tracegen.shared.display.shown import Shown
 from tracegen.stats.sample import (
     Sample,
     Statistic,

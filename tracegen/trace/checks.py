@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.tables import PHASES, TraceData, expert_dtype
 
 KNOWN_FLAGS = 0b11

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 ROUNDS = 24

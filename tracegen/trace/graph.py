@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.tables import DECODE
 
 if TYPE_CHECKING:

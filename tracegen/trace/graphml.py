@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracegen.errors import UserError
-from tracegen.output import opened
+from tracegen.shared.errors import UserError
+from tracegen.shared.output import opened
 from tracegen.trace.graph import EDGE_KINDS, TokenExpertGraph
 from tracegen.trace.tables import PHASES
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 
 class Dropped(BaseModel):

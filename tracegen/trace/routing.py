@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegen import models
-from tracegen.display.shown import Shown
-from tracegen.errors import UserError
 from tracegen.models import ModelShape
+from tracegen.shared.display.shown import Shown
+from tracegen.shared.errors import UserError
 from tracegen.trace import checks
 from tracegen.trace.arrays import Array
 from tracegen.trace.content_id import content_id

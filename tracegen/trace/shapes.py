@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracegen import models
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from tracegen.models import ModelShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from replay.inference.arrivals import Arrived, ArrivedComparison
+from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
 from replay.report.arrivals import (
     US_PER_MS,
     by_throughput,
@@ -18,13 +18,23 @@ from replay.report.command import command
 from replay.report.pages.serving import serving_words
 from replay.report.provenance import provenance
 from replay.report.words import schemes_text
-from tracegen.display.content import Axis, Bars, Column, Line, Page, Part, Plot, Section, Table
+from tracegen.shared.display.content import (
+    Axis,
+    Bars,
+    Column,
+    Line,
+    Page,
+    Part,
+    Plot,
+    Section,
+    Table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.inference.measures import Served
-    from tracegen.display.content import Item
+    from replay.experiments.serve.measures import Served
+    from tracegen.shared.display.content import Item
 
     Pairs = Sequence[tuple[Arrived, Served]]
 

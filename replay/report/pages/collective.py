@@ -9,12 +9,12 @@ from replay.report.collective import kernel_name, table
 from replay.report.command import value_text
 from replay.report.machines import changed_values
 from replay.report.provenance import assumptions, provenance
-from tracegen.display.content import Axis, Heat, Line, Page, Plot, Section
+from tracegen.shared.display.content import Axis, Heat, Line, Page, Plot, Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from replay.run.collective import CollectiveResult, CollectiveRow
+    from replay.experiments.collective.replay import CollectiveResult, CollectiveRow
 
 BLOCKS = (
     "The command takes as many thread blocks as the software does. Where another number was asked "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.command import compare_command
 from replay.report.limits import bounds_heat, roofline, use_heat
 from replay.report.mechanisms import mechanism_table
@@ -32,14 +33,13 @@ from replay.report.times import time_us, times_table
 from replay.report.traffic import purpose_bars, traffic_heats
 from replay.report.validity import experts_line, validity_line, validity_table
 from replay.report.words import schemes_text
-from replay.run.names import row_names
-from replay.uncertainty.parts import WITHOUT_ERROR
-from tracegen.display.content import Page, Section
+from replay.studies.uncertainty.parts import WITHOUT_ERROR
+from tracegen.shared.display.content import Page, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.run.result import Comparison, Result
+    from replay.experiments.layer.result import Comparison, Result
 
 
 def page(compared: Comparison) -> Page:

@@ -1,68 +1,57 @@
-"""What pages of whole models and of dense layers have alike: schemes by value, words of commands.
-
-Their results hold a scheme as plain values, as its ``describe()`` gave them.
-"""
+"""What pages of whole models and of dense layers have alike: schemes, words of commands."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from replay.report.command import value_text
+from replay.report.proposed import proposed_text, starred
 from replay.report.provenance import options_text
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pydantic import JsonValue
+    from replay.experiments.base.result import SchemeDescription
 
 
 class Described(NamedTuple):
     """A result's name in tables, its scheme, and its identity."""
 
     name: str
-    scheme: Mapping[str, JsonValue]
+    scheme: SchemeDescription
     run_id: str
 
 
 def schemes_table(found: Iterable[Described]) -> Table:
     """What each scheme assumes and proposes, and where it is described."""
-    rows, is_proposed = {}, False
+    rows, is_lacking = {}, False
     for one in found:
-        proposes = _listed(one.scheme.get("proposes"))
-        is_proposed |= bool(proposes)
-        name = str(one.scheme["name"]) + ("*" if proposes else "")
-        source, assumes = (str(one.scheme.get(key) or "") or None for key in ("source", "assumes"))
-        rows[name] = (name, ", ".join(proposes) or None, assumes, source)
+        scheme = one.scheme
+        is_lacking |= bool(scheme.lacking)
+        name = starred(scheme.name, scheme)
+        rows[name] = (
+            name,
+            proposed_text(scheme) or None,
+            scheme.assumes or None,
+            scheme.source or None,
+        )
     columns = [
         Column("scheme"),
         Column("proposed hardware"),
         Column("assumes"),
         Column("source", rank=1),
     ]
-    notes = ["* needs hardware that is proposed."] if is_proposed else []
+    notes = ["* proposed hardware, which the machine lacks."] if is_lacking else []
     title = "What each scheme assumes and proposes"
     return Table("schemes", title, columns, list(rows.values()), notes)
 
 
 def identities_table(found: Iterable[Described]) -> Table:
     """Options and identity of each result."""
-    rows = []
-    for one in found:
-        options = one.scheme.get("options")
-        text = options_text(options) if isinstance(options, dict) else "none"
-        rows.append((one.name, text, one.run_id))
+    rows = [(one.name, options_text(one.scheme.options), one.run_id) for one in found]
     columns = [Column("scheme"), Column("options"), Column("identity", rank=1)]
     return Table("identities", "Each result: equal identities are equal", columns, rows)
-
-
-def proposed(found: Iterable[Described]) -> set[str]:
-    """Names of results whose schemes need hardware that is proposed."""
-    return {one.name for one in found if _listed(one.scheme.get("proposes"))}
-
-
-def _listed(value: JsonValue) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else []
 
 
 def schemes_words(

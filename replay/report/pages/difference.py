@@ -13,13 +13,13 @@ from replay.report.difference import (
 )
 from replay.report.pages.explanation import STEP_KINDS
 from replay.report.pages.parts import shown
-from tracegen.display.content import Page, Section, Span, Waterfall
+from tracegen.shared.display.content import Page, Section, Span, Waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.differences.parts import Difference, Outcome
-    from tracegen.display.content import Item
+    from replay.studies.differences.parts import Difference, Outcome
+    from tracegen.shared.display.content import Item
 
 MOST_STEPS = 10
 SMALL = 1e-6  # us, a picosecond

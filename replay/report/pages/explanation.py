@@ -12,13 +12,13 @@ from replay.report.explanation import (
     quantities_table,
     sentence,
 )
-from tracegen.display.content import Bars, Page, Part, Section, Span, Waterfall
+from tracegen.shared.display.content import Bars, Page, Part, Section, Span, Waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.differences.explanation import Explanation
-    from tracegen.display.content import Item
+    from replay.studies.differences.explanation import Explanation
+    from tracegen.shared.display.content import Item
 
 STEP_KINDS = ("time", "longer", "shorter")
 MOST_STEPS = 10

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.inference.replays import BASELINE
-from replay.inference.result import InferComparison
+from replay.experiments.serve.experiment import EXPERIMENT
+from replay.experiments.serve.result import InferComparison
 from replay.report.command import command
 from replay.report.infer import (
     CAUSES,
@@ -20,17 +20,17 @@ from replay.report.infer import (
     spent_ms,
     times_table,
 )
-from replay.report.pages.described import Described, identities_table, proposed, schemes_table
+from replay.report.pages.described import Described, identities_table, schemes_table
 from replay.report.pages.serving import serving_words
 from replay.report.provenance import assumptions, provenance
 from replay.report.tables import GB
 from replay.report.words import schemes_text
-from tracegen.display.content import Bars, Page, Part, Section
+from tracegen.shared.display.content import Bars, Page, Part, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.inference.result import InferResult
+    from replay.experiments.serve.result import InferResult
 
 PARTS = {
     "attention": "attention",
@@ -64,8 +64,7 @@ def page(result: InferResult | InferComparison) -> Page:
 def compare_command(compared: InferComparison) -> str:
     """Command that makes a batch or a comparison again."""
     results = compared.results
-    ran = [one.name for one in results]
-    usual = BASELINE if BASELINE in ran else ran[0]
+    usual = EXPERIMENT.baseline(results)
     words, left_out = serving_words([one.spec for one in results])
     words += [] if compared.baseline == usual else ["--baseline", compared.baseline]
     return command(["moereplay", "infer"], results[0].spec, leave_out=left_out, more=words)
@@ -89,8 +88,8 @@ def summary(compared: InferComparison) -> str:
     rows = spent_ms(first, "decode")[list(CAUSES.values()).index("rows")]
     share = rows / max(sum(spent_ms(first, "decode")), 1e-12)
     text += f". In {share:.0%} of an iteration of decode rows travel and nothing computes."
-    if proposed(_described([first])):
-        text += " It needs hardware that is proposed (*)."
+    if first.prefill.scheme.lacking or first.decode.scheme.lacking:
+        text += " It needs hardware that its machine lacks (*)."
     return text
 
 

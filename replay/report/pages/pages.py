@@ -6,16 +6,16 @@ import importlib
 from typing import Any
 
 from replay.errors import UserError, shown
-from tracegen.display.content import Page
+from tracegen.shared.display.content import Page
 
 MAKERS: dict[str, str] = {
     "Comparison": "replay.report.pages.comparison",
     "Result": "replay.report.pages.run",
     "Difference": "replay.report.pages.difference",
     "Placing": "replay.report.pages.place",
-    "SavedSweep": "replay.sweeps.page",
-    "SavedValidation": "replay.validate.page",
-    "SweepResult": "replay.sweeps.page",
+    "SavedSweep": "replay.studies.sweeps.page",
+    "SavedValidation": "replay.studies.validate.page",
+    "SweepResult": "replay.studies.sweeps.page",
     "TensorComparison": "replay.report.pages.tensor",
     "TensorResult": "replay.report.pages.tensor",
     "CollectiveResult": "replay.report.pages.collective",
@@ -25,7 +25,7 @@ MAKERS: dict[str, str] = {
     "InferResult": "replay.report.pages.infer",
     "ArrivedComparison": "replay.report.pages.arrivals",
     "Arrived": "replay.report.pages.arrivals",
-    "Choice": "replay.choosing.page",
+    "Choice": "replay.experiments.choose.page",
     "Explanation": "replay.report.pages.explanation",
 }
 """Module whose `page` shows a kind of result, by the name of its class."""

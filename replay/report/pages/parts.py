@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from replay.experiments.base.names import row_names
 from replay.report.bands import bands_table
 from replay.report.mechanisms import overhead_table
 from replay.report.memory import memory_table, room_notes
@@ -14,17 +15,16 @@ from replay.report.payload import payload_tables
 from replay.report.spent import unit_of
 from replay.report.times import count
 from replay.report.waiting import waiting_tables
-from replay.run.names import row_names
-from tracegen.display.content import Axis, Bars, Heat, Line, Part, Plot, Table, Waterfall
+from tracegen.shared.display.content import Axis, Bars, Heat, Line, Part, Plot, Table, Waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
+    from replay.experiments.layer.result import Comparison, Result
     from replay.measure.parts import Memory
-    from replay.run.result import Comparison, Result
-    from tracegen.display.content import Item
+    from tracegen.shared.display.content import Item
 
 BYTES_PER_MB = 1e6
 ITEMS = (Table, Bars, Plot, Heat, Waterfall, str)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.report.provenance import NO_COMMAND, provenance
-from tracegen.display.content import Axis, Column, Line, Page, Plot, Section, Table
+from tracegen.shared.display.content import Axis, Column, Line, Page, Plot, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.run.placing import Imbalance, Placing
+    from replay.experiments.place.placing import Imbalance, Placing
 
 WHAT = {"before": "contiguous", "fitted": "", "fresh": "fitted on this window"}
 """Name of each line by its field; the placement's own is its algorithm's."""

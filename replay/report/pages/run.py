@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.command import run_command
 from replay.report.layers import layers_table, part_name, phases_table, slowest_part
 from replay.report.limits import bounds_heat, bounds_us, use_heat
@@ -29,14 +30,13 @@ from replay.report.spent import cause_bars, gpu_bars, unit_of, waterfall
 from replay.report.times import time_us
 from replay.report.traffic import gpus_heat, purpose_bars
 from replay.report.validity import experts_line, validity_table
-from replay.run.names import row_names
-from tracegen.display.content import Column, Page, Section, Table
+from tracegen.shared.display.content import Column, Page, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.run.result import Result
-    from tracegen.display.content import Item
+    from replay.experiments.layer.result import Result
+    from tracegen.shared.display.content import Item
 
 
 def page(result: Result) -> Page:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.inference.result import named
-from replay.inference.spec import InferSpec
+from replay.experiments.serve.result import named
+from replay.experiments.serve.spec import InferSpec
 from replay.report.command import value_text
 from replay.report.pages.described import twice
 

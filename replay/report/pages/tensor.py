@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.dense.experiment import EXPERIMENT
+from replay.experiments.dense.result import TensorComparison
 from replay.report.command import command
 from replay.report.pages.described import (
     Described,
     identities_table,
-    proposed,
     schemes_table,
     schemes_words,
 )
@@ -27,15 +28,13 @@ from replay.report.tensor import (
     times_table,
 )
 from replay.report.words import schemes_text
-from replay.tensor.registry import SCHEMES
-from replay.tensor.replays import BASELINE
-from replay.tensor.result import TensorComparison
-from tracegen.display.content import Bars, Heat, Page, Part, Section
+from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
+from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.tensor.result import TensorResult
+    from replay.experiments.dense.result import TensorResult
 
 OVER_TIME = {"uplink": "out of a GPU", "downlink": "into a GPU"}
 NUM_SLICES = 40
@@ -49,7 +48,7 @@ def page(result: TensorResult | TensorComparison) -> Page:
         compared, words = result, compare_command(result)
         title = f"{result.results[0].model['name']}: {schemes_text(len(result.results))}"
     else:
-        alone = str(result.scheme["name"])
+        alone = result.scheme.name
         compared = TensorComparison(baseline=alone, results=[result])
         words = command(["moereplay", "tensor", "run"], result.spec)
         title = f"{alone}: {result.model['name']}"
@@ -59,13 +58,12 @@ def page(result: TensorResult | TensorComparison) -> Page:
 
 def compare_command(compared: TensorComparison) -> str:
     """Command that makes a comparison again."""
-    ran = [str(one.scheme["name"]) for one in compared.results]
     possible = [one for one in SCHEMES if one not in compared.left_out]
     words = schemes_words(
-        {one.spec.scheme: (str(one.scheme["name"]), one.spec.options) for one in compared.results},
+        {one.spec.scheme: (one.scheme.name, one.spec.options) for one in compared.results},
         usual=possible,
         baseline=compared.baseline,
-        usual_baseline=BASELINE if BASELINE in ran else ran[0],
+        usual_baseline=EXPERIMENT.baseline(compared.results),
     )
     return command(
         ["moereplay", "tensor", "compare"],
@@ -91,10 +89,9 @@ def summary(compared: TensorComparison) -> str:
         f"Its kernels alone take {first.products_us / whole:.0%} of that; for "
         f"{first.exposed_us / whole:.0%} of the time nothing hides communication and waiting"
     )
-    starred = proposed(_described([first]))
-    if starred:
-        built = next((one for one in results if not proposed(_described([one]))), None)
-        lines.append("It needs hardware that is proposed (*)")
+    if first.scheme.lacking:
+        built = next((one for one in results if not one.scheme.lacking), None)
+        lines.append(f"It needs hardware that {first.system.name} lacks (*)")
         if built is not None:
             lines[-1] += f"; without, {name(built)} is the fastest: {built.layer_us:,.1f} us"
     return ". ".join(lines) + "."

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hwmodel.units import BYTES_PER_MIB
+from replay.experiments.train.experiment import EXPERIMENT
+from replay.experiments.train.result import TrainComparison
 from replay.report.command import command
 from replay.report.machines import preset
 from replay.report.pages.described import (
     Described,
     identities_table,
-    proposed,
     schemes_table,
     schemes_words,
 )
@@ -31,14 +32,12 @@ from replay.report.training import (
 )
 from replay.report.words import schemes_text
 from replay.schemes import supported
-from replay.training.replays import BASELINE
-from replay.training.result import TrainComparison
-from tracegen.display.content import Bars, Heat, Page, Part, Section
+from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.training.result import TrainResult
+    from replay.experiments.train.result import TrainResult
 
 CAUSES = {
     "attn": "attention, norms, gate",
@@ -64,8 +63,8 @@ def page(result: TrainResult | TrainComparison) -> Page:
         compared = result
         title = f"Training {result.results[0].model['name']}: {schemes_text(len(result.results))}"
     else:
-        compared = TrainComparison(baseline=str(result.scheme["name"]), results=[result])
-        title = f"Training {result.model['name']}: {result.scheme['name']}"
+        compared = TrainComparison(baseline=result.scheme.name, results=[result])
+        title = f"Training {result.model['name']}: {result.scheme.name}"
     words = compare_command(compared)
     sections = [one for one in _sections(compared, words) if one.items]
     return Page(title=title, summary=summary(compared), sections=sections, command=words)
@@ -73,15 +72,14 @@ def page(result: TrainResult | TrainComparison) -> Page:
 
 def compare_command(compared: TrainComparison) -> str:
     """Command that makes a step or a comparison again."""
-    ran = [str(one.scheme["name"]) for one in compared.results]
     spec = compared.results[0].spec
     system = preset(compared.results[0].system.name, spec.overrides)
     usual = [] if system is None else supported(system)
     words = schemes_words(
-        {one.spec.scheme: (str(one.scheme["name"]), one.spec.options) for one in compared.results},
+        {one.spec.scheme: (one.scheme.name, one.spec.options) for one in compared.results},
         usual=[one for one in usual if one not in compared.left_out],
         baseline=compared.baseline,
-        usual_baseline=BASELINE if BASELINE in ran else ran[0],
+        usual_baseline=EXPERIMENT.baseline(compared.results),
     )
     return command(["moereplay", "train"], spec, leave_out=("scheme", "options"), more=words)
 
@@ -102,9 +100,9 @@ def summary(compared: TrainComparison) -> str:
         f"(MFU); {first.moe_share:.0%} of the step goes by with experts, exchange and waiting for "
         f"peers, {first.bubble_share:.0%} with waiting for other stages"
     )
-    if proposed(_described([first])):
-        built = next((one for one in results if not proposed(_described([one]))), None)
-        lines.append("It needs hardware that is proposed (*)")
+    if first.scheme.lacking:
+        built = next((one for one in results if not one.scheme.lacking), None)
+        lines.append(f"It needs hardware that {first.system.name} lacks (*)")
         if built is not None:
             lines[-1] += f"; without, {name(built)} is the fastest"
     return ". ".join(lines) + "."

@@ -22,13 +22,13 @@ from made.text import anchor_of, code, of_docstring, toctree
 
 PACKAGES = ("replay", "tracegen", "hwmodel")
 MORE = (
-    "replay.inference.replays",
-    "replay.inference.spec",
-    "replay.machine.kinds",
-    "replay.machine.machine",
-    "replay.schemes.base",
+    "replay.experiments.serve.replay",
+    "replay.experiments.serve.spec",
+    "replay.model.machine.kinds",
+    "replay.model.machine.machine",
+    "replay.schemes.ep.base",
     "replay.schemes.options",
-    "replay.work.layer",
+    "replay.model.work.layer",
 )
 """Modules without a list of names that are public all the same."""
 

@@ -38,15 +38,15 @@ def models() -> Mapping[str, Shown]:
     """Models by the names that pages use."""
     from hwmodel.quantity import Quantity, Range
     from hwmodel.specs import sections
-    from replay.choosing.space import Budget, Space, Where
-    from replay.inference.arrival_spec import ArrivalSpec
-    from replay.inference.spec import InferSpec
-    from replay.run.spec import RunSpec
+    from replay.experiments.choose.space import Budget, Space, Where
+    from replay.experiments.dense.spec import TensorSpec
+    from replay.experiments.layer.spec import RunSpec
+    from replay.experiments.serve.arrival_spec import ArrivalSpec
+    from replay.experiments.serve.spec import InferSpec
+    from replay.experiments.train.spec import TrainSpec
+    from replay.model.work.transformer_shape import LayerShape
     from replay.steps.plan import Plan
-    from replay.sweeps.study import Claim, Column, Grid, Study
-    from replay.tensor.shape import LayerShape
-    from replay.tensor.spec import TensorSpec
-    from replay.training.spec import TrainSpec
+    from replay.studies.sweeps.study import Claim, Column, Grid, Study
     from tracegen.generate import GENERATORS
     from tracegen.library.catalogue import Entry
     from tracegen.library.settings import FileSettings
@@ -82,13 +82,13 @@ def models() -> Mapping[str, Shown]:
 def examples() -> Mapping[str, Callable[[Path], Any]]:
     """Files of ``examples/``, and what reads each as a command does."""
     import hwmodel
-    from replay.choosing import space
-    from replay.inference import request_files
-    from replay.run.spec import RunSpec
-    from replay.sweeps.points import points_of
-    from replay.sweeps.study import load_study
-    from replay.tensor import shape as layers
-    from replay.work.map_files import load_document
+    from replay.experiments.choose import space
+    from replay.experiments.layer.spec import RunSpec
+    from replay.experiments.serve import request_files
+    from replay.model.work import transformer_shape as layers
+    from replay.model.work.map_files import load_document
+    from replay.studies.sweeps.points import points_of
+    from replay.studies.sweeps.study import load_study
     from tracegen import models as shapes
 
     return {

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import networkx
 
-from replay.machine.kinds import KINDS, Kind, sync_of
+from replay.model.machine.kinds import KINDS, Kind, sync_of
 
 if TYPE_CHECKING:
-    from replay.graph import TaskGraph, Timeline
+    from replay.engine import TaskGraph, Timeline
 
 LEFT_OUT = frozenset({Kind.MARK, Kind.LAUNCH, Kind.HOST, Kind.DELAY})
 
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     Attributes
     ----------
     phase
-        Of the layer, one of `replay.machine.kinds.PHASES`.
+        Of the layer, one of `replay.model.machine.kinds.PHASES`.
     does
         What its tasks do, in a few words.
     where

@@ -15,7 +15,7 @@ from made.text import LINK, anchor_of, code, entry, escaped, fence, toctree
 
 if TYPE_CHECKING:
     from replay.schemes import Scheme
-    from replay.tensor.base import TensorScheme
+    from replay.schemes.tp.base import TensorScheme
 
 FOLDER = "replay/schemes"
 RANKS, TOKENS, EXPERTS, TOPK, HIDDEN = 4, 8, 8, 2, 512
@@ -51,20 +51,15 @@ def pages() -> Iterator[Made]:
 def _list() -> str:
     """Every scheme with its summary."""
     return "".join(
-        f"[{escaped(starred(scheme))}]({name}.md)\n: {escaped(scheme.summary)}\n\n"
+        f"[{escaped(scheme.name)}]({name}.md)\n: {escaped(scheme.summary)}\n\n"
         for name, scheme in schemes().items()
     )
-
-
-def starred(scheme: Scheme | TensorScheme) -> str:
-    """Name of a scheme as results show it."""
-    return f"{scheme.name}*" if scheme.proposes else scheme.name
 
 
 def page_of(scheme: Scheme) -> str:
     """Page of one scheme."""
     parts = [
-        f"# {escaped(starred(scheme))}\n\n{escaped(scheme.summary)}.\n",
+        f"# {escaped(scheme.name)}\n\n{escaped(scheme.summary)}.\n",
         f"````{{container}} facts\n{_facts(scheme)}````\n",
         "## Graph\n\n" + _graph(scheme),
         "## Traffic\n\n" + _traffic(scheme),
@@ -105,11 +100,11 @@ def _facts(scheme: Scheme) -> str:
 @cache
 def graph_of(name: str) -> tuple[Merged, int]:
     """Merged graph of a scheme on a tiny layer, and the number of tasks that it is made of."""
-    from replay.contract import layers
-    from replay.contract.case import system_for
-    from replay.graph import schedule
-    from replay.run.layer import build_layer
-    from replay.work.layer import ExpertShape
+    from replay.chains.layer import build_layer
+    from replay.engine import schedule
+    from replay.model.work.layer import ExpertShape
+    from replay.schemes.contract import layers
+    from replay.schemes.contract.case import system_for
 
     scheme = schemes()[name]
     ids = layers.draw(RANKS * TOKENS, EXPERTS, TOPK, seed=1)
@@ -138,7 +133,7 @@ def _graph(scheme: Scheme) -> str:
 
 
 def _traffic(scheme: Scheme) -> str:
-    from replay.schemes.traffic import NETWORK, TRAFFIC, way_back
+    from replay.schemes.ep.traffic import NETWORK, TRAFFIC, way_back
 
     if scheme.traffic not in TRAFFIC:
         return f"{escaped(scheme.traffic)}\n"
@@ -263,7 +258,7 @@ def _options(options: Any, name: str, scheme: Scheme | None = None) -> str:
 
 
 def _software(scheme: Scheme) -> str:
-    from replay.schemes.software import as_program
+    from replay.schemes.ep.software import as_program
 
     listed = scheme.operations()
     if not listed:
@@ -286,14 +281,14 @@ def _software(scheme: Scheme) -> str:
 
 def errors() -> list[list[str]]:
     """Rows of the table of errors in VALIDATION.md, which a test compares with the predictions."""
-    document = (ROOT / "replay/validate/VALIDATION.md").read_text(encoding="utf-8")
+    document = (ROOT / "replay/studies/validate/VALIDATION.md").read_text(encoding="utf-8")
     table = document.partition("<!-- errors -->\n")[2].partition("<!-- /errors -->")[0]
     lines = table.strip().splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def _validated(scheme: Scheme) -> str:
-    from replay.validate.catalog import TABLES
+    from replay.studies.validate.catalog import TABLES
 
     mine = {name: one.title for name, one in TABLES.items() if scheme.name in one.schemes}
     rows = [
@@ -303,7 +298,7 @@ def _validated(scheme: Scheme) -> str:
     ]
     shared = (
         "Links, memory and multiplications, which all schemes share, are compared with tables of "
-        "their own: [VALIDATION.md](../replay/validate/VALIDATION.md).\n"
+        "their own: [VALIDATION.md](../replay/studies/validate/VALIDATION.md).\n"
     )
     if not rows:
         return f"No measurement of its communication is among the tables. {shared}"
@@ -319,11 +314,11 @@ def _validated(scheme: Scheme) -> str:
 
 
 def _tensor_page() -> str:
-    from replay.tensor.registry import SCHEMES
+    from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 
     head = (
-        "# Schemes of tensor parallelism\n\n[TENSOR.md](../replay/tensor/TENSOR.md) says how they "
-        "work and how far they are validated; "
+        "# Schemes of tensor parallelism\n\n[TENSOR.md](../replay/experiments/dense/TENSOR.md) "
+        "says how they work and how far they are validated; "
         "[`moereplay tensor schemes`](../commands/tensor-schemes.md) prints this page. A *share* "
         "is the rows that one of N GPUs owns: tokens / N.\n"
     )
@@ -331,7 +326,7 @@ def _tensor_page() -> str:
 
 
 def _tensor_scheme(scheme: TensorScheme) -> str:
-    from replay.tensor.traffic import GATHERS, REDUCES
+    from replay.schemes.tp.traffic import GATHERS, REDUCES
 
     gather, reduce = GATHERS[scheme.traffic.gather], REDUCES[scheme.traffic.reduce]
     rows = [
@@ -344,7 +339,7 @@ def _tensor_scheme(scheme: TensorScheme) -> str:
         "proposes": ", ".join(sorted(scheme.proposes)),
         "needs": ", ".join(sorted(scheme.needs)),
     }
-    lines = [f"## {escaped(starred(scheme))}\n\n{escaped(scheme.summary)}.\n"]
+    lines = [f"## {escaped(scheme.name)}\n\n{escaped(scheme.summary)}.\n"]
     lines += [f"{name}\n: {escaped(text)}\n" for name, text in facts.items() if text]
     lines.append(_table(("", "moves", "shares up", "shares down"), rows))
     lines.append(_options(scheme.options, scheme.name))

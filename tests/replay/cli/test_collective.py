@@ -10,10 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from replay.cli.app import app, main
-from replay.collectives.library import ALGORITHMS
-from replay.run.collective import MOST_SIZES, CollectiveResult, collective_of, sizes_of
-from replay.validate.bench import Bench
-from replay.validate.nccl import timed
+from replay.experiments.collective.replay import (
+    MOST_SIZES,
+    CollectiveResult,
+    collective_of,
+    sizes_of,
+)
+from replay.model.collectives.library import ALGORITHMS
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.nccl import timed
 
 MIB = 1 << 20
 

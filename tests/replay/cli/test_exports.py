@@ -13,7 +13,7 @@ import replay
 import tracegen
 from replay.cli.app import main
 from replay.cli.exports import Exports, parse_exports
-from replay.graph import Timeline
+from replay.engine import Timeline
 
 SMALL = ("gpt-oss-20b-decode", "--scheme", "dysharp", "--ranks", "2", "--tokens-per-rank", "4")
 

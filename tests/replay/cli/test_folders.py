@@ -13,10 +13,10 @@ import typer
 
 import tracegen
 from replay.cli.app import app, main
-from tracegen import output
-from tracegen.display import files, plots
-from tracegen.display.content import Page, Section
-from tracegen.errors import UserError
+from tracegen.shared import output
+from tracegen.shared.display import files, plots
+from tracegen.shared.display.content import Page, Section
+from tracegen.shared.errors import UserError
 
 STUDY = """
 title = "S"
@@ -56,7 +56,7 @@ def test_every_command_that_makes_a_folder(
 ) -> None:
     """With inputs that are not there, then with some that are found out late."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("replay.sweeps.clusters.CONNECT_S", 0.2)
+    monkeypatch.setattr("replay.studies.sweeps.clusters.CONNECT_S", 0.2)
     walked = set()
     for words, of in commands(typer.main.get_command(app)):
         for param in of.params:

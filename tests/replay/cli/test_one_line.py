@@ -71,7 +71,7 @@ def test_without_a_home_all_works_that_needs_none(tmp_path: Path) -> None:
 
 KERNELS = """
 try:
-    import replay.graph.kernels
+    import replay.engine.kernels
 except Exception as error:
     print(type(error).__name__, error)
 """

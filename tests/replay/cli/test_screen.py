@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from replay.cli.screen import progress
-from replay.graph import compilation
+from replay.engine import compilation
 
 
 @pytest.mark.parametrize("is_watched", [True, False])

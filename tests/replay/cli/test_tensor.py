@@ -9,9 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import replay
-from replay import tensor
 from replay.cli.app import app
 from replay.errors import UserError
+from replay.experiments import dense as tensor
+from replay.experiments.dense import SCHEMES, TensorComparison
+from replay.model.work.transformer_shape import load, names, names_of_experts
 from replay.report.tensor import (
     comparison_tables,
     links_table,
@@ -21,8 +23,6 @@ from replay.report.tensor import (
     times_table,
 )
 from replay.report.text import render
-from replay.tensor import SCHEMES, TensorComparison
-from replay.tensor.shape import load, names, names_of_experts
 
 SMALL = ("--model", "llama-2-7b", "--tp", "4", "--tokens", "256")
 
@@ -63,7 +63,7 @@ def test_no_table_is_wider_than_80_columns(
 def test_the_fastest_scheme_comes_first(compared: TensorComparison) -> None:
     order = sorted(compared.results, key=lambda one: one.time_us)
     first, rows = order[0], times_table(compared).rows
-    assert [str(row[0]).removesuffix("*") for row in rows] == [one.scheme["name"] for one in order]
+    assert [str(row[0]).removesuffix("*") for row in rows] == [one.scheme.name for one in order]
     over = compared["sp-nvls"].time_us / first.time_us
     assert rows[0][1:3] == (first.layer_us, over)
     row = next(
@@ -82,10 +82,8 @@ def test_stars_and_missing_rows_are_explained() -> None:
     every = tensor.compare(model="llama-2-7b", tp=4, tokens=256)
     text = one_line(render(ranking(every)))
     for result in every.results:
-        assert (f"{result.scheme['name']}*" in text) == bool(result.scheme["proposes"])
-    assert ("* needs hardware that is proposed: " in text) == any(
-        scheme.proposes for scheme in SCHEMES.values()
-    )
+        assert (f"{result.scheme.name}*" in text) == bool(result.scheme.lacking)
+    assert "* proposed hardware, which dgx-h100 lacks: " in text
 
 
 def test_details_say_what_a_result_says(compared: TensorComparison) -> None:

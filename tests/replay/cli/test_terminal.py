@@ -12,7 +12,7 @@ import pytest
 
 import tracegen
 from replay.cli.app import main
-from tracegen.screen import guarded, plain, show, terminal
+from tracegen.shared.screen import guarded, plain, show, terminal
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil\r[/bold] [red]"
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from replay import training
 from replay.cli.app import app
 from replay.errors import UserError
+from replay.experiments import train as training
+from replay.experiments.train import TrainComparison, setup
 from replay.report.text import render
 from replay.report.training import comparison_tables, ranking
 from replay.schemes.registry import COMPARED
-from replay.training import TrainComparison, setup
-from tests.replay.training.made import EXCHANGE_MS, MadeReplays
+from tests.replay.train.made import EXCHANGE_MS, MadeReplays
 
 SMALL = ("--model", "olmoe-1b-7b", "--plan", "pp=2,dp=4,ep=4,micro_batches=3", "--sequence", "512")
 

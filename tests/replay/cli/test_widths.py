@@ -9,18 +9,19 @@ from rich.console import RenderableType
 from typer.testing import CliRunner
 
 import replay
-from replay import tensor, training
-from replay.choosing.candidate import Cost
-from replay.choosing.result import Choice, Found, Row
 from replay.cli.app import app
-from replay.differences.explanation import explain
-from replay.inference.replays import compare as serve
-from replay.inference.spec import InferSpec
+from replay.experiments import dense as tensor
+from replay.experiments import train as training
+from replay.experiments.choose.candidate import Cost
+from replay.experiments.choose.result import Choice, Found, Row
+from replay.experiments.serve.experiment import compare as serve
+from replay.experiments.serve.spec import InferSpec
+from replay.experiments.train import setup
 from replay.report import difference, explanation, infer, text
 from replay.report import tensor as of_tensor
 from replay.report import training as of_training
-from replay.training import setup
-from tests.replay.training.made import MadeReplays
+from replay.studies.differences.explanation import explain
+from tests.replay.train.made import MadeReplays
 
 WIDTHS = (60, 80, 100)
 

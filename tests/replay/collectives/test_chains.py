@@ -7,10 +7,10 @@ import pytest
 from round_machine import NS, ROUND, US
 
 import hwmodel
-from replay.collectives import chains
-from replay.graph import GraphBuilder, TaskGraph, schedule
-from replay.machine.kinds import KIND_NAMES, WEIGHTS, Kind
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, TaskGraph, schedule
+from replay.model.collectives import chains
+from replay.model.machine.kinds import KIND_NAMES, WEIGHTS, Kind
+from replay.model.machine.machine import Machine
 
 N, ROOT = 4, 2
 MIB = 1 << 20

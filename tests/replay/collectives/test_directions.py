@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from replay.collectives.algorithm import Collective
-from replay.collectives.library import find
-from replay.contract.case import system_for
-from replay.graph import GraphBuilder, schedule
-from replay.machine import multimem
-from replay.machine.kinds import COMBINE, DISPATCH, KIND_NAMES
-from replay.machine.machine import Ints, Machine
+from replay.engine import GraphBuilder, schedule
 from replay.measure.measured import measures
+from replay.model.collectives.algorithm import Collective
+from replay.model.collectives.library import find
+from replay.model.machine import multimem
+from replay.model.machine.kinds import COMBINE, DISPATCH, KIND_NAMES
+from replay.model.machine.machine import Ints, Machine
+from replay.schemes.contract.case import system_for
 
 MIB = 1 << 20
 LARGE = 256 * MIB

@@ -7,10 +7,10 @@ import pytest
 from round_machine import NS, ROUND
 
 import hwmodel
-from replay.collectives import dma
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.machine.machine import Ints, Machine
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.collectives import dma
+from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.machine import Ints, Machine
 
 PIECE = 128 * 1024
 WAY = 100 * NS + 50 * NS + 100 * NS  # a link, the switch, a link

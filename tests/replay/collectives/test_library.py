@@ -8,12 +8,12 @@ from machine_alone import machine_of
 from round_machine import round_machine
 
 import hwmodel
-from replay.collectives.algorithm import COLLECTIVES, Collective
-from replay.collectives.library import ALGORITHMS, find
+from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
-from replay.graph import TaskGraph, Timeline, schedule
-from replay.machine.kinds import DISPATCH, Kind
-from replay.machine.machine import Machine
+from replay.model.collectives.algorithm import COLLECTIVES, Collective
+from replay.model.collectives.library import ALGORITHMS, find
+from replay.model.machine.kinds import DISPATCH, Kind
+from replay.model.machine.machine import Machine
 
 MIB = 1 << 20
 UP, DOWN = int(Kind.DISPATCH_UP), int(Kind.DISPATCH_DOWN)

@@ -9,10 +9,10 @@ from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
 import hwmodel
-from replay.collectives import nccl, node_trees
-from replay.contract.counting import write_packets
-from replay.graph import schedule
-from replay.machine.kinds import DISPATCH
+from replay.engine import schedule
+from replay.model.collectives import nccl, node_trees
+from replay.model.machine.kinds import DISPATCH
+from replay.schemes.contract.counting import write_packets
 
 UP, STORE, POLL = 150 * NS, (150 + 100 + 30) * NS, 5 * NS
 LL_START, SIMPLE_START = 1 * US, 8 * US

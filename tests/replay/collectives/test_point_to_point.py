@@ -7,11 +7,11 @@ import pytest
 from machine_alone import machine_of
 from round_machine import NS, US, round_machine
 
-from replay.collectives.pair_rules import PairRules
-from replay.collectives.point_to_point import Exchanged, all_to_all
-from replay.contract.counting import write_packets
-from replay.graph import Timeline, schedule
-from replay.machine.kinds import DISPATCH, Kind
+from replay.engine import Timeline, schedule
+from replay.model.collectives.pair_rules import PairRules
+from replay.model.collectives.point_to_point import Exchanged, all_to_all
+from replay.model.machine.kinds import DISPATCH, Kind
+from replay.schemes.contract.counting import write_packets
 
 UP, DOWN, VISIBLE, POLL = 150 * NS, 100 * NS, 30 * NS, 5 * NS
 ACKNOWLEDGED, FLAG = UP + DOWN, UP + DOWN + VISIBLE + POLL

@@ -9,14 +9,14 @@ from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
 import hwmodel
-from replay.collectives.pair_rules import PairRules, rules_of, rules_on
-from replay.collectives.point_to_point import Exchanged, all_to_all
-from replay.contract.counting import write_packets
-from replay.graph import Timeline, schedule
-from replay.machine.communicators import Group, communicators
-from replay.machine.domains import Domains
-from replay.machine.kinds import DISPATCH, Kind
-from replay.machine.machine import Machine
+from replay.engine import Timeline, schedule
+from replay.model.collectives.pair_rules import PairRules, rules_of, rules_on
+from replay.model.collectives.point_to_point import Exchanged, all_to_all
+from replay.model.machine.communicators import Group, communicators
+from replay.model.machine.domains import Domains
+from replay.model.machine.kinds import DISPATCH, Kind
+from replay.model.machine.machine import Machine
+from replay.schemes.contract.counting import write_packets
 
 UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
 ACKNOWLEDGED, CROSS_RAIL = UP + DOWN, US // 2

@@ -9,13 +9,13 @@ import pytest
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.compute.calls import calls_of, per_expert_kernels
-from replay.contract import layers as small_layers
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.host import Launch
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.work.layer import ExpertShape, LayerWork
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.compute.calls import calls_of, per_expert_kernels
+from replay.model.machine.host import Launch
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
 
 GAP, LAUNCH, SMALL = 2 * US, 3 * US, 300 * NS
 TILE_OVERHEAD = 11 * NS

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import TaskGraph, schedule
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph, replay_layer
+from replay.chains.layer import build_graph, replay_layer
+from replay.engine import TaskGraph, schedule
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES, find
+from replay.schemes.contract import layers as small_layers
 from replay.schemes.registry import EXAMPLES
-from replay.work.layer import ExpertShape, LayerWork
-from replay.work.precision import Precision
 
 HIDDEN = 200
 BYTES = {"bf16": 400, "fp8": 200 + 2 * 4, "fp32": 800}  # of a row; two FP8 scales

@@ -15,11 +15,11 @@ import pytest
 from round_machine import NS, ROUND, US
 
 import hwmodel
-from replay.compute.dense import Between
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.work.context import Context
+from replay.engine import GraphBuilder, schedule
+from replay.model.compute.dense import Between
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.context import Context
 from tracegen.models.schema import ModelShape
 
 GAP, SMALL = 2 * US, 300 * NS

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from round_machine import NS, US, round_machine
 
-from replay.compute.experts import Gemm, activation_bytes
-from replay.compute.weight_gradients import (
+from replay.engine import GraphBuilder, schedule
+from replay.model.compute.experts import Gemm, activation_bytes
+from replay.model.compute.weight_gradients import (
     DOWN,
     UP,
     weight_gradient_kernel,
     weight_gradients_beside,
 )
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.work.layer import ExpertShape, LayerWork, Precision
-from replay.work.placement import place
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
+from replay.model.work.placement import place
 
 ROWS = (7, 0, 130, 20)  # of four experts, two on each GPU
 HIDDEN, INTERMEDIATE = 256, 96

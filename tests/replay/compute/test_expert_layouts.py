@@ -7,18 +7,18 @@ import pytest
 
 import hwmodel
 from hwmodel import System
-from replay.compute.experts import activation_bytes
-from replay.compute.gemm import Gemm
-from replay.compute.gemm_tiles import gemm_kernel
-from replay.compute.row_tiles import row_tiles
-from replay.contract import layers as small_layers
+from replay.chains.layer import replay_layer
+from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
 from replay.errors import UserError
-from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.run.layer import replay_layer
+from replay.model.compute.experts import activation_bytes
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.row_tiles import row_tiles
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
 
 LAYOUTS = ("plain", "contiguous", "skipped", "masked")
 SHAPE = ExpertShape(hidden=512, intermediate=256)

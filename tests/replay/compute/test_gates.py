@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import schedule
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import schedule
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape
+from replay.schemes.contract import layers as small_layers
 
 HIDDEN, INNER = 256, 128
 ROWS = [64, 0, 128]  # of each expert; tiles share weights without a rest

@@ -10,17 +10,17 @@ from machine_alone import machine_of
 from round_machine import US, round_machine
 
 import replay
-from replay.compute.gradient_reduction import reduce_gradients
-from replay.compute.replication import memory
-from replay.graph import TaskGraph, Timeline, schedule
-from replay.machine.host import Operation
-from replay.machine.kinds import Kind
-from replay.machine.times import Time
-from replay.run.chain import Built
-from replay.run.layer import build_layer
-from replay.schemes.plain import Plain
-from replay.work.layer import ExpertShape, LayerWork, Precision
-from replay.work.step_plan import plan_step
+from replay.chains.chain import Built
+from replay.chains.layer import build_layer
+from replay.engine import TaskGraph, Timeline, schedule
+from replay.model.compute.gradient_reduction import reduce_gradients
+from replay.model.compute.replication import memory
+from replay.model.machine.host import Operation
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import Time
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
+from replay.model.work.step_plan import plan_step
+from replay.schemes.ep.plain import Plain
 
 SHAPE = ExpertShape(hidden=1024, intermediate=512)
 WEIGHTS = 3 * 1024 * 512

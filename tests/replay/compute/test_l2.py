@@ -9,16 +9,16 @@ import pytest
 
 import hwmodel
 from hwmodel import System
-from replay.compute.gemm import Gemm
-from replay.compute.gemm_tiles import Raster, gemm_tasks
-from replay.compute.row_tiles import row_tiles
-from replay.contract import layers as small_layers
-from replay.graph import GraphBuilder, Timeline, Touched, schedule
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, Timeline, Touched, schedule
 from replay.measure.measured import mechanisms
 from replay.measure.parts import CacheUse
-from replay.work.layer import ExpertShape, LayerWork
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.gemm_tiles import Raster, gemm_tasks
+from replay.model.compute.row_tiles import row_tiles
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
 
 SHAPE = ExpertShape(hidden=512, intermediate=256)
 COLUMNS, INNER, TILE = 512, 512, 128

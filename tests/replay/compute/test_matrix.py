@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.compute.gemm import Gemm
-from replay.compute.matrix import matrix_kernel
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.validate.compute import _one_expert
+from replay.engine import GraphBuilder, schedule
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.matrix import matrix_kernel
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.studies.validate.compute import _one_expert
 
 SMS = 100
 ROWS, COLUMNS, INNER = 128, 128, 6400  # two tiles of 64 x 128

@@ -11,17 +11,17 @@ from round_machine import NS, round_machine
 
 import hwmodel
 import replay
-from replay.compute.replication import memory, replicate
+from replay.chains.layer import build_layer
+from replay.chains.memory import memory_of
+from replay.engine import GraphBuilder, TaskGraph, schedule
 from replay.errors import UserError
-from replay.graph import GraphBuilder, TaskGraph, schedule
-from replay.machine.host import Operation
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.run.layer import build_layer
-from replay.run.memory import memory_of
-from replay.schemes.plain import Plain
-from replay.work.layer import ExpertShape, LayerWork, Precision
-from replay.work.step_plan import plan_step
+from replay.model.compute.replication import memory, replicate
+from replay.model.machine.host import Operation
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
+from replay.model.work.step_plan import plan_step
+from replay.schemes.ep.plain import Plain
 
 SHAPE = ExpertShape(hidden=1024, intermediate=512)
 FIRST, SECOND = 2 * 1024 * 1024, 1024 * 1024  # gate and up, down: bytes in BF16

@@ -11,16 +11,16 @@ from tiers import mostly_extended
 
 import hwmodel
 import replay
-import replay.schemes.plain
+import replay.schemes.ep.plain
 import tracegen
-from replay.contract.layers import draw, work
+from replay.chains.layer import build_layer
+from replay.engine import schedule
 from replay.errors import UserError
-from replay.graph import schedule
-from replay.machine.kinds import Kind
-from replay.machine.l2 import L2
-from replay.run.layer import build_layer
+from replay.model.machine.kinds import Kind
+from replay.model.machine.l2 import L2
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES, find
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract.layers import draw, work
 
 HIDDEN, WIDTH, EXPERTS, TOKENS = 256, 192, 8, (130, 20)
 APART = ("deepep", "dysharp-basic", "nccl-alltoall", "nvls", "plain")
@@ -195,7 +195,7 @@ def test_a_model_without_shared_experts_has_nothing_to_move() -> None:
 
 
 def test_a_scheme_that_has_no_place_for_them_says_so(trace, tmp_path: Path) -> None:
-    text = Path(replay.schemes.plain.__file__).read_text(encoding="utf-8")
+    text = Path(replay.schemes.ep.plain.__file__).read_text(encoding="utf-8")
     text = text.replace('name = "plain"', 'name = "without"')
     place = "        dispatched = shared_kernels("
     line = next(line for line in text.splitlines() if line.startswith(place))

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.compute.dense import Between
-from replay.contract.case import system_for
-from replay.contract.layers import draw, work
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.run.layer import build_layer
+from replay.chains.layer import build_layer
+from replay.engine import GraphBuilder, schedule
+from replay.model.compute.dense import Between
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.context import Context
+from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES, find
-from replay.schemes.staged import StagedScheme
-from replay.work.context import Context
-from replay.work.layer import ExpertShape
+from replay.schemes.contract.case import system_for
+from replay.schemes.contract.layers import draw, work
+from replay.schemes.ep.staged import StagedScheme
 from tracegen.models.schema import ModelShape
 
 ABLE = [

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import replay
 from replay.cli.app import app
-from replay.differences.parts import Difference
 from replay.errors import UserError
 from replay.report.difference import difference_tables
 from replay.report.text import render
+from replay.studies.differences.parts import Difference
 
 OLD = Path(__file__).parents[2] / "data" / "results"
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll"]

@@ -7,15 +7,15 @@ import json
 import pytest
 
 import replay
-from replay.differences.explanation import Explanation, pick
-from replay.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause
 from replay.errors import UserError
+from replay.experiments.base.names import row_names
+from replay.experiments.layer.result import Comparison
 from replay.report.explanation import explanation_tables, path_table
 from replay.report.pages import page
 from replay.report.text import render
-from replay.run.names import row_names
-from replay.run.result import Comparison
-from tracegen.display.palette import places
+from replay.studies.differences.explanation import Explanation, pick
+from replay.studies.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause
+from tracegen.shared.display.palette import places
 
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll", "comet"]
 

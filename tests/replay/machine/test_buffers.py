@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from round_machine import round_machine
 
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
 
 
 def make(num_ranks: int = 2) -> Machine:

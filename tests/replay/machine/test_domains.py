@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.machine.domains import Domains
+from replay.model.machine.domains import Domains
 
 FOUR_NODES = hwmodel.load("dgx-h100-x4").fabric
 

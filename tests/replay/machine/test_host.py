@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from round_machine import US, round_machine
 
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.host import Launch, Operation
-from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.machine.machine import Ints, Machine
-from replay.machine.times import Time
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.machine.host import Launch, Operation
+from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.times import Time
 
 
 class Stream:

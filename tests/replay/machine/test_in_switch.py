@@ -8,10 +8,10 @@ from machine_alone import carried, ints, machine_of
 from round_machine import ROUND
 
 import hwmodel
-from replay.graph import schedule
-from replay.machine.in_switch import Eviction
-from replay.machine.kinds import COMBINE, DISPATCH
-from replay.machine.times import NO_TIME
+from replay.engine import schedule
+from replay.model.machine.in_switch import Eviction
+from replay.model.machine.kinds import COMBINE, DISPATCH
+from replay.model.machine.times import NO_TIME
 
 FREE_ADDERS = {"switch.reduction_GFLOP_per_s": 0}
 SYSTEM = hwmodel.load("dgx-h100", {**ROUND, "switch.multimem_efficiency": 1.0, **FREE_ADDERS})

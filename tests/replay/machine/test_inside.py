@@ -7,10 +7,10 @@ import pytest
 
 import hwmodel
 from hwmodel import System
-from replay.graph import GraphBuilder, TaskGraph, schedule
-from replay.graph.export.programs import SEND, make_programs
-from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, TaskGraph, schedule
+from replay.engine.export.programs import SEND, make_programs
+from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
 
 # A byte takes 1 ps on a link of the mesh, and 1/7 of that on the ports of an NPU.
 ROUND = {
@@ -33,7 +33,9 @@ def stored(system: System, src: list[int], dst: list[int]) -> tuple[TaskGraph, l
     machine = Machine(system, graph, 8)
     after = machine.mark(np.array(src))
     fan_out = machine.transfers.fan_out(np.array(src), np.array(dst))
-    sent = machine.transfers.store(DISPATCH, np.array(src), np.array(dst), ROW, after, fan_out)
+    sent = machine.transfers.store(
+        DISPATCH, np.array(src), np.array(dst), ROW, after, fan_out=fan_out
+    )
     built = graph.build()
     return built, schedule(built).visible_ps[sent.arrived].tolist()
 

@@ -14,12 +14,12 @@ from machine_alone import carried, ints, machine_of
 from round_machine import NS, ROUND
 
 import hwmodel
-from replay.graph import Timeline, Touched, schedule
-from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.machine.machine import Machine
-from replay.machine.merging import MergedLoads, MergedSums, Pieces
-from replay.machine.times import Time
+from replay.engine import Timeline, Touched, schedule
 from replay.measure.measured import measures
+from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.merging import MergedLoads, MergedSums, Pieces
+from replay.model.machine.times import Time
 
 ROUND_HERE = {**ROUND, "switch.multimem_efficiency": 1.0, "switch.reduction_GFLOP_per_s": 0}
 SYSTEM = hwmodel.load("dgx-h100", ROUND_HERE)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.graph import GraphBuilder
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
 
 TWO_NODES = hwmodel.load("dgx-h100-x2")
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from round_machine import round_machine
 
+from replay.engine import GraphBuilder
 from replay.errors import UserError
-from replay.graph import GraphBuilder
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
 
 
 def make(num_ranks: int = 3) -> Machine:

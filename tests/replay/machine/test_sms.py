@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from round_machine import round_machine
 
+from replay.engine import GraphBuilder
 from replay.errors import UserError
-from replay.graph import GraphBuilder
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
 
 
 def make(num_ranks: int = 3) -> Machine:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from round_machine import NS, round_machine
 
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.times import NO_TIME, Time
+from replay.engine import GraphBuilder, schedule
+from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.times import NO_TIME, Time
 
 
 def make(num_ranks: int = 4) -> Machine:

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import mostly_extended
 
-from replay.contract import layers as small_layers
-from replay.contract.case import Case
-from replay.graph import schedule
-from replay.machine.kinds import Kind
+from replay.chains.layer import build_layer, replay_layer
+from replay.engine import schedule
 from replay.measure.exposure import Intervals, union
-from replay.run.layer import build_layer, replay_layer
+from replay.model.machine.kinds import Kind
 from replay.schemes import SCHEMES
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.case import Case
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=25

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.graph import GraphBuilder, schedule
-from replay.graph.carried import HighWater
-from replay.graph.levels import Block
+from replay.engine import GraphBuilder, schedule
+from replay.engine.carried import HighWater
+from replay.engine.levels import Block
 from replay.measure.mechanisms import _SharedTakes, _takes
 from replay.measure.progress import Progress
 

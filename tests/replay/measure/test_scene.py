@@ -13,16 +13,16 @@ import pytest
 
 import replay
 from replay import Result, UserError
-from replay.graph.export.gauges import in_service
-from replay.graph.export.programs import resolved_edges
-from replay.graph.export.scene import Gauge, Journey
-from replay.graph.export.slices import journey_slices, spans
-from replay.graph.export.ways import Ways
-from replay.machine.resources import ResourceClass
+from replay.engine.export.gauges import in_service
+from replay.engine.export.programs import resolved_edges
+from replay.engine.export.scene import Gauge, Journey
+from replay.engine.export.slices import journey_slices, spans
+from replay.engine.export.ways import Ways
 from replay.measure.parts import Utilisation
 from replay.measure.pools import SMS
 from replay.measure.replayed import Replayed
 from replay.measure.scene import ORDER, scene
+from replay.model.machine.resources import ResourceClass
 
 SMALL = {"ranks": 4, "tokens_per_rank": 6}
 TRACE = "gpt-oss-20b-decode"
@@ -284,7 +284,7 @@ def test_every_class_of_resources_has_its_place() -> None:
 def test_one_file_of_it_is_json_and_the_same_twice(
     layer: tuple[Replayed, Result], tmp_path: Path
 ) -> None:
-    from replay.graph.export import export
+    from replay.engine.export import export
 
     seen, _ = layer
     for name in ("a.json", "b.json"):

@@ -9,15 +9,15 @@ import pytest
 from round_machine import ROUND, US
 
 import hwmodel
-from replay.contract.layers import work
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import COMBINE, DISPATCH, KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.times import Time
-from replay.measure.analysis import token_latency
+from replay.engine import GraphBuilder, schedule
 from replay.measure.exposure import Intervals, union
 from replay.measure.measured import measures
 from replay.measure.result import Measures
+from replay.measure.token_latency import token_latency
+from replay.model.machine.kinds import COMBINE, DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.times import Time
+from replay.schemes.contract.layers import work
 
 
 @dataclass

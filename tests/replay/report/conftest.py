@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import replay
-from replay.run.result import Comparison, Result
+from replay.experiments.layer.result import Comparison, Result
 
 
 @pytest.fixture(scope="package")

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import replay
 from replay.cli.app import app
 from replay.cli.options import options_of, settings_of
+from replay.experiments.layer.bands import Uncertainty
+from replay.experiments.layer.result import Comparison
+from replay.experiments.layer.setup import set_up
+from replay.experiments.layer.spec import RunSpec
 from replay.report.command import command, compare_command, run_command
-from replay.run.bands import Uncertainty
-from replay.run.result import Comparison
-from replay.run.setup import set_up
-from replay.run.spec import RunSpec
 
 COMMANDS: Any = typer.main.get_command(app)
 

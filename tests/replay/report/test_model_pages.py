@@ -9,24 +9,25 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from replay import tensor, training
-from replay.choosing.candidate import Cost
-from replay.choosing.result import Choice, Found, Row
 from replay.cli.app import app
-from replay.inference.arrival_spec import ArrivalSpec
-from replay.inference.arrivals import ArrivedComparison
-from replay.inference.arrivals import compare as arrive
-from replay.inference.load import load_result as load_served
-from replay.inference.replays import compare as serve
-from replay.inference.result import InferComparison
-from replay.inference.spec import InferSpec
+from replay.experiments import dense as tensor
+from replay.experiments import train as training
+from replay.experiments.choose.candidate import Cost
+from replay.experiments.choose.result import Choice, Found, Row
+from replay.experiments.collective.replay import CollectiveResult, collective
+from replay.experiments.dense.result import TensorComparison
+from replay.experiments.serve.arrival_spec import ArrivalSpec
+from replay.experiments.serve.arrivals import ArrivedComparison
+from replay.experiments.serve.arrivals import compare as arrive
+from replay.experiments.serve.experiment import compare as serve
+from replay.experiments.serve.experiment import load_result as load_served
+from replay.experiments.serve.result import InferComparison
+from replay.experiments.serve.spec import InferSpec
+from replay.experiments.train import TrainComparison, setup
 from replay.report.pages import page
 from replay.report.pages.collective import size_text
-from replay.run.collective import CollectiveResult, collective
-from replay.tensor.result import TensorComparison
-from replay.training import TrainComparison, setup
-from tests.replay.training.made import MadeReplays
-from tracegen.display.content import Bars, Page, Plot
+from tests.replay.train.made import MadeReplays
+from tracegen.shared.display.content import Bars, Page, Plot
 
 SERVED = InferSpec(
     model="olmoe-1b-7b", decode_gpus=2, requests=4, prompt=32, output=2, chunk=64, sample_layers=1
@@ -91,8 +92,8 @@ def test_the_summary_of_layers_names_what_can_be_built(dense: TensorComparison) 
     shown = page(dense).summary
     assert shown.startswith("t3* is the fastest of 3 schemes")
     order = sorted(dense.results, key=lambda one: one.time_us)
-    built = next(one for one in order if not one.scheme["proposes"])
-    assert f"without, {built.scheme['name']} is the fastest" in shown
+    built = next(one for one in order if not one.scheme.proposes)
+    assert f"without, {built.scheme.name} is the fastest" in shown
 
 
 def test_commands_make_layers_again(dense: TensorComparison, tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_collective_is_drawn_by_size_and_made_again(tmp_path: Path) -> None:
 
 
 def test_sizes_are_written_as_they_are_read() -> None:
-    from replay.run.collective import sizes_of
+    from replay.experiments.collective.replay import sizes_of
 
     for size in (1, 1000, 1024, 3 << 20, 1 << 30, (1 << 30) + 1):
         assert sizes_of(size_text(size)) == [size]

@@ -9,24 +9,24 @@ import pytest
 import hwmodel
 import replay
 import tracegen
-from replay.choosing.candidate import Cost
-from replay.choosing.result import Choice, Found, Row
-from replay.differences.explanation import Explanation, explain
-from replay.inference.arrivals import Arrived, ArrivedComparison
-from replay.inference.result import InferComparison, InferResult, PhaseResult
+from replay.experiments.base.load import document_kinds
+from replay.experiments.base.result import SystemDescription
+from replay.experiments.base.rows import NOT_IN_ROWS
+from replay.experiments.choose.candidate import Cost
+from replay.experiments.choose.result import Choice, Found, Row
+from replay.experiments.collective.replay import CollectiveResult
+from replay.experiments.dense.result import TensorComparison, TensorResult
+from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
+from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
+from replay.experiments.train.result import TrainComparison, TrainResult
 from replay.report.pages.pages import MAKERS
-from replay.report.saved import CLASSES, class_of
-from replay.run.collective import CollectiveResult
-from replay.run.result import SystemDescription
-from replay.run.rows import NOT_IN_ROWS
-from replay.sweeps.result import SweepResult
-from replay.sweeps.saved import SavedSweep
-from replay.tensor.result import TensorComparison, TensorResult
-from replay.training.result import TrainComparison, TrainResult
-from replay.validate.saved import SavedValidation
+from replay.studies.differences.explanation import Explanation, explain
+from replay.studies.sweeps.result import SweepResult
+from replay.studies.sweeps.saved import SavedSweep
+from replay.studies.validate.saved import SavedValidation
 from tracegen import UserError
-from tracegen.display.frames import columns_of, flat, frame_of
-from tracegen.display.shown import Shown, page_of
+from tracegen.shared.display.frames import columns_of, flat, frame_of
+from tracegen.shared.display.shown import Shown, page_of
 from tracegen.stats.statistics import TraceStatistics, statistics
 
 RESULTS = (
@@ -47,7 +47,7 @@ def compared() -> replay.Comparison:
 
 
 def test_every_result_that_can_be_read_back_shows_itself() -> None:
-    for kind in {class_of(name) for name in CLASSES}:
+    for kind in {one.made for one in document_kinds()}:
         assert issubclass(kind, Shown), kind
         assert kind._rows is not Shown._rows
         assert kind.__name__ in MAKERS

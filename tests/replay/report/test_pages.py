@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import replay
+from replay.experiments.layer.bands import Band, Uncertainty
+from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages import page
 from replay.report.spent import MOST_LONGER, SMALL, gpu_bars, waterfall
-from replay.run.bands import Band, Uncertainty
-from replay.run.result import Comparison, Result
-from tracegen.display.content import Bars, Heat, Line, Page, Plot, Table, Waterfall
-from tracegen.display.html import document
+from tracegen.shared.display.content import Bars, Heat, Line, Page, Plot, Table, Waterfall
+from tracegen.shared.display.html import document
 
 OLD = Path("tests/data/results")
 LAYERS = 2
@@ -190,7 +190,7 @@ def test_validation_is_beside_each_scheme(shown: Page) -> None:
 
 def _errors_of_dispatch() -> list[float]:
     """Median, 5th and 95th percentile: the columns q50, q5, q95 of every fifth percentile."""
-    lines = Path("replay/uncertainty/residuals.csv").read_text("utf-8").splitlines()
+    lines = Path("replay/studies/uncertainty/residuals.csv").read_text("utf-8").splitlines()
     (record,) = [line for line in lines if line.startswith('"DeepEP dispatch",690,')]
     values = record.split(",")[2:]
     return [float(values[percentile // 5]) for percentile in (50, 5, 95)]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph, replay_layer
+from replay.chains.layer import build_graph, replay_layer
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -
 
 @pytest.mark.parametrize("scheme", TRAINED)
 def test_the_layer_ends_after_its_weight_gradients(scheme: str, system_for) -> None:
-    from replay.graph import schedule
+    from replay.engine import schedule
 
     graph, ends = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme])
     timeline = schedule(graph)

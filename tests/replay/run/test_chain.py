@@ -13,12 +13,12 @@ from tiers import mostly_extended
 import hwmodel
 import replay
 import tracegen
-from replay.compute.dense import Between
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
-from replay.work.batch import form_batch
-from replay.work.context import Context
+from replay.engine import GraphBuilder, schedule
+from replay.model.compute.dense import Between
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.work.batch import form_batch
+from replay.model.work.context import Context
 
 
 def made(tokens_per_rank: int, layers: int) -> tracegen.RoutingTrace:

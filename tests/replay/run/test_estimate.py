@@ -14,13 +14,14 @@ import replay
 import tracegen
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.run import comparison, fit, replayer
-from replay.run import estimate as estimates
-from replay.run.estimate import Asked, Estimate, Size, UnfitError, thinned
-from replay.run.replayer import estimate
+from replay.experiments.base import estimate as estimates
+from replay.experiments.base.estimate import Asked, Estimate, Size, UnfitError, thinned
+from replay.experiments.layer import fit
+from replay.experiments.layer import replay as replayer
+from replay.experiments.layer.replay import estimate
+from replay.model.work.batch import form_batch
 from replay.schemes import SCHEMES
-from replay.sweeps import worker
-from replay.work.batch import form_batch
+from replay.studies.sweeps import worker
 from tracegen.generate import generate
 
 TASKS_WITHIN = 1.35
@@ -210,7 +211,7 @@ def test_short_replays_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_long_replay_says_so_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "LONG_PAIRS", 1)
     monkeypatch.setattr(replayer, "LONG_SECONDS", 0)
-    monkeypatch.setattr(comparison, "LONG_SECONDS", 0)
+    monkeypatch.setattr(estimates, "LONG_SECONDS", 0)
     said: list[str] = []
     trace = layers("mixtral-8x7b", 8, 30, 2)
     replay.run(trace, report=said.append, **settings("deepep"))

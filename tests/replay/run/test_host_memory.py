@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replay.errors import UserError
-from replay.run.host_memory import free_bytes, parse_size
+from replay.experiments.base.host_memory import free_bytes, parse_size
 
 GIB = 2**30
 
@@ -75,7 +75,7 @@ def test_the_limit_of_addresses_counts() -> None:
     pytest.importorskip("resource")
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
-        "from replay.run.host_memory import free_bytes; print(free_bytes())"
+        "from replay.experiments.base.host_memory import free_bytes; print(free_bytes())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(done.stdout) < 2**30

@@ -17,8 +17,8 @@ import pytest
 import hwmodel
 import replay
 import tracegen
-from replay.run import identity as identity_module
-from replay.run.identity import code_files, code_identity, identity
+from replay.experiments.base import identity as identity_module
+from replay.experiments.base.identity import code_files, code_identity, identity
 from replay.schemes import SCHEMES
 
 ROOT = Path(replay.__file__).parents[1]
@@ -108,7 +108,7 @@ def test_a_scheme_of_ones_own_enters_with_its_source(
     seen = set()
     for number in (1, 2):
         path.write_text(
-            "from replay.schemes.ideal import Ideal\n"
+            "from replay.schemes.ep.ideal import Ideal\n"
             f"class Mine(Ideal):\n    name = 'mine'\n    summary = 'number {number}'\n"
         )
         module = _loaded(path)
@@ -132,19 +132,21 @@ FREE = {
     "replay/errors.py": "mistakes, which have no result",
     "replay/files.py": "writing results, and reading files, which enter by their content",
     "tracegen/__init__.py": "names of the public API",
-    "tracegen/errors.py": "mistakes, which have no result",
-    "tracegen/regular.py": "reading files, whose content is known by its hash",
-    "replay/run/estimate.py": "what a replay takes, which decides whether it begins",
-    "replay/run/fit.py": "the same",
-    "replay/run/host_memory.py": "the same",
+    "tracegen/shared/__init__.py": "a word on what lies there",
+    "tracegen/shared/lazy.py": "names that are imported on first use",
+    "tracegen/shared/errors.py": "mistakes, which have no result",
+    "tracegen/shared/regular.py": "reading files, whose content is known by its hash",
+    "replay/experiments/base/estimate.py": "what a replay takes, which decides whether it begins",
+    "replay/experiments/layer/fit.py": "the same",
+    "replay/experiments/base/host_memory.py": "the same",
     "tracegen/capture/__init__.py": "one name of the public API",
     "tracegen/library/__init__.py": "finding and reading files, whose content is known by its id",
     "tracegen/importers/__init__.py": "one name of the public API",
     "tracegen/importers/loads.py": "loads of a generator, which enter by value",
     "tracegen/importers/files.py": "the same",
     "tracegen/importers/safetensors.py": "the same",
-    "tracegen/display/frames.py": "rows of results for data frames",
-    "tracegen/display/shown.py": "how results are shown",
+    "tracegen/shared/display/frames.py": "rows of results for data frames",
+    "tracegen/shared/display/shown.py": "how results are shown",
 }
 """Modules that a replay imports and whose code is not part of its identity, and why."""
 
@@ -179,10 +181,10 @@ def test_code_is_told_apart_by_every_byte(tmp_path: Path, monkeypatch: pytest.Mo
     before = compute()
     (tmp_path / "replay" / "report").mkdir()
     (tmp_path / "replay" / "report" / "text.py").write_text("shows = 1\n")
-    (tmp_path / "replay" / "run" / "notes.md").write_text("x")
+    (tmp_path / "replay" / "chains" / "notes.md").write_text("x")
     (tmp_path / "hwmodel" / "cli.py").write_text("shows = 1\n")
     assert compute() == before, "no number passes through these"
-    (tmp_path / "replay" / "run" / "inner" / "file.py").write_text("a = 2\n")
+    (tmp_path / "replay" / "chains" / "inner" / "file.py").write_text("a = 2\n")
     after = compute()
     assert after != before
     (tmp_path / "tracegen" / "models" / "new.toml").write_text("a = 1\n")
@@ -192,8 +194,8 @@ def test_code_is_told_apart_by_every_byte(tmp_path: Path, monkeypatch: pytest.Mo
 def test_code_that_replays_and_generates_is_all_in_the_identity() -> None:
     """Every module that is imported on the way from a spec to a result is there, or excused."""
     known = {name for name, _ in code_files()}
-    assert "replay/run/replayer.py" in known and "tracegen/generate/zipf.py" in known
-    todo, seen = ["replay.run.replayer", "tracegen.generate"], set()
+    assert "replay/experiments/layer/replay.py" in known and "tracegen/generate/zipf.py" in known
+    todo, seen = ["replay.experiments.layer.replay", "tracegen.generate"], set()
     while todo:
         name = todo.pop()
         path = _path(name)

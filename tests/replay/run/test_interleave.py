@@ -12,26 +12,26 @@ from tiers import mostly_extended
 import hwmodel
 import replay
 import tracegen
-from replay.compute.dense import Between
-from replay.contract import checks
-from replay.contract.bytes_on_ports import payload, wire
-from replay.contract.case import Case
-from replay.contract.layers import LAYERS, WIDE, draw, work
-from replay.contract.order import experts_wait, tokens_wait
-from replay.contract.sms import most_in_use
+from replay.chains.chain import ChainGraph, ChainLink, MicroBatch
+from replay.chains.preparation import strategy_of
+from replay.chains.replay import Replay, Strategy
+from replay.engine import schedule
 from replay.errors import UserError
-from replay.graph import schedule
-from replay.machine.kinds import Kind
-from replay.machine.times import Time
-from replay.run.chain import Chain, ChainLink, MicroBatch
-from replay.run.interleave import build
-from replay.run.strategies import Strategy, strategy_of
+from replay.model.compute.dense import Between
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import Time
+from replay.model.work.batch import Batch, BatchOrigin
+from replay.model.work.context import Context
+from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES, find
+from replay.schemes.contract import checks
+from replay.schemes.contract.bytes_on_ports import payload, wire
+from replay.schemes.contract.case import Case
+from replay.schemes.contract.layers import LAYERS, WIDE, draw, work
+from replay.schemes.contract.order import experts_wait, tokens_wait
+from replay.schemes.contract.sms import most_in_use
+from replay.schemes.ep.staged import STAGES, StagedScheme
 from replay.schemes.registry import EXAMPLES
-from replay.schemes.staged import STAGES, StagedScheme
-from replay.work.batch import Batch, BatchOrigin
-from replay.work.context import Context
-from replay.work.layer import ExpertShape
 from tracegen.models.schema import ModelShape
 
 ABLE = [
@@ -112,7 +112,7 @@ def ends_us(scheme: Timed, strategy: Strategy, layers: int, between=None) -> lis
         context=nothing,
         micro_batches=tuple(MicroBatch(tokens, nothing) for tokens in parts),
     )
-    chain = build([link] * layers, hwmodel.load("dgx-h100"), scheme, strategy)
+    chain = Replay([link] * layers, hwmodel.load("dgx-h100"), scheme, strategy=strategy).build()
     visible = schedule(chain.built.graph).visible_ps
     return [int(visible[ends].max()) // PS for ends in chain.finishes]
 
@@ -202,8 +202,8 @@ class InTurns(Case):
         self.link = ChainLink(lambda: layer, micro_batches=parts)
 
     @cached_property
-    def chain(self) -> Chain:
-        return build([self.link], self.system, self.scheme, self.strategy)
+    def chain(self) -> ChainGraph:
+        return Replay([self.link], self.system, self.scheme, strategy=self.strategy).build()
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "-".join(cut))
@@ -244,7 +244,8 @@ def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -
     ]  # fmt: skip
     one = find(scheme)
     for kind in ("tbo", "dbo"):
-        chain = build(links, system, one, strategy_of(kind, "prefill", one.releases))
+        strategy = strategy_of(kind, "prefill", one.releases)
+        chain = Replay(links, system, one, strategy=strategy).build()
         timeline = schedule(chain.built.graph)
         machine = chain.built.machine
         assert most_in_use(timeline, machine).sms <= 64
@@ -271,7 +272,7 @@ def test_attention_has_the_sms_that_rows_leave_as_long_as_they_travel() -> None:
     )
     one = find("deepep").with_options({"num_sms": 24})
     strategy = strategy_of("tbo", "prefill", "stream")
-    chain = build([link], hwmodel.load("dgx-h100"), one, strategy)
+    chain = Replay([link], hwmodel.load("dgx-h100"), one, strategy=strategy).build()
     timeline, graph = schedule(chain.built.graph), chain.built.graph
     blocks = np.flatnonzero((graph.kind == Kind.ATTENTION) & (graph.rank == 0))
     alone, beside = (

@@ -9,8 +9,8 @@ import pytest
 import replay
 import tracegen
 from replay.errors import UserError
+from replay.experiments.layer.spec import RunSpec
 from replay.report.text import summary
-from replay.run.spec import RunSpec
 
 Synthetic = Callable[..., tracegen.RoutingTrace]
 

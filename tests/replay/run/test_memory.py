@@ -9,14 +9,14 @@ import pytest
 
 import hwmodel
 import replay
-from replay.contract import layers as small_layers
-from replay.run.layer import replay_layer
-from replay.run.memory import largest, memory_of, room
+from replay.chains.layer import replay_layer
+from replay.chains.memory import largest, memory_of, room
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES, find
-from replay.schemes.deepep.buffers import low_latency_bytes
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.deepep.buffers import low_latency_bytes
 from replay.schemes.registry import EXAMPLES
-from replay.work.layer import ExpertShape, LayerWork
-from replay.work.precision import Precision
 
 HIDDEN, INTERMEDIATE, TOPK = 256, 128, 2
 IDS = [[0, 1], [0, 1], [0, 2], [2, 3], [1, 3], [0, 3]]  # experts 0 and 1 on rank 0, 2 and 3 on 1

@@ -10,9 +10,9 @@ import pytest
 
 import replay
 import tracegen
+from replay.chains.node_sampling import error_of
 from replay.errors import UserError
-from replay.machine.kinds import Kind
-from replay.run.node_sampling import error_of
+from replay.model.machine.kinds import Kind
 from tracegen.generate import generate
 
 

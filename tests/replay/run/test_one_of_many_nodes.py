@@ -7,7 +7,7 @@ from tiers import mostly_extended
 
 import hwmodel
 import replay
-from replay.schemes.base import LayerRefusedError
+from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.registry import supported
 from tracegen.generate import generate
 

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 import replay
 import tracegen
+from replay.chains.layer import make_work
 from replay.cli.app import app
 from replay.errors import UserError
+from replay.experiments.layer.spec import RunSpec
+from replay.experiments.place.placing import fit
+from replay.model.work.batch import form_batch
+from replay.model.work.precision import Precision
 from replay.report.text import summary
-from replay.run.layer import make_work
-from replay.run.placing import fit
-from replay.run.spec import RunSpec
-from replay.work.batch import form_batch
-from replay.work.precision import Precision
 
 BF16 = Precision("bf16")
 

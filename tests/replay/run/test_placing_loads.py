@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 import tracegen
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.run.placing import fit
-from replay.run.placing_loads import fit_loads
-from replay.run.spec import RunSpec
-from replay.work.expert_maps import FORMATS
-from replay.work.map_arrays import WhichLayer
-from replay.work.placement import place
+from replay.experiments.layer.spec import RunSpec
+from replay.experiments.place.placing import fit
+from replay.experiments.place.placing_loads import fit_loads
+from replay.model.work.expert_maps import FORMATS
+from replay.model.work.map_arrays import WhichLayer
+from replay.model.work.placement import place
 
 RANKS = 4
 

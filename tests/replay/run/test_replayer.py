@@ -8,14 +8,14 @@ import pytest
 import hwmodel
 import replay
 import tracegen
+from replay.chains.layer import make_work
 from replay.errors import UserError
+from replay.model.work.batch import form_batch
+from replay.model.work.placement import place
+from replay.model.work.precision import Precision
 from replay.report.text import summary
-from replay.run.layer import make_work
 from replay.schemes import SCHEMES, Scheme, supported
 from replay.schemes.options import about
-from replay.work.batch import form_batch
-from replay.work.placement import place
-from replay.work.precision import Precision
 
 
 @pytest.fixture(scope="module")

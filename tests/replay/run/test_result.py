@@ -9,7 +9,7 @@ import pytest
 
 import hwmodel
 import replay
-from replay.run.result import Comparison, Result
+from replay.experiments.layer.result import Comparison, Result
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,16 @@ from round_machine import round_machine
 from tiers import mostly_extended
 
 import hwmodel
-from replay.contract.case import Case, chain_of
-from replay.contract.checks import frees
-from replay.contract.layers import draw, work
-from replay.contract.sms import Use, most_in_use
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES, find
+from replay.schemes.contract.basics import frees
+from replay.schemes.contract.case import Case, chain_of
+from replay.schemes.contract.layers import draw, work
+from replay.schemes.contract.sms import Use, most_in_use
 from replay.schemes.registry import EXAMPLES
-from replay.work.layer import ExpertShape, LayerWork
 
 FEW_SMS = 32  # so that a layer of few tiles fills them
 LAYERS = {

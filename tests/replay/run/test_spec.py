@@ -17,11 +17,11 @@ import replay
 import tracegen
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.run.spec import RunSpec, words
+from replay.experiments.layer.spec import RunSpec
+from replay.model.work.batch import PHASES
+from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes import SCHEMES
-from replay.sweeps.points import REFERENCES, RUN_SETTINGS
-from replay.work.batch import PHASES
-from replay.work.precision import NUMBER_TYPES
+from replay.studies.sweeps.points import REFERENCES, RUN_SETTINGS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 VALUES = st.one_of(
@@ -61,7 +61,7 @@ SPECS = st.builds(
 def test_a_spec_comes_back_from_toml_and_json(spec: RunSpec) -> None:
     assert RunSpec.from_toml(spec.to_toml()) == spec
     assert RunSpec.model_validate_json(spec.model_dump_json(by_alias=True)) == spec
-    assert tomllib.loads(spec.to_toml()).keys() <= words().keys()
+    assert tomllib.loads(spec.to_toml()).keys() <= RunSpec.words().keys()
 
 
 def test_a_spec_says_only_what_is_not_the_default() -> None:
@@ -129,7 +129,7 @@ def test_every_field_is_explained() -> None:
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_every_field_is_an_option_of_the_command_line(command: str) -> None:
     params = {one.name: one for one in typer.main.get_command(app).commands[command].params}
-    for word, name in words().items():
+    for word, name in RunSpec.words().items():
         if command == "compare" and name in ("scheme", "options"):
             continue
         option = params[name]
@@ -139,7 +139,7 @@ def test_every_field_is_an_option_of_the_command_line(command: str) -> None:
 
 
 def test_every_field_is_a_setting_of_a_study() -> None:
-    assert set(RUN_SETTINGS) | REFERENCES == words().keys()
+    assert set(RUN_SETTINGS) | REFERENCES == RunSpec.words().keys()
 
 
 # ---- running again -----------------------------------------------------------------------------

@@ -16,15 +16,14 @@ from typer.testing import CliRunner
 import hwmodel
 import replay
 import tracegen
+from replay.chains.layer import build_layer
+from replay.chains.tuning import Trial, tune
 from replay.cli.app import app
-from replay.contract.layers import draw, work
 from replay.errors import UserError
-from replay.machine.kinds import Kind
-from replay.run.layer import build_layer
-from replay.run.result import Trial
-from replay.run.tune import tune
+from replay.model.machine.kinds import Kind
 from replay.schemes import SCHEMES
-from replay.schemes.base import Scheme
+from replay.schemes.contract.layers import draw, work
+from replay.schemes.ep.base import Scheme
 from replay.schemes.options import Options
 
 

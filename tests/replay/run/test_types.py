@@ -8,9 +8,9 @@ import pytest
 
 import replay
 from replay.errors import UserError
-from replay.run.result import NumberTypes, Result
-from replay.run.setup import set_up
-from replay.run.spec import RunSpec
+from replay.experiments.layer.result import NumberTypes, Result
+from replay.experiments.layer.setup import set_up
+from replay.experiments.layer.spec import RunSpec
 from replay.schemes import SCHEMES
 
 

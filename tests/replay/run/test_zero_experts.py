@@ -9,7 +9,7 @@ import pytest
 
 import replay
 import tracegen
-from replay.inference.room import least_room_of
+from replay.experiments.serve.room import least_room_of
 from replay.steps import parameters
 from tracegen import ModelShape, UserError
 from tracegen.importers import read

@@ -7,12 +7,12 @@ import pytest
 from round_machine import ROUND
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import TaskGraph
-from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import TaskGraph
+from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
+from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES, find
-from replay.work.layer import ExpertShape
+from replay.schemes.contract import layers as small_layers
 
 # Of one byte a picosecond.
 FAN_OUT, SCATTER, BULK, MULTIMEM = 0.5, 0.25, 0.2, 0.125

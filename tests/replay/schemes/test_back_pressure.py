@@ -7,12 +7,12 @@ import pytest
 from round_machine import ROUND
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import Timeline, schedule
-from replay.machine.kinds import KINDS, Kind
-from replay.machine.resources import ResourceClass
-from replay.run.layer import Built, build_layer
+from replay.chains.layer import Built, build_layer
+from replay.engine import Timeline, schedule
+from replay.model.machine.kinds import KINDS, Kind
+from replay.model.machine.resources import ResourceClass
 from replay.schemes import SCHEMES, find
+from replay.schemes.contract import layers as small_layers
 
 TIGHT = {"switch.virtual_channels": 2, "switch.flits_per_channel": 1}  # 128 bytes
 WIRED = sorted({*SCHEMES, "plain"} - {"ideal"})

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import replay.schemes.plain
-from replay.contract import examine
-from replay.contract.examine import examine_layer
+import replay.schemes.ep.plain
 from replay.schemes import Scheme, find
+from replay.schemes.contract import examine
+from replay.schemes.contract.examine import examine_layer
 
-PLAIN = Path(replay.schemes.plain.__file__).read_text(encoding="utf-8")
+PLAIN = Path(replay.schemes.ep.plain.__file__).read_text(encoding="utf-8")
 
 
 def variant(folder: Path, *changes: tuple[str, str]) -> Scheme:

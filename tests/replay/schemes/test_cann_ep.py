@@ -8,16 +8,16 @@ import pytest
 import hwmodel
 import replay
 from hwmodel import System
-from replay.contract import layers as small_layers
+from replay.engine import GraphBuilder, Timeline, schedule
 from replay.errors import UserError
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.schemes.cann_ep import CannEp, in_turn
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.cann_ep import CannEp, in_turn
 from replay.schemes.registry import COMPARED, supported
-from replay.work.layer import ExpertShape, LayerWork
 
 SCHEME = CannEp()
 NS, US = 1_000, 1_000_000

@@ -9,15 +9,15 @@ import pytest
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.times import Time
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.times import Time
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.schemes.ccfuser.blocks import NOBODY, Blocks
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.ccfuser.blocks import NOBODY, Blocks
 
 SCHEME = SCHEMES["ccfuser"]
 SHAPE = ExpertShape(1024, 512, gated=False)

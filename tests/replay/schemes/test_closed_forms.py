@@ -7,13 +7,13 @@ import pytest
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.contract.counting import response_packets, write_packets
-from replay.graph import Timeline, schedule
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import Timeline, schedule
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES, find
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import response_packets, write_packets
 
 UP, DOWN = 150 * NS, 100 * NS  # propagation and traversal; propagation
 VISIBLE, ACCESS, MERGE, POLL = 30 * NS, 20 * NS, 7 * NS, 5 * NS

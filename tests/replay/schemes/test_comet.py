@@ -10,16 +10,16 @@ import pytest
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.contract.counting import write_packets
-from replay.contract.examine import examine_layer
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.times import Time
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.times import Time
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import write_packets
+from replay.schemes.contract.examine import examine_layer
 
 GAP, LAUNCH, HOST_WAIT, SMALL_KERNEL = 2 * US, 3 * US, 9 * US, 300 * NS
 SEEN = 30 * NS + 5 * NS  # a flag becomes visible, a loop finds it

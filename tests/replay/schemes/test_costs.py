@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import TaskGraph
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import TaskGraph
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape
+from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES
+from replay.schemes.contract import layers as small_layers
 from replay.schemes.registry import EXAMPLES
-from replay.work.layer import ExpertShape
-from replay.work.precision import Precision
 
 DOCUMENT = Path(__file__).parents[3] / "replay" / "schemes" / "COSTS.md"
 ALL = [*SCHEMES, *EXAMPLES]

@@ -24,13 +24,13 @@ import pytest
 from round_machine import NS, ROUND, US
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import GraphBuilder, TaskGraph
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.engine import GraphBuilder, TaskGraph
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.schemes.contract import layers as small_layers
 
 HIDDEN, INTERMEDIATE, TOPK = 1024, 128, 2
 TOKENS, COPIES, PAIRS, EXPERTS = (3, 2), (3, 4), (4, 6), (2, 2)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import schedule
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import schedule
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES
-from replay.schemes.deepep.stack import STACKS, Sizes
-from replay.validate import deepep_layer
-from replay.work.layer import ExpertShape
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.deepep.stack import STACKS, Sizes
+from replay.studies.validate import deepep_layer
 
 ORDER = (
     Kind.TOKEN_CAST, Kind.LAYOUT, Kind.DISPATCH_SEND, Kind.PERMUTE, Kind.GEMM1, Kind.ACTIVATION,
@@ -51,8 +51,8 @@ def test_each_kernel_waits_for_the_one_before(stack: str) -> None:
 
 
 def test_the_document_has_the_tables_of_today() -> None:
-    """Where this fails, ``python -m replay.validate.deepep_layer`` prints them for LAYER.md."""
-    text = (resources.files("replay.schemes.deepep") / "LAYER.md").read_text("utf-8")
+    """Where this fails, ``python -m`` of `deepep_layer` prints them for LAYER.md."""
+    text = (resources.files("replay.schemes.ep.deepep") / "LAYER.md").read_text("utf-8")
     for name, table in deepep_layer.tables().items():
         documented = text.partition(f"<!-- {name} -->\n")[2].partition(f"\n<!-- /{name} -->")[0]
         for line, today in zip(documented.splitlines(), table.splitlines(), strict=True):

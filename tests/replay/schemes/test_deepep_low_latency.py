@@ -14,17 +14,17 @@ import pytest
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.contract.counting import write_packets
-from replay.contract.reading import Dependencies
+from replay.chains.layer import build_layer, replay_layer
+from replay.engine import GraphBuilder, Timeline, schedule
 from replay.errors import UserError
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.run.layer import build_layer, replay_layer
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.schemes.base import LayerRefusedError
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import write_packets
+from replay.schemes.contract.reading import Dependencies
+from replay.schemes.ep.base import LayerRefusedError
 
 UP, DOWN, VISIBLE, POLL = 150 * NS, 100 * NS, 30 * NS, 5 * NS
 ACKNOWLEDGED = UP + DOWN

@@ -8,13 +8,13 @@ from round_machine import NS, ROUND, US
 
 import hwmodel
 from hwmodel import System
-from replay.contract import layers as small_layers
-from replay.contract.counting import write_packets
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import write_packets
 
 GAP, FENCE, POLL_HOST, LAUNCH = 2 * US, 6 * US, 4 * US, 3 * US
 BARRIER = 1010 * NS  # of two GPUs

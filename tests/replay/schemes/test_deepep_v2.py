@@ -24,16 +24,16 @@ import pytest
 from round_machine import NS, ROUND, US
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.contract.counting import write_packets
+from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
 from replay.errors import UserError
-from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.schemes.deepep.elastic_sms import automatic_sms, expected_groups
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import write_packets
+from replay.schemes.ep.deepep.elastic_sms import automatic_sms, expected_groups
 
 HIDDEN, INTERMEDIATE, TOPK = 1024, 128, 2
 TOKENS, COPIES, PAIRS, EXPERTS = (3, 2), (3, 4), (4, 6), (2, 2)

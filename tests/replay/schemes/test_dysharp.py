@@ -14,20 +14,20 @@ import hwmodel
 import replay
 import tracegen
 from hwmodel import System
-from replay.contract import layers as small_layers
-from replay.contract.counting import response_packets, write_packets
+from replay.chains.layer import Built, build_layer, replay_layer
+from replay.engine import GraphBuilder, TaskGraph, Timeline, Touched, schedule
 from replay.errors import UserError
-from replay.graph import GraphBuilder, TaskGraph, Timeline, Touched, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
+from replay.experiments.base.names import row_names
 from replay.measure.measured import mechanisms
 from replay.measure.parts import Mechanisms
 from replay.measure.result import Measures
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.report.mechanisms import mechanism_table
-from replay.run.layer import Built, build_layer, replay_layer
-from replay.run.names import row_names
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import response_packets, write_packets
 
 FLIT = 16
 UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS

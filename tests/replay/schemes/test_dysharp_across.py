@@ -11,14 +11,14 @@ from round_machine import NS, ROUND
 
 import hwmodel
 from hwmodel import System
-from replay.contract import layers as small_layers
-from replay.contract.examine import examine_layer
-from replay.contract.reading import port_bytes
-from replay.graph import TaskGraph, schedule
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph, build_layer
+from replay.chains.layer import build_graph, build_layer
+from replay.engine import TaskGraph, schedule
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.examine import examine_layer
+from replay.schemes.contract.reading import port_bytes
 
 HIDDEN = 256
 ROW = 2 * HIDDEN

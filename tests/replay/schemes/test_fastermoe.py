@@ -20,15 +20,15 @@ import pytest
 from round_machine import ROUND
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
-from replay.schemes.fastermoe.steps import steps_of
-from replay.schemes.software import Outline
-from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.fastermoe.steps import steps_of
+from replay.schemes.ep.software import Outline
 
 HIDDEN, INTERMEDIATE, GATED = 1024, 128, 256
 TOKENS, OWNED, GOT = (3, 2), (6, 4), (4, 6)

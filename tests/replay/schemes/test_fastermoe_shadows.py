@@ -20,20 +20,20 @@ import pytest
 from round_machine import ROUND
 
 import hwmodel
-from replay.compute import shadows
-from replay.compute.shadows import Rates
-from replay.contract import layers as small_layers
-from replay.contract.case import Case
-from replay.contract.examine import examine_case
-from replay.contract.reading import Dependencies
-from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
+from replay.model.compute import shadows
+from replay.model.compute.shadows import Rates
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.shadowed import with_shadows
 from replay.schemes import SCHEMES
-from replay.schemes.software import Outline, as_program, launched
-from replay.work.layer import ExpertShape, LayerWork
-from replay.work.shadowed import with_shadows
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.case import Case
+from replay.schemes.contract.examine import examine_case
+from replay.schemes.contract.reading import Dependencies
+from replay.schemes.ep.software import Outline, as_program, launched
 
 HIDDEN, INTERMEDIATE = 1024, 128
 MATRICES = (2 * HIDDEN * 2 * INTERMEDIATE, 2 * HIDDEN * INTERMEDIATE)  # BF16, gate and up as one

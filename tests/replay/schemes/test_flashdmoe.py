@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.contract.counting import write_packets
+from replay.chains.layer import build_layer, replay_layer
+from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
-from replay.graph import TaskGraph, Timeline, schedule
-from replay.machine.kinds import Kind
-from replay.machine.machine import Machine
-from replay.run.layer import build_layer, replay_layer
+from replay.model.machine.kinds import Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import write_packets
 
 NS = 1000  # picoseconds
 

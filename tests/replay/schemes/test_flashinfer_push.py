@@ -20,19 +20,19 @@ import pytest
 from round_machine import NS, ROUND, US
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.contract.case import Case
-from replay.contract.counting import write_packets
-from replay.contract.examine import examine_case
-from replay.contract.reading import Dependencies
-from replay.graph import GraphBuilder, TaskGraph, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.engine import GraphBuilder, TaskGraph, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES
-from replay.schemes.software import Outline, as_program, launched
-from replay.work.layer import ExpertShape, LayerWork
-from replay.work.precision import Precision
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.case import Case
+from replay.schemes.contract.counting import write_packets
+from replay.schemes.contract.examine import examine_case
+from replay.schemes.contract.reading import Dependencies
+from replay.schemes.ep.software import Outline, as_program, launched
 
 PUSH = SCHEMES["flashinfer-push"]
 HIDDEN, INTERMEDIATE = 1024, 128

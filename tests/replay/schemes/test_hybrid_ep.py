@@ -20,14 +20,14 @@ import pytest
 from round_machine import NS, ROUND, US
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.contract.counting import response_packets, write_packets
-from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
+from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import response_packets, write_packets
 
 HIDDEN, INTERMEDIATE = 1024, 128
 TOKENS, COPIES, PAIRS = (3, 2), (3, 4), (4, 6)

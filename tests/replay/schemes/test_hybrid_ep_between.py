@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import GraphBuilder, TaskGraph, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
-from replay.run.layer import replay_layer
+from replay.chains.layer import replay_layer
+from replay.engine import GraphBuilder, TaskGraph, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.schemes.hybrid_ep import between
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.hybrid_ep import between
 
 HIDDEN = 1024
 ROW = 2 * HIDDEN
@@ -62,7 +62,7 @@ def moved_ps(machine: Machine, expert: int, *, is_load: bool) -> int:
     one = np.zeros(1, np.int64)
     transfers, start = alone.transfers, alone.mark(one)
     move = transfers.load if is_load else transfers.store
-    from replay.machine.kinds import DISPATCH
+    from replay.model.machine.kinds import DISPATCH
 
     move(DISPATCH, one, one + 1, ROW, start, None)
     built = graph.build()

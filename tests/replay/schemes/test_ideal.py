@@ -11,14 +11,14 @@ from tiers import mostly_extended
 
 import hwmodel
 from hwmodel import System
-from replay.contract import layers as small_layers
+from replay.chains.layer import build_graph
+from replay.engine import schedule
 from replay.errors import UserError
-from replay.graph import schedule
-from replay.run.layer import build_graph
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES, Scheme, find
+from replay.schemes.contract import layers as small_layers
 from replay.schemes.options import about
 from replay.schemes.registry import EXAMPLES
-from replay.work.layer import ExpertShape, LayerWork
 
 OTHERS = [name for name in SCHEMES if name != "ideal"]
 RIVALS = [*OTHERS, *EXAMPLES]

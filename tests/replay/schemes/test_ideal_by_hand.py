@@ -7,14 +7,14 @@ import pytest
 from round_machine import ROUND
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.machine.times import Time
-from replay.run.layer import build_graph, build_layer
+from replay.chains.layer import build_graph, build_layer
+from replay.engine import GraphBuilder, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.times import Time
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
 
 ROWS = [50, 0, 70]
 HIDDEN, INNER = 1024, 64

@@ -7,9 +7,9 @@ import pytest
 from round_machine import US
 from spending import GPUS, Spent, layer, replay
 
-from replay.machine.kinds import Kind
-from replay.machine.resources import ResourceClass
-from replay.work.layer import Precision
+from replay.model.machine.kinds import Kind
+from replay.model.machine.resources import ResourceClass
+from replay.model.work.layer import Precision
 
 # Schemes with kernels one after the other, with FP8 rows made and unmade by some of them.
 IN_TURN = {

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from round_machine import NS, US, round_machine
 
-from replay.contract import layers as small_layers
-from replay.graph import Timeline, schedule
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import Timeline, schedule
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
-from replay.schemes.base import Scheme
-from replay.schemes.software import Outline
-from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.base import Scheme
+from replay.schemes.ep.software import Outline
 
 GAP, LAUNCH, SMALL, TILE_OVERHEAD = 2 * US, 3 * US, 300 * NS, 11 * NS
 FP8 = Precision("fp8", dispatch="bf16")

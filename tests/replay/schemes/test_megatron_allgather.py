@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.contract.examine import examine_layer
-from replay.contract.reading import port_bytes
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph, replay_layer
+from replay.chains.layer import build_graph, replay_layer
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
-from replay.schemes.software import Outline
-from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.examine import examine_layer
+from replay.schemes.contract.reading import port_bytes
+from replay.schemes.ep.software import Outline
 
 SYSTEM = hwmodel.load("dgx-h100")
 SCHEME = SCHEMES["megatron-allgather"]

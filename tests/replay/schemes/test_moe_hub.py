@@ -12,16 +12,16 @@ import pytest
 import hwmodel
 import replay
 from hwmodel import System
-from replay.contract import layers as small_layers
-from replay.contract.reading import Dependencies, port_bytes
+from replay.chains.layer import Built, build_layer
+from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
-from replay.graph import TaskGraph, Timeline, schedule
-from replay.machine.kinds import Kind
 from replay.measure.measured import mechanisms
 from replay.measure.parts import Mechanisms
-from replay.run.layer import Built, build_layer
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.reading import Dependencies, port_bytes
 
 NS = 1000  # picoseconds
 US = 1_000_000

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract.case import Case
-from replay.contract.checks import CHECKS
-from replay.contract.layers import ACROSS, draw, work
-from replay.graph import Timeline, schedule
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import Timeline, schedule
 from replay.schemes import SCHEMES
+from replay.schemes.contract.case import Case
+from replay.schemes.contract.checks import CHECKS
+from replay.schemes.contract.layers import ACROSS, draw, work
 
 SAME_LIBRARY = ("nccl-alltoall", "megatron", "megatron-allgather", "tutel", "fastermoe", "nvls")
 

@@ -10,15 +10,15 @@ import pytest
 from round_machine import NS, US, round_machine
 
 import hwmodel
-from replay.contract import layers as small_layers
-from replay.contract.counting import write_packets
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.validate.nccl import build
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import write_packets
+from replay.studies.validate.nccl import build
 
 COMBINE_KINDS = {
     getattr(Kind, f"COMBINE_{part}"): getattr(Kind, f"DISPATCH_{part}")

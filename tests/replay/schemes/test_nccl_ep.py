@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from round_machine import round_machine
 
-from replay.contract import layers as small_layers
-from replay.graph import TaskGraph, schedule
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import TaskGraph, schedule
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES
-from replay.schemes.nccl_ep import WORKSPACE_BYTES
-from replay.work.layer import ExpertShape, LayerWork
-from replay.work.precision import Precision
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.nccl_ep import WORKSPACE_BYTES
 
 NCCL, DEEPEP = SCHEMES["nccl-ep"], SCHEMES["deepep-ll"]
 

@@ -8,15 +8,15 @@ import numpy as np
 from round_machine import NS, US, round_machine
 
 import hwmodel
-from replay.collectives.nvls import NVLS
-from replay.contract import layers as small_layers
-from replay.contract.counting import response_packets, write_packets
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.collectives.nvls import NVLS
+from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.counting import response_packets, write_packets
 
 UP, DOWN = 150 * NS, 100 * NS
 VISIBLE, ACCESS, MERGE = 30 * NS, 20 * NS, 7 * NS

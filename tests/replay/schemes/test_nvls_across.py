@@ -9,12 +9,12 @@ from round_machine import NS
 from round_nodes import two_nodes
 
 import hwmodel
-from replay.contract.layers import draw, work
-from replay.graph import Timeline, schedule
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import Timeline, schedule
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape
+from replay.schemes.contract.layers import draw, work
 
 POLL = 5 * NS
 ROW = 2 * 4096  # bytes, BF16

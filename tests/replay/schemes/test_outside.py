@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import replay
-import replay.schemes.plain
+import replay.schemes.ep.plain
 from replay.errors import UserError
 from replay.schemes import SCHEMES, find, outside
 from replay.schemes.registry import EXAMPLES
 
-PLAIN = Path(replay.schemes.plain.__file__).read_text(encoding="utf-8")
+PLAIN = Path(replay.schemes.ep.plain.__file__).read_text(encoding="utf-8")
 MINE = PLAIN.replace('name = "plain"', 'name = "mine"')
 
 

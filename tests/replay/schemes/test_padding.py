@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from replay.contract import layers as small_layers
-from replay.contract.case import one_flop_per_picosecond
-from replay.machine.kinds import Kind
-from replay.run.layer import build_layer
+from replay.chains.layer import build_layer
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import LayerWork
 from replay.schemes import SCHEMES, find
-from replay.work.layer import LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.case import one_flop_per_picosecond
 
 SENT = np.array(  # rows of each rank for the expert of each rank
     [[0, 0, 0, 0], [144, 103, 79, 74], [25, 13, 14, 8], [1, 1, 0, 0]]

@@ -17,12 +17,12 @@ import pytest
 import hwmodel
 import replay
 import tracegen
-from replay.contract import layers as small_layers
-from replay.contract.reading import port_bytes
+from replay.chains.layer import build_graph
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.report.payload import payload_tables
-from replay.run.layer import build_graph
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.reading import port_bytes
 
 RANKS, EXPERTS = 32, 256
 

@@ -16,21 +16,21 @@ import pytest
 from tiers import mostly_extended
 
 from hwmodel import System
-from replay.contract import CHECKS
-from replay.contract import layers as small_layers
-from replay.contract.case import Case
-from replay.contract.examine import case_of, declared, examine_case
-from replay.contract.reading import Dependencies
+from replay.chains.layer import build_graph, replay_layer
+from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
-from replay.graph import TaskGraph, Timeline, schedule
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph, replay_layer
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import LayerWork
 from replay.schemes import SCHEMES, find
-from replay.schemes.base import LayerRefusedError
-from replay.schemes.facts import lacking
+from replay.schemes.contract import CHECKS
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.case import Case
+from replay.schemes.contract.examine import case_of, declared, examine_case
+from replay.schemes.contract.reading import Dependencies
+from replay.schemes.ep.base import LayerRefusedError
+from replay.schemes.ep.facts import lacking
 from replay.schemes.options import about
 from replay.schemes.registry import COMPARED, EXAMPLES
-from replay.work.layer import LayerWork
 
 SystemFor = Callable[[int], System]
 

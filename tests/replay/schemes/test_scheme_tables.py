@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import replay.schemes.deepep.normal
-import replay.schemes.traffic
-from replay.contract.examine import LONGEST_SUMMARY
+import replay.schemes.ep.deepep.normal
+import replay.schemes.ep.traffic
+from replay.model.work.precision import Precision
 from replay.report.scheme_tables import (
     TABLES,
     facts_of,
@@ -21,10 +21,10 @@ from replay.report.scheme_tables import (
     with_tables,
 )
 from replay.schemes import SCHEMES
+from replay.schemes.contract.examine import LONGEST_SUMMARY
+from replay.schemes.ep.software import Outline
 from replay.schemes.options import about
 from replay.schemes.registry import EXAMPLES
-from replay.schemes.software import Outline
-from replay.work.precision import Precision
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,7 +86,7 @@ def test_every_option_says_what_it_is_and_where_its_default_is_from(scheme) -> N
 
 
 def test_deepeps_formula_stands_where_one_looks() -> None:
-    for module in (replay.schemes.traffic, replay.schemes.deepep.normal):
+    for module in (replay.schemes.ep.traffic, replay.schemes.ep.deepep.normal):
         text = inspect.getdoc(module) or ""
         assert "r(t)" in text and "In(g)" in text
     assert "deepep" in (inspect.getdoc(replay.schemes) or "")

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from tiers import mostly_extended
 
 from hwmodel import System
-from replay.contract import counting as traffic_oracle
-from replay.contract import layers as small_layers
-from replay.contract.case import Case
-from replay.contract.reading import port_bytes
-from replay.graph import TaskGraph
-from replay.machine.kinds import Kind
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import TaskGraph
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.schemes.traffic import NETWORK, TRAFFIC
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import counting as traffic_oracle
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.case import Case
+from replay.schemes.contract.reading import port_bytes
+from replay.schemes.ep.traffic import NETWORK, TRAFFIC
 
 SystemFor = Callable[[int], System]
 

@@ -12,17 +12,17 @@ import pytest
 from round_machine import NS, ROUND, US
 
 import hwmodel
-from replay.contract.case import Case
-from replay.contract.examine import examine_case
-from replay.contract.layers import LAYERS, draw, work
-from replay.contract.reading import Dependencies
-from replay.contract.sms import most_in_use
+from replay.chains.layer import build_layer
+from replay.engine import Timeline, schedule
 from replay.errors import UserError
-from replay.graph import Timeline, schedule
-from replay.machine.kinds import Kind
-from replay.run.layer import build_layer
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract.case import Case
+from replay.schemes.contract.examine import examine_case
+from replay.schemes.contract.layers import LAYERS, draw, work
+from replay.schemes.contract.reading import Dependencies
+from replay.schemes.contract.sms import most_in_use
 
 UP, DOWN, VISIBLE, POLL = 150 * NS, 100 * NS, 30 * NS, 5 * NS
 MEMORY, CACHE, GAP = 60 * NS, 20 * NS, 2 * US

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.contract.layers import LAYERS, draw, work
-from replay.graph import schedule
-from replay.machine.kinds import Kind
-from replay.run.chain import ChainLink, build
-from replay.run.layer import build_layer, replay_layer
+from replay.chains.chain import ChainLink, build
+from replay.chains.layer import build_layer, replay_layer
+from replay.engine import schedule
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES, Scheme, find
-from replay.schemes.software import Outline, as_program, launched
-from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.schemes.contract.layers import LAYERS, draw, work
+from replay.schemes.ep.software import Outline, as_program, launched
 
 SYSTEM = hwmodel.load("dgx-h100")
 LAUNCH_US, GRAPH_US, STREAM_GAP_US = 4.5, 2.5, 2.0

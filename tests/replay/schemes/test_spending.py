@@ -26,9 +26,9 @@ from spending import (
 )
 from spending import replay as replay_on
 
-from replay.machine.kinds import Kind
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import LayerWork, Precision
 from replay.schemes import SCHEMES
-from replay.work.layer import LayerWork, Precision
 
 TYPES = Precision("bf16", combine="fp32")
 TWO, FOUR = 2, 4

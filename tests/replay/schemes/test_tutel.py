@@ -10,18 +10,18 @@ from round_machine import round_machine
 
 import hwmodel
 import tracegen
-from replay.contract import layers as small_layers
-from replay.contract.examine import examine_layer
-from replay.contract.reading import port_bytes
-from replay.graph import Timeline, schedule
-from replay.machine.kinds import Kind
-from replay.machine.machine import Ints, Machine
-from replay.run.layer import build_graph, build_layer
+from replay.chains.layer import build_graph, build_layer
+from replay.engine import Timeline, schedule
+from replay.model.machine.kinds import Kind
+from replay.model.machine.machine import Ints, Machine
+from replay.model.work.capacity import Carried, cut, largest_load, with_capacity
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.schemes.base import DROPPED, PADDED, Scheme
-from replay.schemes.tutel.scheme import Tutel
-from replay.work.capacity import Carried, cut, largest_load, with_capacity
-from replay.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.examine import examine_layer
+from replay.schemes.contract.reading import port_bytes
+from replay.schemes.ep.base import DROPPED, PADDED, Scheme
+from replay.schemes.ep.tutel.scheme import Tutel
 
 FLAT = hwmodel.load("dgx-h100", {"compute.bf16_grouped_whole_tiles": False})
 

@@ -9,17 +9,17 @@ from round_machine import US
 from round_nodes import two_nodes
 
 import hwmodel
-from replay.collectives.pair_rules import PairRules
-from replay.collectives.point_to_point import Exchanged, all_to_all
-from replay.contract.case import Case
-from replay.contract.checks import CHECKS
-from replay.contract.layers import ACROSS, draw, work
-from replay.graph import Timeline, schedule
-from replay.machine.kinds import DISPATCH, Kind
-from replay.machine.machine import Ints, Machine
-from replay.run.layer import build_graph
+from replay.chains.layer import build_graph
+from replay.engine import Timeline, schedule
+from replay.model.collectives.pair_rules import PairRules
+from replay.model.collectives.point_to_point import Exchanged, all_to_all
+from replay.model.machine.kinds import DISPATCH, Kind
+from replay.model.machine.machine import Ints, Machine
 from replay.schemes import SCHEMES
-from replay.schemes.tutel import hierarchical
+from replay.schemes.contract.case import Case
+from replay.schemes.contract.checks import CHECKS
+from replay.schemes.contract.layers import ACROSS, draw, work
+from replay.schemes.ep.tutel import hierarchical
 
 PORTS = ("uplink", "downlink", "pcie-out", "nic-out", "nic-in", "pcie-in")
 SMALL = [name for name in ACROSS if ("tiny" in name or " of 2" in name) and "fp8" not in name]

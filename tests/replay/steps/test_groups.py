@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import hwmodel
-from replay.collectives import nccl
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import DISPATCH, KIND_NAMES
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, schedule
+from replay.model.collectives import nccl
+from replay.model.machine.kinds import DISPATCH, KIND_NAMES
+from replay.model.machine.machine import Machine
 from replay.steps.groups import LARGEST, Groups, spread
 
 H100 = hwmodel.load("dgx-h100")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from replay.run.jitter import Jitter
+from replay.chains.jitter import Jitter
+from replay.experiments.train.composed import Composed, compose
+from replay.experiments.train.schedules.base import Shape
+from replay.experiments.train.schedules.registry import find
 from replay.steps.jitter import delays
 from replay.steps.times import Hop, PartTimes, StepTimes, Timed
-from replay.training.composed import Composed, compose
-from replay.training.schedules.base import Shape
-from replay.training.schedules.registry import find
 
 RANKS, OWN, MET, LAYERS, BATCHES = 4, 30_000_000, 20_000_000, 3, 5
 JITTER = Jitter(5.0, 1.0, seed=3)

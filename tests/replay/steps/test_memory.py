@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hwmodel
-from replay.contract import layers as small_layers
 from replay.errors import UserError
+from replay.model.work.layer import ExpertShape
 from replay.schemes import find
+from replay.schemes.contract import layers as small_layers
 from replay.steps import activations, memory, parameters, recipes
 from replay.steps.memory import GIB, Held, StageMemory
 from replay.steps.plan import Plan
-from replay.work.layer import ExpertShape
 from tracegen import models
 
 V3 = models.load("deepseek-v3")

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.compute.dense_layers import DenseParts
-from replay.compute.slices import Slices
+from replay.engine import GraphBuilder
 from replay.errors import UserError
-from replay.graph import GraphBuilder
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
-from replay.schemes.base import LayerRefusedError
+from replay.model.compute.dense_layers import DenseParts
+from replay.model.compute.slices import Slices
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.work.context import Context
+from replay.schemes.ep.base import LayerRefusedError
 from replay.steps import copies
 from replay.steps.groups import Groups
 from replay.steps.layer_passes import behind_forward
@@ -23,7 +24,6 @@ from replay.steps.plan import Plan
 from replay.steps.replays import StepReplays
 from replay.steps.routing import Routing
 from replay.steps.times import StepTimes, Timed
-from replay.work.context import Context
 from tracegen import models
 from tracegen.generate import generate
 from tracegen.models import ModelShape

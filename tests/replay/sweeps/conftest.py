@@ -35,7 +35,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its folder, as one process leaves it."""
-    from replay.sweeps import sweep
+    from replay.studies.sweeps import sweep
 
     folder = tmp_path_factory.mktemp("whole")
     sweep(small, folder)
@@ -62,7 +62,7 @@ SCHEMES = """
 import os, signal, time
 from pathlib import Path
 
-from replay.schemes.ideal import Ideal
+from replay.schemes.ep.ideal import Ideal
 
 
 class Slow(Ideal):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from replay.errors import UserError
-from replay.sweeps import clusters, sweep
+from replay.studies.sweeps import clusters, sweep
 
 distributed = pytest.importorskip("distributed", reason="pip install 'moereplay[sweep]'")
 pytestmark = pytest.mark.filterwarnings("default")  # what Dask does to sockets is not ours
@@ -78,7 +78,7 @@ def test_a_worker_with_other_files_ends_the_sweep(
     odd_study: Callable[..., Path], tmp_path: Path, cluster: Any
 ) -> None:
     study = odd_study("slow", seeds="[0]", ranks="[2]")
-    from replay.sweeps.plan import plan_sweep
+    from replay.studies.sweeps.plan import plan_sweep
 
     plan = plan_sweep(study, allow_code=True)
     (tmp_path / "odd.py").unlink()

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-import replay.choosing.candidate
+import replay.experiments.choose.candidate
 from replay.errors import UserError
-from replay.run.load import check_numbers
-from replay.sweeps import leases, sweep
-from replay.sweeps.leases import Leases
-from replay.sweeps.plan import plan_sweep
-from replay.sweeps.store import MOST_REASON, Outcome, Store, point_text
-from replay.sweeps.study import parse_study
+from replay.experiments.base.load import check_numbers
+from replay.studies.sweeps import leases, sweep
+from replay.studies.sweeps.leases import Leases
+from replay.studies.sweeps.plan import plan_sweep
+from replay.studies.sweeps.store import MOST_REASON, Outcome, Store, point_text
+from replay.studies.sweeps.study import parse_study
 
 InPlaceOf = Callable[[Path, Path], Iterator[str]]
 
@@ -157,7 +157,7 @@ def test_a_well_signed_point_is_believed_only_if_it_can_be(made: Path, out: Path
 
 
 def test_costs_of_a_choice_are_believed_only_if_they_can_be(tmp_path: Path) -> None:
-    store = Store(tmp_path, replay.choosing.candidate.Cost)
+    store = Store(tmp_path, replay.experiments.choose.candidate.Cost)
     cost = {
         "step_us": 1.0, "spent_us": {"gemm": 1.0}, "tokens_per_s": 1.0, "mfu": 0.1,
         "flop_per_token": 1, "memory_gib": 1.0,

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from replay.errors import UserError
-from replay.sweeps import leases, sweep
-from replay.sweeps.leases import Leases
-from replay.sweeps.plan import plan_sweep
+from replay.studies.sweeps import leases, sweep
+from replay.studies.sweeps.leases import Leases
+from replay.studies.sweeps.plan import plan_sweep
 
 
 def said_nothing(line: str) -> None:

@@ -14,11 +14,11 @@ import pytest
 
 import replay
 from replay.errors import UserError
+from replay.experiments.base.rows import COLUMNS
 from replay.files import ManagedFolder
-from replay.run.rows import COLUMNS
-from replay.sweeps import load_table, sweep
-from replay.sweeps.dataset import DataSet
-from replay.sweeps.study import parse_study
+from replay.studies.sweeps import load_table, sweep
+from replay.studies.sweeps.dataset import DataSet
+from replay.studies.sweeps.study import parse_study
 
 pandas = pytest.importorskip("pandas", reason="pip install 'moereplay[sweep]'")
 parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'moereplay[sweep]'")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from replay.sweeps.points import points_of
-from replay.sweeps.study import load_study
+from replay.studies.sweeps.points import points_of
+from replay.studies.sweeps.study import load_study
 
 
 @pytest.mark.parametrize(

@@ -21,19 +21,19 @@ import replay
 import tracegen
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.run import identity as run_identity
+from replay.experiments.base import identity as run_identity
 from replay.schemes import SCHEMES
-from replay.sweeps import columns as column_reading
-from replay.sweeps import load_study, study_names
-from replay.sweeps.claims import NUM_LABELS
-from replay.sweeps.plan import plan_sweep
-from replay.sweeps.points import points_of, show
-from replay.sweeps.result import SweepResult
-from replay.sweeps.run import sweep
-from replay.sweeps.source import recorded
-from replay.sweeps.study import Column, Grid, Study, parse_study
-from replay.sweeps.table import markdown
-from replay.sweeps.task import make_task
+from replay.studies.sweeps import columns as column_reading
+from replay.studies.sweeps import load_study, study_names
+from replay.studies.sweeps.claims import NUM_LABELS
+from replay.studies.sweeps.plan import plan_sweep
+from replay.studies.sweeps.points import points_of, show
+from replay.studies.sweeps.result import SweepResult
+from replay.studies.sweeps.run import sweep
+from replay.studies.sweeps.source import recorded
+from replay.studies.sweeps.study import Column, Grid, Study, parse_study
+from replay.studies.sweeps.table import markdown
+from replay.studies.sweeps.task import make_task
 
 STUDY = """
 title = "A small study"

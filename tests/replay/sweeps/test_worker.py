@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from replay.errors import UserError
-from replay.sweeps import worker
-from replay.sweeps.plan import plan_sweep
-from replay.sweeps.store import point_text, read_point
-from replay.sweeps.worker import Job, Worker
+from replay.studies.sweeps import worker
+from replay.studies.sweeps.plan import plan_sweep
+from replay.studies.sweeps.store import point_text, read_point
+from replay.studies.sweeps.worker import Job, Worker
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_an_error_is_told_in_a_line_with_where_it_was(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("replay.sweeps.task.carry_out", fail)
+    monkeypatch.setattr("replay.studies.sweeps.task.carry_out", fail)
     failure = Worker()([job])[0][0].failure
     assert failure is not None and failure.message == "MemoryError: no message"
     assert "in fail" in failure.traceback[-1] and len(failure.traceback) <= worker.MOST_FRAMES

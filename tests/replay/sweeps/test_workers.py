@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from replay.cli.app import app
 from replay.errors import UserError
 from replay.processes import OneProcess, answers, fresh_context
-from replay.sweeps import crews, load_study, sweep
-from replay.sweeps.points import Point
-from replay.sweeps.shards import parse_shard, shard_of
-from replay.sweeps.worker import Job
+from replay.studies.sweeps import crews, load_study, sweep
+from replay.studies.sweeps.points import Point
+from replay.studies.sweeps.shards import parse_shard, shard_of
+from replay.studies.sweeps.worker import Job
 
 ROOT = Path(__file__).parents[3]
 IsWhole = Callable[[Path], bool]

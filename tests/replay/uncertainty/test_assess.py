@@ -14,20 +14,18 @@ from hypothesis.extra import numpy as hnp
 import hwmodel
 import replay
 from hwmodel.specs import SystemSpec
+from replay.engine import schedule
+from replay.engine.slow import slowed
 from replay.errors import UserError
-from replay.graph import schedule
-from replay.graph.slow import slowed
-from replay.machine.kinds import Kind
-from replay.run.chain import build
-from replay.run.prepared import prepare
-from replay.run.setup import Setup
+from replay.experiments.layer.setup import Setup
+from replay.model.machine.kinds import Kind
 from replay.schemes import SCHEMES
-from replay.schemes.plain import Plain
-from replay.uncertainty.assess import Draw, _summary, assess
-from replay.uncertainty.draws import deviation, share
-from replay.uncertainty.parts import factors, group_of, parts_of
-from replay.uncertainty.residuals import POINTS, table
-from replay.uncertainty.timing import Timer
+from replay.schemes.ep.plain import Plain
+from replay.studies.uncertainty.assess import Draw, _summary, assess
+from replay.studies.uncertainty.draws import deviation, share
+from replay.studies.uncertainty.parts import factors, group_of, parts_of
+from replay.studies.uncertainty.residuals import POINTS, table
+from replay.studies.uncertainty.timing import Timer
 
 ONES = np.ones(len(Kind))
 KINDS_OF_REPLAY = {
@@ -91,8 +89,7 @@ def test_a_chain_in_a_draw_is_replayed_layer_by_layer_as_at_once(synthetic):
     timer = Timer(compared.results, trace, system)
     for index, result in enumerate(compared.results):
         scheme = SCHEMES[result.scheme.name]
-        ready = prepare(Setup(result.spec, {}, system, scheme), trace)
-        chain = build(ready.links, system, scheme, ready.launch)
+        chain = Setup(result.spec, {}, system, scheme).prepared(trace).build()
         whole_ps = schedule(slowed(chain.built.graph, by_kind)).makespan_ps
         assert timer.time_us(index, system, by_kind) == whole_ps / 1e6
 

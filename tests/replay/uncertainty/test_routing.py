@@ -10,8 +10,8 @@ import pytest
 import replay
 import tracegen
 from replay.errors import UserError
-from replay.uncertainty import routing
-from replay.uncertainty.assess import assess
+from replay.studies.uncertainty import routing
+from replay.studies.uncertainty.assess import assess
 
 
 def test_what_was_generated_is_generated_anew(synthetic):

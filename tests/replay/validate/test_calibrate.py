@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from replay.validate.catalog import TABLES
+from replay.studies.validate.catalog import TABLES
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "calibrate.py"
 TEXT = """name = "x"

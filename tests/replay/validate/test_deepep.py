@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
-from replay.run.layer import replay_layer
+from replay.chains.layer import replay_layer
 from replay.schemes import SCHEMES
-from replay.schemes.deepep.normal import DeepEp, DeepEpOptions
-from replay.validate import deepep
-from replay.validate.bench import Bench, even_work, uniform_work
-from replay.validate.catalog import TABLES
-from replay.validate.table import Row
+from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
+from replay.studies.validate import deepep
+from replay.studies.validate.bench import Bench, even_work, uniform_work
+from replay.studies.validate.catalog import TABLES
+from replay.studies.validate.table import Row
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])

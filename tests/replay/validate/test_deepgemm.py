@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from replay.validate.bench import Bench
-from replay.validate.catalog import TABLES
-from replay.validate.deepgemm import measured_rows, unpadded_rows
-from replay.validate.skew import power_law
-from replay.validate.table import Row, predict
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.catalog import TABLES
+from replay.studies.validate.deepgemm import measured_rows, unpadded_rows
+from replay.studies.validate.skew import power_law
+from replay.studies.validate.table import Row, predict
 
 TABLE = TABLES["moe_deepgemm"]
 

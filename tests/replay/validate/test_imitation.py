@@ -12,7 +12,7 @@ import tracegen
 from replay.cli.app import app
 from replay.cli.imitate import UNFIT
 from replay.errors import UserError
-from replay.validate.imitation import compare_times, layer_times_us, mean_times_us
+from replay.studies.validate.imitation import compare_times, layer_times_us, mean_times_us
 from tracegen.generate import generate
 from tracegen.imitate.resemblance import Row
 from tracegen.trace.tables import RequestTable

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.compute.gemm import Gemm
-from replay.compute.gemm_tiles import gemm_tasks
-from replay.compute.row_tiles import row_tiles
-from replay.contract import layers as small_layers
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, schedule
 from replay.measure.measured import mechanisms
-from replay.work.layer import ExpertShape
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.row_tiles import row_tiles
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape
+from replay.schemes.contract import layers as small_layers
 
 ROOT = Path(__file__).parents[3]
 TABLES = ROOT / "replay" / "validate" / "measurements"

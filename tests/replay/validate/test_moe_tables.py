@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.validate import compute
-from replay.validate.bench import Bench
-from replay.validate.table import Row
+from replay.studies.validate import compute
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.table import Row
 
 
 def row(tokens, hidden=2688, distribution="balanced", **changes):

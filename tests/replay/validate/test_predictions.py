@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.validate import predictions
-from replay.validate.bench import Bench, even_work, uniform_work
-from replay.validate.catalog import TABLES
-from replay.work.layer import LayerWork
+from replay.model.work.layer import LayerWork
+from replay.studies.validate import predictions
+from replay.studies.validate.bench import Bench, even_work, uniform_work
+from replay.studies.validate.catalog import TABLES
 
 NOTIFY = TABLES["deepep_internode_notify"]
 

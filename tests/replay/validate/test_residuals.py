@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from replay.uncertainty import residuals
-from replay.uncertainty.residuals import POINTS
-from replay.validate.bench import Bench
-from replay.validate.catalog import TABLES
-from replay.validate.residuals import PARTS, UNFITTED, num_rows, quantiles
-from replay.validate.table import Outcome, predict
+from replay.studies.uncertainty import residuals
+from replay.studies.uncertainty.residuals import POINTS
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.catalog import TABLES
+from replay.studies.validate.residuals import PARTS, UNFITTED, num_rows, quantiles
+from replay.studies.validate.table import Outcome, predict
 
 FAST = {"CCFuser dispatch", "CCFuser combine"}
 

@@ -11,13 +11,13 @@ import pytest
 
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.validate import report, validate
-from replay.validate.bench import Bench, even_work, uniform_work
-from replay.validate.catalog import TABLES, of_system
-from replay.validate.compute import gemm_outliers
-from replay.validate.page import page
-from replay.validate.saved import SavedValidation
-from replay.validate.table import Outcome, Row, Table, predict
+from replay.studies.validate import report, validate
+from replay.studies.validate.bench import Bench, even_work, uniform_work
+from replay.studies.validate.catalog import TABLES, of_system
+from replay.studies.validate.compute import gemm_outliers
+from replay.studies.validate.page import page
+from replay.studies.validate.saved import SavedValidation
+from replay.studies.validate.table import Outcome, Row, Table, predict
 
 MOST_TOKENS = 512
 SOME_ROWS = 25  # of the cheap rows of a table, or a few more: its parts still have theirs
@@ -51,7 +51,7 @@ def on_cheap_rows(name):
 
 def documented_lines():
     """Lines of the error table in VALIDATION.md, headings left out."""
-    text = (resources.files("replay.validate") / "VALIDATION.md").read_text("utf-8")
+    text = (resources.files("replay.studies.validate") / "VALIDATION.md").read_text("utf-8")
     table = text.partition("<!-- errors -->\n")[2].partition("<!-- /errors -->")[0]
     return table.splitlines()
 
@@ -235,7 +235,7 @@ def test_charts_show_every_row_as_it_is_saved():
 
 
 def test_of_many_rows_those_that_are_furthest_off_are_drawn(monkeypatch):
-    monkeypatch.setattr("replay.validate.page.MOST_POINTS", 9)
+    monkeypatch.setattr("replay.studies.validate.page.MOST_POINTS", 9)
     (outcome,) = validate(["links"])
     chart = next(iter(page([outcome]).charts()))
     assert chart.says == "8 of 18 rows are drawn."

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from replay.errors import UserError
-from replay.work.affinity import MOST_LOAD, counted, experts_of_nodes
-from replay.work.placement import place
+from replay.model.work.affinity import MOST_LOAD, counted, experts_of_nodes
+from replay.model.work.placement import place
 
 
 def cut(together: np.ndarray, nodes: list[set[int]]) -> int:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.errors import UserError
-from replay.work.batch import DEFAULT_TOKENS_PER_RANK, Batch, form_batch
+from replay.model.work.batch import DEFAULT_TOKENS_PER_RANK, Batch, form_batch
 
 
 def owned(trace, batch: Batch) -> list[list[tuple[int, int]]]:

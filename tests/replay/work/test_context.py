@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from replay.work.batch import form_batch
-from replay.work.context import Context
+from replay.model.work.batch import form_batch
+from replay.model.work.context import Context
 
 
 def test_in_decode_every_token_reads_its_own_cache(recorded) -> None:

@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 import yaml
 
-from replay.work.expert_maps import to_text
-from replay.work.placement import Placement
-from replay.work.replicas import choose
+from replay.model.work.expert_maps import to_text
+from replay.model.work.placement import Placement
+from replay.model.work.replicas import choose
 
 ENGINES = Path(os.environ.get("MOEREPLAY_ENGINES", ""))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.errors import UserError
-from replay.work.eplb import Rebalanced, greedy, packed, rebalance_experts, replicated
+from replay.model.work.eplb import Rebalanced, greedy, packed, rebalance_experts, replicated
 
 # deepseek-ai/EPLB, README: two layers of 12 experts in 4 groups, 16 slots on 2 nodes of 4 GPUs
 PUBLISHED_LOADS = [

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from replay.errors import UserError
-from replay.work.expert_maps import FORMATS, to_text
-from replay.work.map_arrays import WhichLayer, row_of
-from replay.work.placement import identify, place
+from replay.model.work.expert_maps import FORMATS, to_text
+from replay.model.work.map_arrays import WhichLayer, row_of
+from replay.model.work.placement import identify, place
 
 # Two MoE layers, which are the decoder layers 1 and 3 of four: 4 experts, 6 slots on 2 ranks.
 SLOTS = np.array([[0, 1, 2, 3, 0, 2], [3, 2, 1, 0, 3, 3]])
@@ -299,7 +299,7 @@ def test_a_hostile_yaml_file_is_refused(text: str, said: str, tmp_path: Path) ->
 def test_a_file_larger_than_any_map_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.work.map_files.LARGEST_FILE", 10)
+    monkeypatch.setattr("replay.model.work.map_files.LARGEST_FILE", 10)
     with pytest.raises(UserError, match="MB are read"):
         place(f"file:{write(tmp_path, 'vllm')}", 4, 2)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.work.layer import ExpertShape, LayerWork, Precision
-from replay.work.placement import place
-from replay.work.thinned import choose, thinned
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
+from replay.model.work.placement import place
+from replay.model.work.thinned import choose, thinned
 
 
 def layer() -> LayerWork:

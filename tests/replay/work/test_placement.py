@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.errors import UserError
-from replay.work.placement import place
+from replay.model.work.placement import place
 
 
 def test_contiguous_keeps_neighbours_together() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from replay.work.placement import Placement
-from replay.work.replicas import RULES, choose, planned
+from replay.model.work.placement import Placement
+from replay.model.work.replicas import RULES, choose, planned
 
 
 def placed(slots: list[int], num_ranks: int) -> Placement:

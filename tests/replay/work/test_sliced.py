@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 import hwmodel
 import replay
 import tracegen
+from replay.chains.layer import make_work
 from replay.cli.app import app
-from replay.contract.layers import draw
 from replay.errors import UserError
-from replay.run.identity import describe
-from replay.run.layer import make_work
-from replay.run.spec import RunSpec
-from replay.work.batch import form_batch
-from replay.work.layer import ExpertShape, LayerWork, Precision
-from replay.work.placement import Placement, place
-from replay.work.sliced import num_groups, sliced
+from replay.experiments.base.identity import describe
+from replay.experiments.layer.spec import RunSpec
+from replay.model.work.batch import form_batch
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
+from replay.model.work.placement import Placement, place
+from replay.model.work.sliced import num_groups, sliced
+from replay.schemes.contract.layers import draw
 from tracegen.generate import generate
 
 SHAPE = ExpertShape(hidden=24, intermediate=48)

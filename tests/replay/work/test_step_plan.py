@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.errors import UserError
-from replay.work import even_plan, quota_plan
-from replay.work.placement import place
-from replay.work.step_plan import Copy, StepPlan, _relayed, divided, num_relays, plan_step
+from replay.model.work import even_plan, quota_plan
+from replay.model.work.placement import place
+from replay.model.work.step_plan import Copy, StepPlan, _relayed, divided, num_relays, plan_step
 
 Ids = np.ndarray
 

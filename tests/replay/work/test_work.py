@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from replay.contract import layers as small_layers
 from replay.errors import UserError
-from replay.work.layer import ExpertShape
-from replay.work.precision import Precision
+from replay.model.work.layer import ExpertShape
+from replay.model.work.precision import Precision
+from replay.schemes.contract import layers as small_layers
 
 
 @pytest.mark.parametrize("name", small_layers.ALL)

@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from tracegen.cli.delivery import Delivery, delivers
-from tracegen.display.content import Bars, Column, Page, Part, Section, Table
-from tracegen.errors import UserError
+from tracegen.shared.display.content import Bars, Column, Page, Part, Section, Table
+from tracegen.shared.errors import UserError
 
 pytest.importorskip("matplotlib")
 

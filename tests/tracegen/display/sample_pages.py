@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tracegen.display.content import (
+from tracegen.shared.display.content import (
     Axis,
     Bars,
     Cell,

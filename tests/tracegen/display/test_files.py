@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracegen.display import files
-from tracegen.display.content import Column, Page, Section, Table
-from tracegen.display.names import stems
+from tracegen.shared.display import files
+from tracegen.shared.display.content import Column, Page, Section, Table
+from tracegen.shared.display.names import stems
 
 COLUMNS = (
     Column("scheme"),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tracegen.display import files
-from tracegen.display.content import Column, Page, Section, Table
-from tracegen.errors import UserError
+from tracegen.shared.display import files
+from tracegen.shared.display.content import Column, Page, Section, Table
+from tracegen.shared.errors import UserError
 
 
 def test_no_file_of_a_folder_of_tables_is_followed(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sample_pages
 
-from tracegen.display.html import document, fragment
+from tracegen.shared.display.html import document, fragment
 
 TAB, ENTER = "\ue004", "\ue007"
 """As WebDriver writes these keys."""

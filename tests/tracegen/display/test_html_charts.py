@@ -13,7 +13,7 @@ import sample_pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracegen.display.content import (
+from tracegen.shared.display.content import (
     Axis,
     Bars,
     Heat,
@@ -25,12 +25,12 @@ from tracegen.display.content import (
     Span,
     Waterfall,
 )
-from tracegen.display.html import bars, document, fragment, heat, plot, waterfall
-from tracegen.display.html.charts import MODULES, figure
-from tracegen.display.html.drawing import NARROW, WIDE, Colours
-from tracegen.display.html.labels import apart
-from tracegen.display.html.paths import thinned
-from tracegen.display.palette import places
+from tracegen.shared.display.html import bars, document, fragment, heat, plot, waterfall
+from tracegen.shared.display.html.charts import MODULES, figure
+from tracegen.shared.display.html.drawing import NARROW, WIDE, Colours
+from tracegen.shared.display.html.labels import apart
+from tracegen.shared.display.html.paths import thinned
+from tracegen.shared.display.palette import places
 
 SEVERAL = settings(max_examples=25)
 EMPTY_PAGE = document(Page("", "", []))

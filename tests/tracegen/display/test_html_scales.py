@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tracegen.display.html.scales import figures, linear_ticks, log_ticks, scale, tick_labels
+from tracegen.shared.display.html.scales import figures, linear_ticks, log_ticks, scale, tick_labels
 
 FEW = settings(max_examples=40)
 NUMBERS = st.floats(-1e12, 1e12).map(lambda x: round(x, 6))

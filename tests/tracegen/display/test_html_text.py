@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 import sample_pages
 
-from tracegen.display.content import Page, Section
-from tracegen.display.html import document, fragment
+from tracegen.shared.display.content import Page, Section
+from tracegen.shared.display.html import document, fragment
 
 DOCUMENT = "html head meta title style body script"
 TEXT = "div header main nav details summary h1 h2 h3 p a span code small ul li dl dt dd"

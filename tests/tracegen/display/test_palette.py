@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracegen.display import palette
-from tracegen.display.content import Axis, Bars, Line, Page, Part, Plot, Section, Span, Waterfall
+from tracegen.shared.display import palette
+from tracegen.shared.display.content import (
+    Axis,
+    Bars,
+    Line,
+    Page,
+    Part,
+    Plot,
+    Section,
+    Span,
+    Waterfall,
+)
 
 SIGHT = {
     "normal": np.eye(3),

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tracegen.display import palette, plots
-from tracegen.display.content import (
+from tracegen.shared.display import palette, plots
+from tracegen.shared.display.content import (
     Axis,
     Bars,
     Chart,
@@ -26,14 +26,14 @@ from tracegen.display.content import (
     Span,
     Waterfall,
 )
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 
 pytest.importorskip("matplotlib")
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from tracegen.display.drawing import draw
-from tracegen.display.paper import WIDTH, power
+from tracegen.shared.display.drawing import draw
+from tracegen.shared.display.paper import WIDTH, power
 
 BARS = Bars(
     "bars", "Time by phase", ["deepep", "a $\\frac{$ of _no_ sense", "_hidden"],

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tracegen.display.content import Column, Table
-from tracegen.display.terminal import GAP, fitting, shared
+from tracegen.shared.display.content import Column, Table
+from tracegen.shared.display.terminal import GAP, fitting, shared
 
 WIDTHS = st.lists(
     st.tuples(st.integers(1, 30), st.integers(0, 4)), min_size=1, max_size=9

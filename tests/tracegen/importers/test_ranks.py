@@ -10,7 +10,7 @@ import pytest
 from dumps import SIZES, ids_of, megatron_files, phases, routing, sglang_record
 
 import tracegen
-from replay.work.batch import form_batch
+from replay.model.work.batch import form_batch
 from tracegen.file.writer import write
 from tracegen.importers import read
 from tracegen.library.convert import convert

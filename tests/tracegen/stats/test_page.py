@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import tracegen
 from tracegen.cli import app
-from tracegen.display.content import Bars, Heat, Page, Plot
+from tracegen.shared.display.content import Bars, Heat, Page, Plot
 from tracegen.stats.nodes import node_statistics
 from tracegen.stats.page import (
     MOST_EXPERTS,

@@ -1,0 +1,158 @@
+"""Times no schedule of a graph can beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay.engine.columns import fixed, stepped
+from replay.engine.recent import Recent
+from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
+from replay.engine.timeline import sum_by
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Lower bounds on the makespan, in picoseconds.
+
+    Attributes
+    ----------
+    busiest_ps
+        For each group of resources, the time its busiest resource needs with all servers busy.
+    busiest_name
+        That resource, for each group.
+    chain_ps
+        Durations and latencies along the longest chain, with nobody else in the way.
+    """
+
+    busiest_ps: dict[str, int]
+    busiest_name: dict[str, str]
+    chain_ps: int
+
+    @property
+    def largest_ps(self) -> int:
+        """The tightest of them."""
+        return max(self.chain_ps, *self.busiest_ps.values(), 0)
+
+
+def lower_bounds(graph: TaskGraph) -> Bounds:
+    """All bounds of a graph.
+
+    Examples
+    --------
+    >>> from replay.engine import GraphBuilder
+    >>> builder = GraphBuilder(["send"])
+    >>> port = builder.resource("uplink", group="uplink")
+    >>> ids = builder.add(3, resource=port, duration_ps=10, latency_ps=25)
+    >>> bounds = lower_bounds(builder.build())
+    >>> bounds.busiest_ps, bounds.chain_ps, bounds.largest_ps
+    ({'uplink': 30}, 35, 35)
+    """
+    least = busiest_ps(graph)
+    groups = np.array(graph.resources.groups)
+    busiest, names = {}, {}
+    for group in dict.fromkeys(graph.resources.groups):
+        members = np.flatnonzero(groups == group)
+        first = int(members[np.argmax(least[members])])
+        busiest[group], names[group] = int(least[first]), graph.resources.names[first]
+    return Bounds(busiest, names, longest_chain_ps(graph))
+
+
+def busiest_ps(graph: TaskGraph) -> Int64s:
+    """Time each resource needs at least (resource,): its work over its servers, rounded up.
+
+    A resource with more servers than tasks is bound by its longest task instead; that is part of
+    the longest chain.
+    """
+    return -(-least_work_ps(graph) // np.maximum(graph.resources.servers, 1))
+
+
+def least_work_ps(graph: TaskGraph, own: Int64s | None = None) -> Int64s:
+    """Time in service that each resource has at least (resource,), summed over its servers.
+
+    The sum of its tasks' durations is taken as given, if it is (resource,).
+
+    What touches draw from the ports of tables counts; of what they draw from a backing, the least
+    that brings each key in once. Where several resources are made of the same servers, their work
+    adds up against these; which those are the graph does not know.
+    """
+    if own is None:
+        own = sum_by(graph.resource, graph.duration_ps, len(graph.resources))
+    total = own.copy()
+    touches = graph.touches
+    if len(touches):
+        port = graph.tables.port[touches.table]
+        total += sum_by(port, touches.port_duration_ps, len(graph.resources))
+        backed = np.flatnonzero(graph.tables.backing[touches.table] >= 0)
+        order = backed[np.lexsort((touches.key[backed], touches.table[backed]))]
+        table, key = touches.table[order], touches.key[order]
+        firsts = np.flatnonzero((np.diff(table, prepend=-1) != 0) | (np.diff(key, prepend=-1) != 0))
+        if firsts.size:
+            least = np.minimum.reduceat(touches.miss_duration_ps[order], firsts)
+            line = graph.tables.backing[table[firsts]]
+            total += sum_by(line, least, len(graph.resources))
+    return total
+
+
+def longest_chain_ps(graph: TaskGraph) -> int:
+    """Longest chain of durations and latencies, as if every resource had infinitely many servers.
+
+    Notes
+    -----
+    A gate binds late, so a bound may not say who lands where. What holds for every arrival: a
+    tile is full no earlier than as many members as it and the tiles before it have slots could
+    have arrived, and a waiter waits at least for the tile that can be done first.
+    """
+    return _longest_chain_ps(graph, np.zeros(graph.num_tasks, np.int64))
+
+
+class LongestChain:
+    """Longest chain of a graph that is given in parts.
+
+    Attributes
+    ----------
+    length_ps
+        Of the parts so far.
+    """
+
+    def __init__(self) -> None:
+        self.length_ps = 0
+        self._visible_ps = Recent()
+
+    def add(self, part: GraphPart) -> None:
+        """Go on with a part."""
+        self._visible_ps.begin(part)
+        visible = np.zeros(part.graph.num_tasks, np.int64)
+        sources = self._visible_ps.of(part.outer_source.astype(np.int64))
+        np.maximum.at(visible, part.outer_target, sources)
+        self.length_ps = max(self.length_ps, _longest_chain_ps(part.graph, visible))
+        self._visible_ps.put_last(visible)
+
+
+def _longest_chain_ps(graph: TaskGraph, ready: Int64s) -> int:
+    """Longest chain; `ready` becomes when each task could be visible."""
+    from replay.engine import kernels
+
+    if graph.num_tasks == 0:
+        return 0
+    gates = graph.gates
+    is_forward = graph.is_numbered_forward and len(gates) == 0  # then ids are the order
+    order = np.empty(0, np.int32) if is_forward else graph.order
+    return int(
+        kernels.longest_chain(
+            order,
+            stepped(graph.duration_ps),
+            stepped(graph.latency_ps),
+            fixed(graph.indptr),
+            fixed(graph.successors),
+            gates.member_indptr,
+            fixed(gates.member_task),
+            fixed(gates.member_waiter),
+            gates.tile_indptr,
+            fixed(gates.tile_slots),
+            fixed(gates.tile_first),
+            fixed(gates.tile_last),
+            ready,
+        )
+    )

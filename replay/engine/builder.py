@@ -1,0 +1,469 @@
+"""Building a task graph from numpy blocks: no Python object and no Python loop per task.
+
+The module is long because every verb of a graph is a method of one class, with its docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.engine.blocks import (
+    INT32_MAX,
+    INT64_MAX,
+    GateBlock,
+    TakeBlocks,
+    TouchBlocks,
+    gate_block,
+)
+from replay.engine.checks import (
+    check_acyclic,
+    check_gates,
+    check_lines,
+    check_takes,
+    check_touches,
+)
+from replay.engine.columns import Column, EdgeBlocks, IntArray, Span
+from replay.engine.errors import GraphError
+from replay.engine.given import (
+    Ints,
+    as_ints,
+    block_length,
+    broadcast_length,
+    check_range,
+    stretch,
+)
+from replay.engine.supplies import Supplies
+from replay.engine.taskgraph import (
+    NULL_RESOURCE,
+    CreditPools,
+    Gates,
+    GraphPart,
+    Resources,
+    Tables,
+    TaskGraph,
+)
+
+Ids = npt.NDArray[np.int64]
+
+#: Field -> (narrowest element type, smallest, largest) of what a task carries beside its resource
+#: and kind. Times and bytes are never narrower than 32 bits, so that few of them can be added up.
+_FIELDS: dict[str, tuple[type[np.generic], int, int]] = {
+    "duration_ps": (np.int32, 0, INT64_MAX),
+    "latency_ps": (np.int32, 0, INT64_MAX),
+    "priority": (np.int8, -INT32_MAX, INT32_MAX),
+    "payload_bytes": (np.int32, 0, INT64_MAX),
+    "wire_bytes": (np.int32, 0, INT64_MAX),
+    "rank": (np.int8, -1, INT32_MAX),
+    "tag": (np.int8, -INT64_MAX, INT64_MAX),
+}
+
+
+class GraphBuilder(Supplies):
+    """Collects resources, pools, tables, tasks, edges and gates, then builds the graph once.
+
+    Parameters
+    ----------
+    kind_names
+        Name of every kind of task (kind,), for reports and error messages. A task's ``kind`` is
+        an index into this list; the engine does not look at it.
+
+    Examples
+    --------
+    >>> builder = GraphBuilder(["send", "compute"])
+    >>> port = builder.resource("gpu0.uplink", group="uplink", owner=0)
+    >>> sm = builder.resource("gpu1.sm", group="sm", servers=2, owner=1)
+    >>> sends = builder.add(3, resource=port, duration_ps=10, latency_ps=5)
+    >>> tile = builder.join(sends, resource=sm, duration_ps=100, kind=1)
+    >>> graph = builder.build()
+    >>> graph.num_tasks, graph.num_edges
+    (4, 3)
+    """
+
+    def __init__(self, kind_names: Sequence[str]) -> None:
+        super().__init__()
+        self.kind_names = tuple(kind_names)
+        self._num_tasks = 0
+        self._resource = Column(np.int8)
+        self._kind = Column(np.int8)
+        self._fields = {name: Column(spec[0]) for name, spec in _FIELDS.items()}
+        self._edges = EdgeBlocks()
+        self._takes = TakeBlocks()
+        self._touches = TouchBlocks()
+        self._gates: list[GateBlock] = []
+        self._first = 0  # of the part that is being collected
+        self._num_touches = 0  # of the parts before
+        self._is_built = False
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks added so far; also the id of the next one."""
+        return self._num_tasks
+
+    def add(
+        self,
+        count: int | None = None,
+        *,
+        resource: Ints,
+        duration_ps: Ints = 0,
+        latency_ps: Ints = 0,
+        priority: Ints = 0,
+        kind: Ints = 0,
+        payload_bytes: Ints = 0,
+        wire_bytes: Ints = 0,
+        rank: Ints = -1,
+        tag: Ints = -1,
+        after: Ints | None = None,
+    ) -> Ids:
+        """Add a block of tasks; every field is a number or an array (task,).
+
+        Parameters
+        ----------
+        count
+            Number of tasks; taken from the arrays when left out (1 if there are none).
+        resource
+            Where the task is served; ``NULL_RESOURCE`` for a pure delay.
+        duration_ps
+            How long it holds its server.
+        latency_ps
+            How long after leaving its server it becomes visible to its successors.
+        priority
+            Smaller is served first.
+        kind
+            Index into ``kind_names``.
+        payload_bytes, wire_bytes
+            What it carries, without and with framing. For reports only.
+        rank
+            The GPU it works for, -1 for none. For reports only.
+        tag
+            The scheme's own mark. For reports only.
+        after
+            Predecessors: an array (task,) for one each, or one id for all of the block.
+
+        Returns
+        -------
+        The new ids (task,), consecutive.
+
+        Raises
+        ------
+        GraphError
+            If lengths differ or a value is not possible, naming the task.
+        """
+        self._check_open()
+        given: dict[str, int | IntArray] = {
+            "resource": as_ints("resource", resource),
+            "kind": as_ints("kind", kind),
+            "duration_ps": as_ints("duration_ps", duration_ps),
+            "latency_ps": as_ints("latency_ps", latency_ps),
+            "priority": as_ints("priority", priority),
+            "payload_bytes": as_ints("payload_bytes", payload_bytes),
+            "wire_bytes": as_ints("wire_bytes", wire_bytes),
+            "rank": as_ints("rank", rank),
+            "tag": as_ints("tag", tag),
+        }
+        before = None if after is None else as_ints("after", after)
+        count = block_length(count, given, before)
+        first = self._num_tasks
+        if first + count > INT32_MAX:
+            message = f"{first + count} tasks; a graph holds at most {INT32_MAX}"
+            raise GraphError(message)
+        where = check_range("resource", given["resource"], -1, len(self._resources) - 1, first)
+        kinds = check_range("kind", given["kind"], 0, len(self.kind_names) - 1, first)
+        spans: dict[str, Span | None] = {}
+        for name, (_, low, high) in _FIELDS.items():
+            value = given[name]
+            # Numbers are looked at here: a block has few rows, and seven fields.
+            is_fine = type(value) is int and low <= value <= high
+            spans[name] = None if is_fine else check_range(name, value, low, high, first)
+        self._num_tasks += count
+        self._resource.append(given["resource"], count, where)
+        self._kind.append(given["kind"], count, kinds)
+        for name, column in self._fields.items():
+            column.append(given[name], count, spans[name])
+        if before is not None and count:
+            if not isinstance(before, int) and before.size == 1 and count != 1:
+                before = int(before[0])
+            check_range("after", before, 0, INT32_MAX, 0, "row")
+            self._edges.append(before, range(first, first + count), count)
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def add_one(self, **fields: Any) -> int:
+        """Add one task with the fields of :meth:`add` and return its id."""
+        return int(self.add(1, **fields)[0])
+
+    def edges(self, src: Ints, dst: Ints) -> None:
+        """Add edges: each ``dst`` waits until its ``src`` is visible; arrays broadcast."""
+        self._check_open()
+        sources, targets = as_ints("src", src), as_ints("dst", dst)
+        count = broadcast_length({"src": sources, "dst": targets})
+        check_range("src", sources, 0, INT32_MAX, 0, "edge")
+        check_range("dst", targets, 0, INT32_MAX, 0, "edge")
+        self._edges.append(stretch(sources, count), stretch(targets, count), count)
+
+    def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
+        """Add one task that waits for all of ``ids`` and return its id."""
+        joined = self.add_one(resource=resource, **fields)
+        sources = as_ints("ids", ids)
+        if isinstance(sources, int) or sources.size:
+            self.edges(sources, joined)
+        return joined
+
+    def take(
+        self, tasks: Ints, pool: Ints, units: Ints = 1, released_by: Ints | None = None
+    ) -> None:
+        """Make tasks hold credits: they start only when their units are free in the pool.
+
+        Parameters
+        ----------
+        tasks
+            Who takes (take,).
+        pool
+            From which pool (take,).
+        units
+            How many (take,), at least 1 and at most the pool's capacity.
+        released_by
+            The task whose leaving its server gives them back (take,); the taker itself if left
+            out. It must not be able to start before the taker.
+
+        Raises
+        ------
+        GraphError
+            If lengths differ, a pool is unknown, or more is asked than the pool holds.
+        """
+        self._check_open()
+        self._takes.append(len(self._pools), tasks, pool, units, released_by)
+
+    def take_until_last(
+        self, tasks: Ints, pool: Ints, units: Ints, of: IntArray, released_by: Ints
+    ) -> None:
+        """Make tasks hold credits until the last of several other tasks has left its server.
+
+        Parameters
+        ----------
+        tasks, pool, units
+            As for :meth:`take`.
+        of, released_by
+            (releasing task,): the take, counted from 0 in this call, and the task. Every take has
+            at least one.
+
+        Raises
+        ------
+        GraphError
+            As for :meth:`take`, or if a take has nobody who gives it back.
+        """
+        self._check_open()
+        self._takes.append_shared(len(self._pools), tasks, pool, units, of, released_by)
+
+    def touch(
+        self,
+        tasks: Ints,
+        table: Ints,
+        key: Ints,
+        *,
+        units: Ints = 1,
+        miss_latency_ps: Ints = 0,
+        miss_duration_ps: Ints = 0,
+        evict_duration_ps: Ints = 0,
+        port_duration_ps: Ints = 0,
+        charged: Ints | None = None,
+        drops: bool | npt.NDArray[np.bool_] = False,
+    ) -> None:
+        """Make tasks look a key up in a table when they start; arrays broadcast.
+
+        A task's touches happen in the order they were added. A key that is not in the table is
+        inserted; if there is no room, others leave. :attr:`Timeline.touched` tells what each
+        touch found.
+
+        Parameters
+        ----------
+        tasks
+            Who touches (touch,); tasks of a real resource.
+        table
+            Which table (touch,).
+        key
+            Which key (touch,), any number from 0 on.
+        units
+            Room that the key takes if this touch inserts it (touch,).
+        miss_latency_ps, miss_duration_ps
+            What a key costs that was evicted (touch,): the task becomes visible so much later, and
+            is in service so much longer. Keys that were never there, or were dropped, cost nothing.
+            Where the table has a backing, the task draws the duration from that instead, also for
+            keys that were never there; 0 brings a key in without asking for it.
+        evict_duration_ps
+            How much longer ``charged`` is in service for each key that the insertion evicts
+            (touch,).
+        port_duration_ps
+            What the touch draws from the table's port (touch,).
+        charged
+            Who pays for the eviction (touch,), a task of a real resource that does not start
+            before the touch; the touching task itself if left out.
+        drops
+            Take the key out of the table after the touch and forget it (touch,): the next touch
+            finds it new. A key that is not there is then not inserted.
+
+        Raises
+        ------
+        GraphError
+            If lengths differ, a table is unknown, or a key, its units or a time is not possible.
+        """
+        self._check_open()
+        costs = {
+            "miss_latency_ps": miss_latency_ps,
+            "miss_duration_ps": miss_duration_ps,
+            "evict_duration_ps": evict_duration_ps,
+            "port_duration_ps": port_duration_ps,
+        }
+        forgets = np.asarray(drops, np.bool_).astype(np.int8)
+        self._touches.append(len(self._tables), tasks, table, key, units, costs, charged, forgets)
+
+    def gate(
+        self, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints
+    ) -> int:
+        """Add a gate: members take the slots of its tiles in the order they become visible.
+
+        A tile's first task has one dependency, met when all slots of the tile are taken. A
+        member's waiter has one dependency per membership, met when the last task of the tile the
+        member landed in becomes visible. Neither is an edge to be added by the caller.
+
+        Parameters
+        ----------
+        members
+            Tasks that arrive (member,).
+        waiters
+            The task that waits for each member's tile (member,); -1 for nobody.
+        tile_slots
+            Slots of each tile (tile,), in the order they fill; they add up to the members.
+        tile_first, tile_last
+            First and last task of each tile (tile,).
+
+        Returns
+        -------
+        The gate's index.
+
+        Raises
+        ------
+        GraphError
+            If lengths differ or the slots do not add up to the members.
+        """
+        self._check_open()
+        index = len(self._gates)
+        self._gates.append(gate_block(index, members, waiters, tile_slots, tile_first, tile_last))
+        return index
+
+    def build(self) -> TaskGraph:
+        """Join the blocks, check them and return the graph; the builder is empty afterwards.
+
+        Raises
+        ------
+        GraphError
+            If an edge, a take, a touch or a gate names a task that does not exist, if a take wants
+            more than its pool holds or a touch more than its table, if a pure delay touches a table
+            or is charged, if a task of a line does what it may not, or if the graph has a cycle (a
+            gate counts as if every tile waited for every member, and every waiter for every tile).
+        """
+        self._check_open()
+        self._is_built = True
+        if self._first:
+            message = "parts of this graph have been taken; take the rest of it with part()"
+            raise GraphError(message)
+        return self._join(self._num_tasks, self._edges)
+
+    def part(self, watched: Ints | None = None, room: int = 0) -> GraphPart:
+        """Take what was added since the last part, checked; more can be added afterwards.
+
+        Parameters
+        ----------
+        watched
+            Tasks of this part (task,) that the next part waits for and that are visible first of
+            all that it waits for: a `Scheduler` stops when one of them is visible.
+        room
+            Rows to be left free in front of its columns, for what is left of earlier parts.
+
+        What a part adds may wait for tasks of earlier parts, and uses the same resources, pools and
+        tables. Everything else stays within a part: takes and who gives them back, touches and who
+        is charged, gates; and nothing of an earlier part waits for a later one.
+
+        Raises
+        ------
+        GraphError
+            As for :meth:`build`, or if something reaches back into an earlier part.
+        """
+        self._check_open()
+        first, count = self._first, self._num_tasks - self._first
+        edges, outer_source, outer_target = self._edges.split(first)
+        if watched is not None:
+            from replay.engine.kernels.layout import SIGNAL
+
+            seen = as_ints("watched", watched) - first
+            edges.append(seen, SIGNAL, np.size(seen))
+        self._gates = [_from_first(block, first) for block in self._gates]
+        graph = self._join(count, edges, first, room)
+        part = GraphPart(
+            graph,
+            first,
+            self._num_touches,
+            outer_source.astype(np.int32),
+            outer_target.astype(np.int32),
+        )
+        self._first = self._num_tasks
+        self._num_touches += len(graph.touches)
+        return part
+
+    def _join(self, num_tasks: int, edges: EdgeBlocks, first: int = 0, room: int = 0) -> TaskGraph:
+        """Join what was collected, with ids counted from ``first``; it is given up here."""
+        gates = Gates.from_blocks(self._gates)
+        check_gates(gates, num_tasks)
+        self._gates = []
+        pools = CreditPools.from_rows(self._pools)
+        takes, touches = self._takes.join(room, first), self._touches.join(room, first)
+        for tasks, what in (
+            (takes.task, "a take"),
+            (takes.released_by, "a take"),
+            (touches.task, "a touch"),
+            (touches.charged, "a touch"),
+        ):
+            _check_within(tasks, first, what)
+        check_takes(takes, pools, num_tasks)
+        gates.append_events(edges)
+        graph = TaskGraph.from_edges(
+            kind_names=self.kind_names,
+            resources=Resources.from_rows(self._resources),
+            pools=pools,
+            takes=takes,
+            tables=Tables.from_rows(self._tables),
+            touches=touches,
+            gates=gates,
+            resource=self._resource.join(room),
+            kind=self._kind.join(room),
+            fields={name: column.join(room) for name, column in self._fields.items()},
+            edges=edges,
+        )
+        check_touches(graph)
+        check_lines(graph)
+        check_acyclic(graph)
+        return graph
+
+    def _check_open(self) -> None:
+        if self._is_built:
+            message = "this builder has built its graph already; start a new GraphBuilder"
+            raise GraphError(message)
+
+
+def _from_first(block: GateBlock, first: int) -> GateBlock:
+    """A gate with its tasks counted from ``first``."""
+    members, waiters, slots, firsts, lasts = block
+    waits = np.where(waiters < 0, first, waiters) - first
+    for tasks in (members - first, waits, firsts - first, lasts - first):
+        _check_within(tasks, first, "a gate")
+    waits[waiters < 0] = -1
+    return members - first, waits, slots, firsts - first, lasts - first
+
+
+def _check_within(tasks: IntArray, first: int, what: str) -> None:
+    """Refuse tasks of earlier parts, which counted from the first of this one are negative."""
+    if tasks.size and int(tasks.min()) < 0:
+        message = f"{what} names task {first + int(tasks.min())}; this part begins with {first}"
+        raise GraphError(message)

@@ -1,0 +1,303 @@
+"""Growing columns: blocks of task fields and edges, joined once when the graph is built."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.engine.errors import GraphError
+
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+#: Smallest and largest of some values.
+Span: TypeAlias = "tuple[int, int]"
+#: One end of a block of edges, (array, step, slope): ``array[i * step] + i * slope`` of edge ``i``.
+End: TypeAlias = tuple[IntArray, int, int]
+
+_FEW_EDGES = 512
+#: How much more room a column gets at a time. What is not written costs no memory: pages come when
+#: they are touched.
+_GROWTH = 4
+
+
+def fixed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A contiguous read-only view: one array type for the kernels, whatever was given."""
+    view = np.ascontiguousarray(values).view()
+    view.flags.writeable = False
+    return view
+
+
+def stepped(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
+    """A column as (array, step) for the kernels: one value for every row has step 0."""
+    if values.size and values.strides == (0,):
+        return fixed(values[:1]), 0
+    return fixed(values), 1
+
+
+class Column:
+    """One field of all tasks, written block by block to where it stays.
+
+    A block is a number and a count, or an array. Its numbers are as narrow as they can be: what
+    does not fit makes the column wider. A column that never holds more than one value costs no
+    memory at all when joined.
+
+    Parameters
+    ----------
+    dtype
+        Narrowest element type of the joined column.
+
+    Examples
+    --------
+    >>> column = Column(np.int16)
+    >>> column.append(7, 2)
+    >>> column.append(np.array([1, 2]), 2, (1, 2))
+    >>> column.join()
+    array([7, 7, 1, 2], dtype=int16)
+    """
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._begin(np.dtype(dtype), 0, 0)
+
+    def _begin(self, dtype: np.dtype[Any], room: int, size: int) -> None:
+        """Begin anew, expecting to need as much as before."""
+        self._rows: npt.NDArray[Any] = np.empty(0, dtype)
+        self._room, self._expected = room, size
+        self._least, self._most = _limits(dtype)
+        self._filled = room  # rows that are written, those that are left free in front included
+        self._value, self._count = 0, 0  # equal rows behind these, which are not
+
+    def __len__(self) -> int:
+        return self._filled - self._room + self._count
+
+    def append(self, value: int | IntArray, count: int, span: Span | None = None) -> None:
+        """Add rows.
+
+        Parameters
+        ----------
+        value
+            A number, or an array (count,), which is copied.
+        count
+            How many rows.
+        span
+            Smallest and largest value of the array if it may not fit.
+        """
+        if count == 0:
+            return
+        if isinstance(value, int):
+            if self._count and value == self._value:
+                self._count += count
+                return
+            self._write_equals()
+            self._hold(value, value)
+            self._value, self._count = value, count
+        else:
+            self._write_equals()
+            if span is not None:
+                self._hold(*span)
+            self._write(value, count)
+
+    def _write_equals(self) -> None:
+        if self._count:
+            count, self._count = self._count, 0
+            self._write(self._value, count)
+
+    def _write(self, value: int | IntArray, count: int) -> None:
+        low, high = self._filled, self._filled + count
+        if high > self._rows.size:
+            self._move(self._rows.dtype, max(high, _GROWTH * self._rows.size, self._expected))
+        self._rows[low:high] = value
+        self._filled = high
+
+    def _hold(self, least: int, most: int) -> None:
+        """Become wide enough for some values."""
+        dtype = self._rows.dtype
+        while least < self._least or most > self._most:
+            dtype = np.dtype(f"i{2 * dtype.itemsize}")
+            self._least, self._most = _limits(dtype)
+        if dtype is not self._rows.dtype:
+            self._move(dtype, self._rows.size)
+
+    def _move(self, dtype: np.dtype[Any], size: int) -> None:
+        """Move what is written to new memory; what is not written costs none."""
+        rows = np.empty(size, dtype)
+        written = slice(self._room, self._filled)
+        rows[written] = self._rows[written]
+        self._rows = rows
+
+    def join(self, room: int = 0, less: int = 0) -> npt.NDArray[Any]:
+        """All rows as one read-only array (row,), which are given up; more may follow.
+
+        Parameters
+        ----------
+        room
+            Rows that `in_front` can put before them without a copy.
+        less
+            What is taken off every value.
+        """
+        count, dtype = len(self), self._rows.dtype
+        if count == self._count > 0:
+            value = self._value - less
+            self._begin(dtype, self._room, self._expected)
+            # Stride 0: one value for every row.
+            return np.broadcast_to(dtype.type(value), (count,))
+        self._write_equals()
+        rows, free = self._rows, self._room
+        room_next = max(room, free)
+        self._begin(dtype, room_next, room_next + count)
+        if free < room or not count:
+            moved = np.empty(room + count, dtype)
+            moved[room:] = rows[free : free + count]
+            rows, free = moved, room
+        else:
+            rows.resize(free + count, refcheck=False)  # gives back what is behind the rows
+        joined = rows[free:]
+        if less:
+            joined -= less
+        joined.flags.writeable = False
+        return joined
+
+
+def _limits(dtype: np.dtype[Any]) -> Span:
+    """Smallest and largest number of a type."""
+    if dtype.kind == "b":
+        return 0, 1
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def in_front(rows: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Put rows in front of a joined column, in the room that was left there if it is enough.
+
+    The column is given up: its memory is that of the result.
+    """
+    constant = all(one.size == 0 or one.strides == (0,) for one in (rows, column))
+    values = {int(one[0]) for one in (rows, column) if one.size}
+    if constant and len(values) == 1:
+        return np.broadcast_to(column.dtype.type(values.pop()), (rows.size + column.size,))
+    whole, fits = column.base, np.can_cast(rows.dtype, column.dtype)
+    if isinstance(whole, np.ndarray) and whole.dtype == column.dtype and fits:
+        room = whole.size - column.size
+        if room >= rows.size and whole[room:].ctypes.data == column.ctypes.data:
+            both = whole[room - rows.size :]
+            both[: rows.size] = rows
+            return both
+    return np.concatenate([rows, column])
+
+
+def add_in_place(column: npt.NDArray[Any], amount: int) -> npt.NDArray[Any]:
+    """Add to every value of a joined column, where it lies."""
+    whole = column.base
+    if isinstance(whole, np.ndarray) and whole.flags.writeable and column.strides != (0,):
+        own = whole[whole.size - column.size :]
+        if own.ctypes.data == column.ctypes.data:
+            own += amount
+            return own
+    return (column + amount).astype(column.dtype)
+
+
+class EdgeBlocks:
+    """Edges, kept as they were given until they are sorted: no array of all edges is ever made.
+
+    Blocks of few edges, such as those of one kernel on every GPU, are put together: sorting a block
+    has a cost of its own, whatever its size.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[int, End, End]] = []
+        self._sources: list[int] = []  # of few edges at a time, not yet in a block
+        self._targets: list[int] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, src: int | IntArray | range, dst: int | IntArray | range, count: int) -> None:
+        """Add ``count`` edges; each end is a number, an array (edge,) or a range of ids."""
+        self._count += count
+        if count > _FEW_EDGES:
+            self._close()
+            self._blocks.append((count, _end(src), _end(dst)))
+        elif count:
+            self._sources += _listed(src, count)
+            self._targets += _listed(dst, count)
+
+    def pop_all(self) -> list[tuple[int, End, End]]:
+        """Blocks of (count, source, target), in the order given; they are forgotten here."""
+        self._close()
+        blocks, self._blocks, self._count = self._blocks, [], 0
+        return blocks
+
+    def split(self, first: int) -> tuple[EdgeBlocks, IntArray, IntArray]:
+        """Give all edges up: those between tasks from ``first`` on, numbered from it, and the rest.
+
+        Returns
+        -------
+        The edges, and (edge,) the sources of those that come from before ``first``, and their
+        targets numbered from it.
+
+        Raises
+        ------
+        GraphError
+            If an edge leads to a task before ``first``.
+        """
+        inner = EdgeBlocks()
+        outer_src: list[IntArray] = [np.zeros(0, np.int32)]
+        outer_dst: list[IntArray] = [np.zeros(0, np.int32)]
+        for count, src, dst in self.pop_all():
+            if count and _least(count, dst) < first:
+                message = f"an edge leads to a task before {first}, which is of an earlier part"
+                raise GraphError(message)
+            if count and _least(count, src) < first:
+                sources, targets = _rows(count, src), _rows(count, dst)
+                is_outer = sources < first
+                outer_src.append(sources[is_outer])
+                outer_dst.append(targets[is_outer] - first)
+                own = ~is_outer
+                inner.append(sources[own] - first, targets[own] - first, int(own.sum()))
+            else:
+                inner._count += count
+                inner._blocks.append((count, _moved(src, first), _moved(dst, first)))
+        return inner, np.concatenate(outer_src), np.concatenate(outer_dst)
+
+    def _close(self) -> None:
+        """Make a block of what is not yet in one."""
+        if self._sources:
+            src, dst = (_end(np.array(ids, np.int32)) for ids in (self._sources, self._targets))
+            self._blocks.append((len(self._sources), src, dst))
+            self._sources, self._targets = [], []
+
+
+def _listed(ids: int | IntArray | range, count: int) -> list[int]:
+    """One end of each of a few edges."""
+    if isinstance(ids, int):
+        return [ids] * count
+    return list(ids) if isinstance(ids, range) else ids.tolist()
+
+
+def _end(ids: int | IntArray | range) -> End:
+    """One end of a block of edges as (array, step, slope)."""
+    if isinstance(ids, int):
+        return fixed(np.array([ids], np.int32)), 0, 0
+    if isinstance(ids, range):
+        return fixed(np.array([ids.start], np.int32)), 0, 1
+    return fixed(ids.astype(np.int32, copy=True)), 1, 0
+
+
+def _rows(count: int, end: End) -> IntArray:
+    """One end of each edge of a block: (edge,)."""
+    array, step, slope = end
+    rows = np.arange(count, dtype=np.int32)
+    return array[rows * step] + rows * slope
+
+
+def _least(count: int, end: End) -> int:
+    """Smallest task at one end of a block's edges; ranges ascend."""
+    array, step, _ = end
+    return int(array[:count].min()) if step else int(array[0])
+
+
+def _moved(end: End, first: int) -> End:
+    """One end of a block, numbered from ``first``; the array is the block's own."""
+    array, step, slope = end
+    return array - np.int32(first), step, slope

@@ -1,0 +1,147 @@
+"""What a builder is given: numbers or arrays, checked before they are kept."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from replay.engine.columns import IntArray, Span
+from replay.engine.errors import GraphError
+
+Ints: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
+
+_FEW_ROWS = 64
+
+
+def as_ints(name: str, value: Ints) -> int | IntArray:
+    """Turn a field into one Python int or a one-dimensional integer array.
+
+    Parameters
+    ----------
+    name
+        What the value is, for the message.
+    value
+        A whole number, or a sequence of them (task,).
+
+    Returns
+    -------
+    An ``int`` for scalars, otherwise an array (task,) of some integer type.
+
+    Raises
+    ------
+    GraphError
+        If the value is not made of whole numbers or has more than one dimension.
+    """
+    if type(value) is int:  # nearly all fields of nearly all blocks
+        return value
+    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
+        return int(value)
+    array = np.asarray(value)
+    if array.size == 0 and array.ndim <= 1:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        message = f"{name} must be whole numbers, got {array.dtype}"
+        raise GraphError(message)
+    if array.ndim == 0:
+        return int(array)
+    if array.ndim != 1:
+        message = f"{name} must be a number or one-dimensional (task,), got shape {array.shape}"
+        raise GraphError(message)
+    return array
+
+
+def check_range(
+    name: str, value: int | IntArray, low: int, high: int, first_id: int, what: str = "task"
+) -> Span:
+    """Refuse values outside ``low..high``, naming the first one.
+
+    Parameters
+    ----------
+    name
+        The field.
+    value
+        A number or an array (task,).
+    low, high
+        Inclusive limits.
+    first_id
+        Id of the first row of the block, so that the message can name the row.
+    what
+        What a row is.
+
+    Returns
+    -------
+    The smallest and the largest value; of no rows ``low`` twice.
+
+    Raises
+    ------
+    GraphError
+        If a value lies outside.
+    """
+    if isinstance(value, int):
+        if low <= value <= high:
+            return value, value
+        row, bad = first_id, value
+    elif value.size == 0:
+        return low, low
+    else:
+        # Python is faster with few numbers, which is what most blocks have, and a ufunc's own
+        # reduction faster than the function around it.
+        is_few = value.size <= _FEW_ROWS
+        of_few: Any = value.tolist() if is_few else None
+        least = min(of_few) if is_few else int(np.minimum.reduce(value))
+        most = max(of_few) if is_few else int(np.maximum.reduce(value))
+        if least >= low and most <= high:
+            return least, most
+        # NumPy compares unsigned 64-bit numbers with Python ints exactly.
+        index = int(np.flatnonzero((value < low) | (value > high))[0])
+        row, bad = first_id + index, int(value[index])
+    message = f"{name} of {what} {row} is {bad}; possible: {low} to {high}"
+    raise GraphError(message)
+
+
+def block_length(
+    count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None
+) -> int:
+    """Length of a block: the given count, or what the arrays agree on."""
+    sizes = {name: value.size for name, value in given.items() if not isinstance(value, int)}
+    if before is not None and not isinstance(before, int) and (before.size != 1 or not sizes):
+        sizes["after"] = before.size
+    if count is not None:
+        if count < 0:
+            message = f"count is {count}; possible: 0 or more"
+            raise GraphError(message)
+        if sizes.get("after") == 1:
+            del sizes["after"]  # one predecessor for the whole block
+        wrong = {name: size for name, size in sizes.items() if size != count}
+        if wrong:
+            message = f"a block of {count} tasks got arrays of other lengths: {wrong}"
+            raise GraphError(message)
+        return int(count)
+    if len(set(sizes.values())) > 1:
+        message = f"fields of one block have different lengths: {sizes}"
+        raise GraphError(message)
+    return next(iter(sizes.values()), 1)
+
+
+def broadcast_length(given: dict[str, int | IntArray]) -> int:
+    """Length that numbers, one-element arrays and arrays of one length stretch to."""
+    sizes = {name: 1 if isinstance(value, int) else value.size for name, value in given.items()}
+    wide = {size for size in sizes.values() if size != 1}
+    if len(wide) > 1:
+        message = f"arrays of different lengths: {sizes}"
+        raise GraphError(message)
+    return wide.pop() if wide else 1
+
+
+def stretch(value: int | IntArray, count: int) -> int | IntArray:
+    """Make a one-element array a number where more rows are wanted."""
+    if not isinstance(value, int) and value.size == 1 and count != 1:
+        return int(value[0])
+    return value
+
+
+def as_array(name: str, value: Ints, count: int = 1) -> IntArray:
+    """Turn a number into an array of ``count`` rows, leave arrays alone."""
+    values = as_ints(name, value)
+    return np.full(count, values, np.int64) if isinstance(values, int) else values

@@ -1,0 +1,95 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Numbers for what occurs many times: triples, found by a hash table."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay.engine.kernels.compiling import entry, inlined, inner
+from replay.engine.kernels.layout import TRIPLE
+from replay.engine.kernels.memory import Fixed, Memory, Records, Stepped, Vector
+
+
+@inlined
+def _hashed(a, b, c):
+    """Hash of three whole numbers; 31 bits per factor: nothing overflows as plain Python."""
+    low = 0x7FFFFFFF
+    h = ((a ^ (a >> 31)) & low) * 0x5BD1E995
+    h = ((h ^ (h >> 31) ^ b ^ (b >> 31)) & low) * 0x2C1B3C6D
+    h = ((h ^ (h >> 31) ^ c ^ (c >> 31)) & low) * 0x297A2D39
+    return h ^ (h >> 31)
+
+
+@inner
+def intern(table, room, triples, sizes, what, a, b, c):
+    """Number of the triple (a, b, c); a new one counts in ``sizes[what]``.
+
+    ``table`` is an open-addressing table of numbers (-1 free) for ``room`` triples.
+    """
+    mask = 2 * room - 1
+    place = _hashed(a, b, c) & mask
+    while table[place] >= 0:
+        found = triples[table[place]]
+        if found.a == a and found.b == b and found.c == c:
+            return table[place]
+        place = (place + 1) & mask
+    number = sizes[what]
+    sizes[what] = number + 1
+    triple = triples[number]
+    triple.a = a
+    triple.b = b
+    triple.c = c
+    table[place] = number
+    return number
+
+
+class Triples(Memory):
+    """A table of triples, and where they are found."""
+
+    size = Fixed()
+    room = Fixed()
+    triples = Records(TRIPLE)
+    table = Vector(np.int32)
+
+
+@entry(Triples)
+def rehash(t):
+    """Enter the first ``size`` triples into an empty table."""
+    mask = 2 * t.room - 1
+    for number in range(t.size):
+        triple = t.triples[number]
+        place = _hashed(triple.a, triple.b, triple.c) & mask
+        while t.table[place] >= 0:
+            place = (place + 1) & mask
+        t.table[place] = number
+
+
+class Naming(Memory):
+    """Rows that name a key each, by its table and its name there, and the numbers of the keys."""
+
+    first_row = Fixed()
+    num_rows = Fixed()
+    room = Fixed()  # for keys
+    order = Vector(np.int32)  # of the rows
+    table = Stepped()
+    key = Stepped()
+    names = Records(TRIPLE)
+    name_table = Vector(np.int32)
+    number = Vector(np.int32)  # of the rows in that order
+    sizes = Vector(np.int64)  # how many keys there are
+
+
+@entry(Naming)
+def number_keys(n):
+    """Number the keys as they are named first: those that are wanted together lie together.
+
+    Returns the row at which there was no room for another one, or the number of rows.
+    """
+    for place in range(n.first_row, n.num_rows):
+        if n.sizes[0] == n.room:
+            return place
+        row = n.order[place]
+        n.number[place] = intern(
+            n.name_table, n.room, n.names, n.sizes, 0, n.table[row], n.key[row], 0
+        )
+    return n.num_rows

@@ -1,0 +1,257 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Reading a graph or a schedule: the longest chain, who was waited for, and what was served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.engine.columns import IntArray
+from replay.engine.kernels.compiling import entry, inlined
+from replay.engine.kernels.lanes import sort_ids
+from replay.engine.kernels.layout import NEVER
+from replay.engine.kernels.memory import Fixed, Memory, Number, Stepped, Vector
+
+
+class Chain(Memory):
+    """A graph in an order, and when each of its tasks could be ready."""
+
+    num_tasks = Fixed()
+    num_nodes = Fixed()
+    has_order = Fixed()
+    order = Vector(np.int32)
+    duration = Stepped()
+    latency = Stepped()
+    indptr = Vector(np.int32)
+    successors = Vector(np.int32)
+    member_indptr = Vector(np.int64)
+    member_task = Vector(np.int32)
+    member_waiter = Vector(np.int32)
+    tile_indptr = Vector(np.int64)
+    tile_slots = Vector(np.int32)
+    tile_first = Vector(np.int32)
+    tile_last = Vector(np.int32)
+    ready = Vector(np.int64)
+    arrivals = Vector(np.int64)  # of one gate at a time
+
+
+@inlined
+def _no_sooner(times, task, time):
+    if times[task] < time:
+        times[task] = time
+
+
+@entry(Chain)
+def _longest_chain(g):
+    """Longest chain of durations and latencies."""
+    ready = g.ready
+    longest = 0
+    for place in range(g.num_nodes):
+        node = place
+        if g.has_order != 0:
+            node = g.order[place]
+        gate = (node - g.num_tasks) >> 1
+        if node < g.num_tasks:
+            visible = ready[node] + g.duration[node] + g.latency[node]
+            if visible > longest:
+                longest = visible
+            for edge in range(g.indptr[node], g.indptr[node + 1]):
+                target = g.successors[edge]
+                if target >= 0:
+                    _no_sooner(ready, target, visible)
+            ready[node] = visible  # from here on: when it is visible
+        elif (node - g.num_tasks) & 1 == 0:
+            low = g.member_indptr[gate]
+            count = g.member_indptr[gate + 1] - low
+            for member in range(count):
+                g.arrivals[member] = ready[g.member_task[low + member]]
+            sort_ids(g.arrivals, 0, count)
+            filled = 0
+            for tile in range(g.tile_indptr[gate], g.tile_indptr[gate + 1]):
+                filled += g.tile_slots[tile]
+                if g.tile_slots[tile] > 0:
+                    _no_sooner(ready, g.tile_first[tile], g.arrivals[filled - 1])
+        else:
+            soonest = NEVER
+            for tile in range(g.tile_indptr[gate], g.tile_indptr[gate + 1]):
+                if g.tile_slots[tile] > 0 and ready[g.tile_last[tile]] < soonest:
+                    soonest = ready[g.tile_last[tile]]
+            for member in range(g.member_indptr[gate], g.member_indptr[gate + 1]):
+                if g.member_waiter[member] >= 0:
+                    _no_sooner(ready, g.member_waiter[member], soonest)
+    return longest
+
+
+def longest_chain(
+    order: npt.NDArray[np.int32],
+    duration: tuple[IntArray, int],
+    latency: tuple[IntArray, int],
+    indptr: IntArray,
+    successors: IntArray,
+    member_indptr: IntArray,
+    member_task: IntArray,
+    member_waiter: IntArray,
+    tile_indptr: IntArray,
+    tile_slots: IntArray,
+    tile_first: IntArray,
+    tile_last: IntArray,
+    ready: npt.NDArray[np.int64],
+) -> int:
+    """Longest chain of durations and latencies; see ``bounds.longest_chain_ps``.
+
+    ``order`` is that of `order_tasks`, or empty if the ids are one. ``ready`` holds when each task
+    could be ready for what is not in the graph, and afterwards when it could be visible.
+    """
+    num_tasks = indptr.size - 1
+    memory = Chain(
+        num_tasks=num_tasks,
+        num_nodes=max(num_tasks, order.size),
+        has_order=order.size > 0,
+        order=order,
+        duration=duration,
+        latency=latency,
+        indptr=indptr,
+        successors=successors,
+        member_indptr=member_indptr,
+        member_task=member_task,
+        member_waiter=member_waiter,
+        tile_indptr=tile_indptr,
+        tile_slots=tile_slots,
+        tile_first=tile_first,
+        tile_last=tile_last,
+        ready=ready,
+        arrivals=np.empty(int(np.diff(member_indptr).max(initial=0)), np.int64),
+    )
+    return int(_longest_chain(memory))
+
+
+class Causes(Memory):
+    """A schedule, when each of its tasks became ready, and for whom it waited last."""
+
+    num_tasks = Fixed()
+    num_members = Fixed()
+    is_visible = Stepped()
+    number = Stepped()  # of each task in the whole
+    visible = Vector(np.int64)
+    indptr = Vector(np.int32)
+    successors = Vector(np.int32)
+    member_task = Vector(np.int32)
+    member_waiter = Vector(np.int32)
+    landed_tile = Vector(np.int32)
+    tile_first = Vector(np.int32)
+    tile_last = Vector(np.int32)
+    ready = Vector(np.int64)
+    cause = Vector(np.int64)
+
+
+@inlined
+def _blame(g, target, task):
+    """Note that a task waited for another, if that was visible last."""
+    if g.cause[target] < 0 or g.visible[task] > g.ready[target]:
+        g.ready[target] = g.visible[task]
+        g.cause[target] = g.number[task]
+
+
+@entry(Causes)
+def last_met_edges(g):
+    """Look at the tasks that each task waited for; the smallest number of those visible last."""
+    for task in range(g.num_tasks):
+        if g.is_visible[task] == 0:
+            continue
+        for edge in range(g.indptr[task], g.indptr[task + 1]):
+            target = g.successors[edge]
+            if target < 0:
+                continue
+            _blame(g, target, task)
+            if g.visible[task] == g.ready[target] and g.number[task] < g.cause[target]:
+                g.cause[target] = g.number[task]
+
+
+@entry(Causes)
+def last_admitted(g):
+    """Look at the gates that each task waited for, after the tasks."""
+    for member in range(g.num_members):
+        tile = g.landed_tile[member]
+        if tile < 0:
+            continue
+        task = g.member_task[member]
+        _blame(g, g.tile_first[tile], task)
+        # A waiter waits for the end of the tile, which may be long over when the member arrives.
+        target = g.member_waiter[member]
+        last = g.tile_last[tile]
+        if target >= 0 and g.is_visible[last] != 0:
+            if g.visible[last] >= g.visible[task]:
+                task = last
+            _blame(g, target, task)
+
+
+class Meanwhile(Memory):
+    """Services, and the times of interest at their resources."""
+
+    num_services = Fixed()
+    resource = Stepped()
+    start = Vector(np.int64)
+    end = Vector(np.int64)
+    # Of each resource, the null one last: what ends by the first or begins at the second is of no
+    # interest.
+    low = Vector(np.int64)
+    high = Vector(np.int64)
+    null = Fixed()
+    found = Vector(np.int32)
+
+
+@entry(Meanwhile)
+def find_services(g):
+    """Write the numbers of the services of interest down; how many there are."""
+    num_found = 0
+    for service in range(g.num_services):
+        resource = g.resource[service]
+        if resource < 0:
+            resource = g.null
+        start, end = g.start[service], g.end[service]
+        if end > g.low[resource] and start < g.high[resource] and end > start:
+            g.found[num_found] = service
+            num_found += 1
+    return num_found
+
+
+class Draws(Memory):
+    """When what touches draw from a line of their tables is served, and rows for each draw."""
+
+    num_touches = Fixed()
+    served = Vector(np.int64)  # of each touch; 0 where it draws nothing
+    table = Stepped()
+    line = Vector(np.int32)  # of each table
+    duration = Stepped()
+    num_found = Number()  # rows that are written
+    resource = Vector(np.int32)
+    start = Vector(np.int64)
+    end = Vector(np.int64)
+    touch = Vector(np.int32)
+
+
+@entry(Draws)
+def find_draws(d):
+    """Write a row for each draw, behind those that are there; how many there are."""
+    for touch in range(d.num_touches):
+        end = d.served[touch]
+        if end != 0:
+            row = d.num_found
+            d.resource[row] = d.line[d.table[touch]]
+            d.start[row] = end - d.duration[touch]
+            d.end[row] = end
+            d.touch[row] = touch
+            d.num_found = row + 1
+    return d.num_found
+
+
+def walk_back(last: int, cause: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Tasks of the chain that ends with ``last``, first one first."""
+    causes = cause.data  # NumPy's own numbers would take five times as long
+    chain = []
+    while last >= 0:
+        chain.append(last)
+        last = causes[last]
+    return np.array(chain[::-1], np.int64)

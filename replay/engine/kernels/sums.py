@@ -1,0 +1,157 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Sums over tasks and services, in one pass each; what `replay.engine.sums` loops over."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay.engine.kernels.compiling import entry
+from replay.engine.kernels.memory import Fixed, Memory, Stepped, Vector
+
+#: Sums of a kind at a place, in this order.
+PAYLOAD, WIRE, DURATION, SERVICE, SHARE = range(5)
+NUM_SUMS = 5
+
+
+class Tallied(Memory):
+    """Tasks, and what those of one kind at one place, or on one resource, are together."""
+
+    num_tasks = Fixed()
+    is_counted = Stepped()
+    num_places = Fixed()
+    has_times = Fixed()
+    resource = Stepped()
+    kind = Stepped()
+    payload = Stepped()
+    wire = Stepped()
+    duration = Stepped()
+    start = Vector(np.int64)
+    end = Vector(np.int64)
+    visible = Vector(np.int64)
+    # Of each resource, the null one last.
+    null = Fixed()
+    place = Vector(np.int64)
+    divisor = Vector(np.int64)
+    work = Vector(np.int64)
+    busy = Vector(np.int64)
+    sums = Vector(np.int64)
+    first = Vector(np.int64)
+    last = Vector(np.int64)
+
+
+@entry(Tallied)
+def tally(s):
+    """Add up bytes and times; first start and last time visible by kind."""
+    for task in range(s.num_tasks):
+        if s.is_counted[task] == 0:
+            continue
+        resource = s.resource[task]
+        if resource < 0:
+            resource = s.null
+        kind = s.kind[task]
+        duration = service = s.duration[task]
+        if s.has_times != 0:
+            start = s.start[task]
+            service = s.end[task] - start
+            if start < s.first[kind]:
+                s.first[kind] = start
+            if s.visible[task] > s.last[kind]:
+                s.last[kind] = s.visible[task]
+        s.work[resource] = s.work[resource] + duration
+        s.busy[resource] = s.busy[resource] + service
+        at = (kind * s.num_places + s.place[resource]) * NUM_SUMS
+        s.sums[at + PAYLOAD] = s.sums[at + PAYLOAD] + s.payload[task]
+        s.sums[at + WIRE] = s.sums[at + WIRE] + s.wire[task]
+        s.sums[at + DURATION] = s.sums[at + DURATION] + duration
+        s.sums[at + SERVICE] = s.sums[at + SERVICE] + service
+        if s.divisor[resource] > 1:
+            service = service // s.divisor[resource]
+        s.sums[at + SHARE] = s.sums[at + SHARE] + service
+
+
+class Keyed(Memory):
+    """Values with keys, and their sums by key; the last one is that of the key -1."""
+
+    num_rows = Fixed()
+    key = Stepped()
+    value = Stepped()
+    nobody = Fixed()
+    total = Vector(np.int64)
+
+
+@entry(Keyed)
+def sum_keyed(s):
+    """Add values up by key."""
+    for row in range(s.num_rows):
+        key = s.key[row]
+        if key < 0:
+            key = s.nobody
+        s.total[key] = s.total[key] + s.value[row]
+
+
+class Services(Memory):
+    """Services, and the time in service of each resource by windows of time."""
+
+    num_services = Fixed()
+    is_counted = Stepped()
+    window = Fixed()  # its length
+    num_windows = Fixed()
+    resource = Stepped()
+    start = Vector(np.int64)
+    end = Vector(np.int64)
+    # Of each resource: the row that it is added to, the window that its last service began in, and
+    # when that window begins.
+    row = Vector(np.int64)
+    recent = Vector(np.int64)
+    opened = Vector(np.int64)
+    # (row, window): time in service in windows where services begin or end, and changes of how many
+    # fill a window.
+    busy = Vector(np.int64)
+    filled = Vector(np.int64)
+
+
+@entry(Services)
+def sum_services(s):
+    """Add services up: most lie in one window, others fill the windows between two whole."""
+    for service in range(s.num_services):
+        resource = s.resource[service]
+        if resource < 0 or s.is_counted[service] == 0:
+            continue
+        start, end = s.start[service], s.end[service]
+        first, begin = s.recent[resource], s.opened[resource]
+        if start < begin or start >= begin + s.window:  # few, in a row of one resource's tasks
+            first = start // s.window
+            begin = first * s.window
+            s.recent[resource] = first
+            s.opened[resource] = begin
+        row = s.row[resource] * s.num_windows
+        at = row + first
+        if end < begin + s.window:
+            s.busy[at] = s.busy[at] + (end - start)
+        else:
+            last = end // s.window
+            s.busy[at] = s.busy[at] + (begin + s.window - start)
+            s.filled[at + 1] = s.filled[at + 1] + 1
+            at = row + last
+            s.busy[at] = s.busy[at] + (end - last * s.window)
+            s.filled[at] = s.filled[at] - 1
+
+
+class Ends(Memory):
+    """Tasks, and when the last service of each resource ends."""
+
+    num_tasks = Fixed()
+    resource = Stepped()
+    status = Vector(np.int8)
+    is_known_from = Fixed()  # the least status of tasks whose end is known
+    end = Vector(np.int64)
+    last = Vector(np.int64)
+
+
+@entry(Ends)
+def find_last_ends(e):
+    """Find the last end at each resource."""
+    for task in range(e.num_tasks):
+        resource = e.resource[task]
+        if resource >= 0 and e.status[task] >= e.is_known_from and e.end[task] > e.last[resource]:
+            e.last[resource] = e.end[task]

@@ -1,0 +1,190 @@
+"""Levels that go up and down over time: the most at once, and when there is anything at all.
+
+Changes come in any order of time, millions of them, and putting them in order would take longer
+than all else that is read off a schedule. They are added up by short windows of time instead. Few
+windows can hold what is asked for, and only their changes are put in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from replay.engine.columns import IntArray, fixed, stepped
+from replay.engine.taskgraph import Bools, Int32s, Int64s
+
+if TYPE_CHECKING:
+    from replay.engine.kernels import Changes
+
+#: Changes in a window, in the mean.
+PER_WINDOW = 8
+
+
+class Intervals(NamedTuple):
+    """Intervals of time: whose each is, and its two ends in picoseconds, three (interval,)."""
+
+    owner: Int64s
+    start: Int64s
+    end: Int64s
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some changes.
+
+    Attributes
+    ----------
+    owner
+        (change,): whose level changes; -1 for nobody's.
+    time
+        When, for each change or, where these are given, for each of the tasks.
+    change
+        (change,), or one for all: by how much, times ``sign``.
+    task
+        (change,): the place of its time.
+    """
+
+    owner: Int32s
+    time: Int64s
+    change: IntArray | int = 1
+    sign: int = 1
+    task: Int32s | None = None
+
+
+class Levels:
+    """Levels of some owners, which begin with nothing.
+
+    Parameters
+    ----------
+    num_owners
+        Owners, numbered from 0 on.
+    blocks
+        All changes.
+
+    Examples
+    --------
+    >>> owner, time = np.zeros(4, np.int32), np.array([0, 2, 2, 7])
+    >>> levels = Levels(1, [Block(owner, time, np.array([3, -2, 1, -2]))])
+    >>> levels.highest().tolist(), levels.covered().end.tolist()
+    ([3], [7])
+    """
+
+    def __init__(self, num_owners: int, blocks: list[Block]) -> None:
+        from replay.engine.kernels import count_changes, sum_changes
+
+        self._blocks = blocks
+        rows, last = np.zeros(num_owners, np.int64), np.zeros(num_owners, np.int64)
+        first = np.full(num_owners, np.iinfo(np.int64).max)
+        self._parts = {"rows": rows, "first": first, "last": last}
+        for block in blocks:
+            count_changes(_memory(block, **self._parts))
+        length = np.where(rows > 0, last - first, 0)
+        # The shortest powers of two of which an owner's time has no more than it should.
+        wanted = np.maximum(rows // PER_WINDOW, 1)
+        shift = np.array([int(of).bit_length() for of in length // wanted], np.int64)
+        windows = np.where(rows > 0, (length >> shift) + 1, 0)
+        self._owner = np.repeat(np.arange(num_owners), windows)
+        self._base = np.cumsum(windows) - windows
+        sums = np.zeros((len(self._owner), 3), np.int64)
+        self._parts |= {"base": self._base, "shift": shift, "windows": sums.reshape(-1)}
+        for block in blocks:
+            sum_changes(_memory(block, **self._parts))
+        self._count, self._net, self._gained = sums.T
+        total = np.cumsum(self._net)
+        self._after = total - (total - self._net)[self._base[self._owner]]
+
+    def final(self) -> Int64s:
+        """(owner,): what each has in the end."""
+        final = np.zeros(len(self._base), np.int64)
+        np.add.at(final, self._owner, self._net)
+        return final
+
+    def highest(self, group: IntArray | None = None, limit: IntArray | None = None) -> Int64s:
+        """Most that any owner of each group had at the end of an instant: (group,).
+
+        Parameters
+        ----------
+        group
+            (owner,): the group that it is in; its own if left out.
+        limit
+            (owner,): what it cannot have more of.
+        """
+        group = np.arange(len(self._base)) if group is None else group
+        most = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
+        of = group[self._owner]
+        np.maximum.at(most, of, self._after)
+        # Other windows cannot lift a level above what a window of the group ends with.
+        best = most[of]
+        is_wanted = self._after - self._net + self._gained > best
+        if limit is not None:
+            is_wanted &= best < limit[self._owner]
+        window, _, level = self._settled(is_wanted)
+        np.maximum.at(most, of[window], level)
+        return most
+
+    def covered(self) -> Intervals:
+        """When each owner has more than nothing: intervals that do not touch, in order.
+
+        No level may fall below 0 at the end of an instant.
+        """
+        # In other windows there is always something left, or nothing happens.
+        is_wanted = (self._after <= self._gained) & (self._count > 0)
+        window, time, level = self._settled(is_wanted)
+        owner = self._owner[window]
+        was_nothing = np.append(0, level[:-1])[: len(level)] == 0
+        was_nothing |= np.diff(owner, prepend=-1) != 0
+        opens, closes = (level > 0) & was_nothing, (level == 0) & ~was_nothing
+        return Intervals(owner[opens], time[opens], time[closes])
+
+    def _settled(self, is_wanted: Bools) -> tuple[Int64s, Int64s, Int64s]:
+        """Window, time and level at the end of each instant of the wanted windows, in order."""
+        from replay.engine.kernels import find_changes, settle_changes
+
+        count = np.where(is_wanted, self._count, 0)
+        rows = int(count.sum())
+        time, change, window = (np.empty(rows, np.int64) for _ in range(3))
+        if not rows:
+            return window, time, change
+        # Changes of windows that are not wanted count through what each window begins with.
+        parts = {
+            **self._parts,
+            "num_windows": count.size,
+            "is_wanted": is_wanted.view(np.int8),
+            "place": np.cumsum(count) - count,
+            "before": self._after - self._net,
+            "found_time": time,
+            "found_change": change,
+            "found_window": window,
+        }
+        for block in self._blocks:
+            find_changes(_memory(block, **parts))
+        some = slice(0, settle_changes(_memory(self._blocks[0], **parts)))
+        return window[some], time[some], change[some]
+
+
+_LATER = (
+    "base", "shift", "windows", "place", "before", "found_time", "found_change", "found_window",
+)  # fmt: skip
+
+
+def _memory(block: Block, **parts: Any) -> Changes:
+    """A block of changes, and what a kernel needs beside it."""
+    from replay.engine.kernels import Changes
+
+    for name in _LATER:
+        parts.setdefault(name, np.zeros(0, np.int64))
+    parts.setdefault("is_wanted", np.zeros(0, np.int8))
+    parts.setdefault("num_windows", 0)
+    change = block.change
+    return Changes(
+        num_rows=block.owner.size,
+        owner=fixed(block.owner),
+        by_task=block.task is not None,
+        task=np.zeros(0, np.int32) if block.task is None else fixed(block.task),
+        time=fixed(block.time),
+        change=(np.array([change]), 0) if isinstance(change, int) else stepped(change),
+        sign=block.sign,
+        **parts,
+    )

@@ -1,0 +1,186 @@
+"""Preparing what the kernel needs to know of tables, and of resources that serve in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.engine.columns import stepped
+from replay.engine.kernels import layout, number_keys, pack_touches, rehash
+from replay.engine.kernels.interning import Naming, Triples
+from replay.engine.state import Keys
+from replay.engine.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
+
+_CACHE_LINE = 64
+
+Records = npt.NDArray[Any]
+
+
+def table_parts(
+    graph: TaskGraph, lane_of: Int64s, indptr: Int32s, order: Int32s, known: Keys | None = None
+) -> dict[str, Any]:
+    """Tables and touches as the kernels read them.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    lane_of
+        Lane of each resource whose tasks nothing separates (resource,), -1 for the others.
+    indptr, order
+        Touches by who touches, as compressed rows.
+    known
+        Keys that tables hold or held; they get numbers too, whether they are touched or not:
+        ``known_keys`` (key,).
+    """
+    tables, touches = graph.tables, graph.touches
+    state = np.full(len(tables), -1, layout.TABLE.dtype)
+    state["free"] = tables.room
+    state["policy"] = tables.policy
+    state["patience"] = tables.patience_ps
+    state["backing"] = np.where(tables.backing < 0, -1, lane_of[tables.backing])
+    state["port"] = np.where(tables.port < 0, -1, lane_of[tables.port])
+    state["lag"] = tables.lag_ps
+    num_tasks = graph.num_tasks if len(touches) else 0
+    numbers, known_keys, num_keys = _number_keys(touches, order, known or Keys.none())
+    packed = _pack_touches(touches, order, numbers)
+    keys = aligned(np.zeros, num_keys, layout.KEY.num_bytes // 8)
+    return {
+        "touch_indptr": indptr,
+        "tables": state,
+        **packed,
+        "known_keys": known_keys.astype(np.int64),
+        "keys": layout.KEY.view(keys),
+        "found": np.zeros(len(touches), np.int8),
+        "port_served": np.zeros(len(touches) if (tables.port >= 0).any() else 0, np.int64),
+        "backing_served": np.zeros(len(touches) if (tables.backing >= 0).any() else 0, np.int64),
+        "extra_latency": np.zeros(num_tasks, np.int64),
+    }
+
+
+def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str, Any]:
+    """Records of the touches in the given order, with the numbers of their keys in that order."""
+    records = np.empty(len(touches), layout.TOUCH.dtype)
+    forms = prices = costs = np.zeros(0, layout.TRIPLE.dtype)
+    sizes = np.zeros(3, np.int64)
+    place, room = 0, 64
+    while place < len(touches):
+        forms, form_table = grown(forms, room, int(sizes[layout.FORMS]))
+        prices, price_table = grown(prices, room, int(sizes[layout.PRICES]))
+        costs, cost_table = grown(costs, room, int(sizes[layout.COSTS]))
+        touching = layout.Touching(
+            first_place=place,
+            num_touches=len(touches),
+            room=room,
+            order=order,
+            number=numbers,
+            table=stepped(touches.table),
+            miss_latency=stepped(touches.miss_latency_ps),
+            miss_duration=stepped(touches.miss_duration_ps),
+            evict_duration=stepped(touches.evict_duration_ps),
+            port_duration=stepped(touches.port_duration_ps),
+            units=stepped(touches.units),
+            charged=stepped(touches.charged),
+            drops=stepped(touches.drops.view(np.int8)),
+            forms=forms,
+            form_table=form_table,
+            prices=prices,
+            price_table=price_table,
+            costs=costs,
+            cost_table=cost_table,
+            touches=records,
+            sizes=sizes,
+        )
+        place = pack_touches(touching)
+        room *= 2
+    return {
+        "touches": records,
+        "forms": forms[: sizes[layout.FORMS]].view(layout.FORM.dtype),
+        "prices": prices[: sizes[layout.PRICES]].view(layout.PRICE.dtype),
+        "costs": costs[: sizes[layout.COSTS]].view(layout.COST.dtype),
+    }
+
+
+def aligned(make: Callable[..., Int64s], rows: int, columns: int) -> Int64s:
+    """An array of whole numbers (row, column) that begins with a cache line."""
+    raw = make(rows * columns + _CACHE_LINE // 8, np.int64)
+    offset = (-raw.ctypes.data % _CACHE_LINE) // 8
+    return raw[offset : offset + rows * columns].reshape(rows, columns)
+
+
+def grown(triples: Records, room: int, size: int) -> tuple[Records, Int32s]:
+    """A larger table of triples with its hash table, holding the first ``size`` again.
+
+    ``room`` is a power of two.
+    """
+    larger = np.zeros(room, layout.TRIPLE.dtype)
+    larger[:size] = triples[:size]
+    table = np.full(2 * room, -1, np.int32)
+    rehash(Triples(size=size, room=room, triples=larger, table=table))
+    return larger, table
+
+
+def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, Int32s, int]:
+    """Number keys as they are first touched in the given order, and then the known ones.
+
+    Returns
+    -------
+    (touch,) in that order and (key,) their numbers, and how many keys there are.
+    """
+    of_touch, of_known = (np.empty(len(rows), np.int32) for rows in (touches, known))
+    names, sizes = np.zeros(0, layout.TRIPLE.dtype), np.zeros(1, np.int64)
+    room, in_turn = 1 << max(6, (len(touches) // 8).bit_length()), np.arange(len(known))
+    for rows, rows_in_order, number in (
+        (touches, order, of_touch),
+        (known, in_turn.astype(np.int32), of_known),
+    ):
+        row = 0
+        while row < number.size:
+            names, table = grown(names, room, int(sizes[0]))
+            naming = Naming(
+                first_row=row,
+                num_rows=number.size,
+                room=room,
+                order=rows_in_order,
+                table=stepped(rows.table),
+                key=stepped(rows.key),
+                names=names,
+                name_table=table,
+                number=number,
+                sizes=sizes,
+            )
+            row = number_keys(naming)
+            room *= 2
+    return of_touch, of_known, int(sizes[0])
+
+
+def turn_takers(
+    graph: TaskGraph, lanes: Records, nodes: Records, station_of: Int64s
+) -> tuple[Int32s, Int32s]:
+    """Stations that serve in turns, by the pools that their tasks take from, as compressed rows.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    lanes
+        (resource, priority, list of needs) of each lane whose tasks something separates (lane,).
+    nodes
+        Lists of credits (list,).
+    station_of
+        Station of each resource (resource,).
+    """
+    discipline = np.append(graph.resources.discipline, 0)
+    pairs: set[tuple[int, int]] = set()
+    for resource, _, needs in lanes[discipline[lanes["a"]] == TURNS].tolist():
+        while needs >= 0:
+            pairs.add((int(nodes["pool"][needs]), int(station_of[resource])))
+            needs = int(nodes["next"][needs])
+    if not pairs:
+        return np.zeros(1, np.int32), np.zeros(0, np.int32)
+    rows = np.array(sorted(pairs), np.int32)
+    indptr = np.searchsorted(rows[:, 0], np.arange(len(graph.pools) + 1)).astype(np.int32)
+    return indptr, np.ascontiguousarray(rows[:, 1])

@@ -1,0 +1,102 @@
+"""What has become of a graph that is scheduled part by part, since somebody looked last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.engine.met import Met
+from replay.engine.taskgraph import Bools, Int64s
+from replay.engine.timeline import Timeline
+
+NEVER = 2**63 - 1
+
+
+class Rows(NamedTuple):
+    """Tasks of a part that became visible in a piece.
+
+    Attributes
+    ----------
+    num_tasks
+        How many they are.
+    places
+        Where they stand among the tasks of the part.
+    rows
+        Where they stand among those of the piece; others may lie between them.
+    is_done
+        (row,): which of these they are; None for all.
+    """
+
+    num_tasks: int
+    places: slice | Int64s
+    rows: slice | Int64s
+    is_done: Bools | None = None
+
+    def put(self, column: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+        """Write values of tasks of the piece into a column of the part."""
+        if self.is_done is None:
+            column[self.places] = values[self.rows]
+        else:
+            np.copyto(column[self.places], values[self.rows], where=self.is_done)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What has become of a graph since the piece before.
+
+    Attributes
+    ----------
+    timeline
+        The schedule of a window of the graph; its times hold where `is_done`.
+    is_done
+        (task,): tasks that became visible in this piece. Every task of the graph is done in one
+        piece; its touches, and what they drew, are in the same one.
+    ids, touch_ids
+        (task,), (touch,): numbers in the whole.
+    met
+        When each task became ready, and for whom it waited last.
+    now_ps
+        The moment up to which everything has happened.
+    begun_since_ps
+        When the first of the tasks began that have begun and are not over; `NEVER` for none.
+    served_since_ps, waits_since_ps
+        Of the tasks that are not over, when the first of those in service began, and since when the
+        first of those waited that had to wait for a server; both `NEVER` if there are none.
+    """
+
+    timeline: Timeline
+    is_done: Bools
+    ids: Int64s
+    touch_ids: Int64s
+    met: Met
+    now_ps: int
+    begun_since_ps: int
+    served_since_ps: int
+    waits_since_ps: int
+
+    def find(self, ids: Int64s) -> Int64s:
+        """Rows that some tasks (task,) would have that became visible, by their numbers.
+
+        Those of others are of no meaning; where nothing became visible there are none.
+        """
+        # Behind the first that became visible, numbers are in order.
+        first = int(np.argmax(self.is_done))
+        return first + np.searchsorted(self.ids[first:], ids)
+
+    def of(self, first: int, past: int) -> Rows:
+        """Those of a part, of tasks ``first`` to ``past - 1`` in the whole."""
+        low, high = self.find(np.array([first, past])).tolist()
+        is_done = self.is_done[low:high]
+        count = int(np.count_nonzero(is_done))
+        if not count:
+            return Rows(0, slice(0, 0), slice(0, 0))
+        # Most of a part is done in one piece, in which nothing is left out between its tasks: then
+        # all of them are gone through, which is faster than to gather those that are done.
+        place = int(self.ids[low]) - first
+        if int(self.ids[high - 1]) - int(self.ids[low]) + 1 == high - low <= 2 * count:
+            return Rows(count, slice(place, place + high - low), slice(low, high), is_done)
+        rows = low + np.flatnonzero(is_done)
+        return Rows(count, self.ids[rows] - first, rows)

@@ -1,0 +1,176 @@
+"""Sums over the tasks of a graph or a schedule, in one pass each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay.engine.columns import IntArray, fixed, stepped
+from replay.engine.taskgraph import Bools, Int64s, TaskGraph
+from replay.engine.timeline import Timeline
+
+#: When tasks of a kind that has none begin.
+NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class TaskSums:
+    """What tasks are together.
+
+    Attributes
+    ----------
+    payload_bytes, wire_bytes, duration_ps
+        (kind, place): sums of the tasks' own.
+    service_ps
+        (kind, place): time in service; the tasks' own where there is no schedule.
+    share_ps
+        (kind, place): time in service over the parts of its resource, rounded down for each task.
+    work_ps, busy_ps
+        (resource,): the tasks' own time, and their time in service.
+    first_ps, last_ps
+        (kind,): start of the first task and time at which the last one is visible; `NEVER` and -1
+        where there is none, or no schedule.
+    """
+
+    payload_bytes: Int64s
+    wire_bytes: Int64s
+    duration_ps: Int64s
+    service_ps: Int64s
+    share_ps: Int64s
+    work_ps: Int64s
+    busy_ps: Int64s
+    first_ps: Int64s
+    last_ps: Int64s
+
+    @classmethod
+    def of(
+        cls,
+        graph: TaskGraph,
+        place: IntArray,
+        num_places: int,
+        *,
+        timeline: Timeline | None = None,
+        parts: IntArray | None = None,
+        tasks: slice = slice(None),
+        is_counted: Bools | None = None,
+    ) -> TaskSums:
+        """Add up some tasks.
+
+        Parameters
+        ----------
+        place
+            (resource,): where it lies.
+        num_places
+            How many places there are.
+        timeline
+            The tasks' schedule, if it is known.
+        parts
+            (resource,): what `share_ps` is divided by; 1 if left out.
+        tasks
+            Which tasks; all if left out.
+        is_counted
+            Which of these (task,); all if left out.
+        """
+        from replay.engine import kernels
+
+        count = len(graph.resources)
+        resource = graph.resource[tasks]
+        times = [np.zeros(0, np.int64)] * 3
+        if timeline is not None:
+            times = [timeline.start_ps[tasks], timeline.end_ps[tasks], timeline.visible_ps[tasks]]
+        sums = np.zeros((len(graph.kind_names), num_places + 1, kernels.NUM_SUMS), np.int64)
+        work, busy = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+        first = np.full(len(graph.kind_names), NEVER)
+        last = np.full(len(graph.kind_names), -1, np.int64)
+        kernels.tally(
+            kernels.Tallied(
+                num_tasks=resource.size,
+                is_counted=_flags(is_counted),
+                num_places=num_places + 1,
+                has_times=timeline is not None,
+                resource=stepped(resource),
+                kind=stepped(graph.kind[tasks]),
+                payload=stepped(graph.payload_bytes[tasks]),
+                wire=stepped(graph.wire_bytes[tasks]),
+                duration=stepped(graph.duration_ps[tasks]),
+                start=fixed(times[0]),
+                end=fixed(times[1]),
+                visible=fixed(times[2]),
+                null=count,
+                place=np.append(place, num_places).astype(np.int64),
+                divisor=np.append(np.ones(count, np.int64) if parts is None else parts, 1),
+                work=work,
+                busy=busy,
+                sums=sums.reshape(-1),
+                first=first,
+                last=last,
+            )
+        )
+        by_place = np.moveaxis(sums[:, :-1], -1, 0)  # the null resource's place comes last
+        payload, wire, duration, service, share = by_place
+        return cls(payload, wire, duration, service, share, work[:-1], busy[:-1], first, last)
+
+    def __add__(self, other: TaskSums) -> TaskSums:
+        """Both together; of the second there may be more resources."""
+        more = other.work_ps.size - self.work_ps.size
+        return TaskSums(
+            self.payload_bytes + other.payload_bytes,
+            self.wire_bytes + other.wire_bytes,
+            self.duration_ps + other.duration_ps,
+            self.service_ps + other.service_ps,
+            self.share_ps + other.share_ps,
+            np.pad(self.work_ps, (0, more)) + other.work_ps,
+            np.pad(self.busy_ps, (0, more)) + other.busy_ps,
+            np.minimum(self.first_ps, other.first_ps),
+            np.maximum(self.last_ps, other.last_ps),
+        )
+
+
+def _flags(some: Bools | None) -> tuple[IntArray, int]:
+    """Flags as the kernels take them."""
+    return (np.ones(1, np.int8), 0) if some is None else (some.view(np.int8), 1)
+
+
+def busy_by_window(
+    services: Sequence[tuple[IntArray, Int64s, Int64s, Bools | None]],
+    window_ps: int,
+    row: Int64s,
+    shape: tuple[int, int],
+) -> Int64s:
+    """Time in service in each window of time: (row, window).
+
+    Parameters
+    ----------
+    services
+        Resources, starts, ends, and which are counted, four (service,) each; None for all.
+    window_ps
+        Length of a window; the first begins at 0.
+    row
+        (resource,): the row that its services are added to.
+    shape
+        Rows and windows; the last window holds the last end.
+    """
+    from replay.engine import kernels
+
+    busy, filled = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for resource, start, end, is_counted in services:
+        kernels.sum_services(
+            kernels.Services(
+                num_services=resource.size,
+                is_counted=_flags(is_counted),
+                window=window_ps,
+                num_windows=shape[1],
+                resource=stepped(resource),
+                start=fixed(start),
+                end=fixed(end),
+                row=fixed(row),
+                recent=np.zeros(row.size, np.int64),
+                opened=np.zeros(row.size, np.int64),
+                busy=busy.reshape(-1),
+                filled=filled.reshape(-1),
+            )
+        )
+    busy += window_ps * np.cumsum(filled, axis=1)
+    return busy

@@ -1,0 +1,1 @@
+"""Questions of users, a folder each, over one base."""

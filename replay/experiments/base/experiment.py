@@ -1,0 +1,260 @@
+"""An experiment: a question of users, from its settings to its result; and all there are.
+
+Whatever can be done with one question can be done with each of them, because it is written once
+against this class: run and compare, in processes, within memory, from a spec or from a result,
+found again by `load`, shown as a page. `replay.experiments.base.compare` does what all share.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from replay.errors import unknown
+from replay.experiments.base.result import AnyResult, ComparisonBase
+from replay.experiments.base.spec import Spec
+
+if TYPE_CHECKING:
+    from replay.schemes.outside import AllowCode
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
+AnySetup = TypeVar("AnySetup")
+
+Progress = Callable[[], object]
+Report = Callable[[str], object]
+Observer = Callable[..., object]
+"""Called with what was replayed; with which arguments each experiment says."""
+
+
+class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
+    """One question of users.
+
+    Attributes
+    ----------
+    name
+        Of its folder, and of its function in `replay`.
+    command
+        Of the command line.
+    title
+        The question as a noun phrase, such as ``"training step"``.
+    spec, result, comparison
+        Classes of its settings, of its result and of several results beside each other.
+    baselines
+        Names of results that speed-ups are given over where nothing is asked for, by preference.
+    scheme_help, usual, details
+        Words of the command: what names a scheme, which are compared where none is named, and what
+        ``--details`` shows.
+    code
+        Rooms whose source enters the identity of a result beside those of every replay, as
+        ``"experiments/train"`` names a folder of the package.
+    lacking
+        Features that it cannot offer, with the reason for each.
+    """
+
+    name: ClassVar[str]
+    command: ClassVar[str]
+    title: ClassVar[str]
+    spec: ClassVar[type[Spec]]
+    result: ClassVar[type[Any]]
+    comparison: ClassVar[type[Any]]
+    baselines: ClassVar[Sequence[str]] = ()
+    scheme_help: ClassVar[str] = (
+        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
+    )
+    usual: ClassVar[str] = "all that can"
+    details: ClassVar[str] = "all tables"
+    code: ClassVar[Sequence[str]] = ()
+    lacking: ClassVar[Mapping[str, str]] = {}
+    older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {}
+    """How a result of an older schema becomes one of the present, by its ``format``."""
+
+    @abstractmethod
+    def usual_schemes(self, shared: AnySpec, given: Mapping[str, Any]) -> Sequence[str]:
+        """Give the names of all that are compared where none are named.
+
+        Parameters
+        ----------
+        shared
+            The settings that all have.
+        given
+            Objects that stand for what settings refer to, by name of the setting.
+        """
+
+    @abstractmethod
+    def under(
+        self, shared: AnySpec, reference: str, options: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[str, AnySpec]:
+        """Give the name and the spec of one result of a comparison.
+
+        Parameters
+        ----------
+        shared
+            The settings that all have.
+        reference
+            To the scheme, which the caller named: a file of it may be executed.
+        options
+            Options by name, by name of the scheme.
+
+        Raises
+        ------
+        UserError
+            If there is no such scheme, or an option is not possible.
+        """
+
+    def schemes_in(self, name: str, spec: AnySpec) -> Sequence[str]:
+        """Names of the schemes of one result of a comparison, which may have options."""
+        return [name]
+
+    @abstractmethod
+    def setup(
+        self,
+        spec: AnySpec,
+        given: Mapping[str, Any],
+        *,
+        like: AnySetup | None = None,
+        allow_code: AllowCode = False,
+    ) -> AnySetup:
+        """Follow the references of a spec, and refuse what does not fit together.
+
+        Parameters
+        ----------
+        given
+            Objects that stand for what settings refer to, by name of the setting.
+        like
+            A setup that differs in the scheme alone, of which what is the same may be taken.
+        allow_code
+            Whether a scheme's file that the spec names may be executed.
+
+        Raises
+        ------
+        RefusedError
+            If the scheme cannot do it, which others may.
+        UserError
+            If a reference leads nowhere, or settings do not fit together.
+        """
+
+    @abstractmethod
+    def replay(
+        self, setup: AnySetup, *, progress: Progress | None = None, observe: Observer | None = None
+    ) -> AnyResult:
+        """Carry out what was set up.
+
+        Parameters
+        ----------
+        progress
+            Called now and then; how often `steps` says.
+        observe
+            Called with what was replayed.
+        """
+
+    def steps(self, setup: AnySetup) -> int:
+        """Count how often `replay` calls its progress."""
+        return 1
+
+    def check_fit(
+        self,
+        setups: Sequence[AnySetup],
+        max_memory: float,
+        report: Report | None = None,
+        jobs: int = 1,
+    ) -> None:
+        """Refuse replays of which one needs more memory than there is, before the first begins.
+
+        Parameters
+        ----------
+        max_memory
+            Bytes that all processes together may take.
+        report
+            Told in a line what long replays take.
+        jobs
+            Processes that share the replays, and the memory.
+
+        Raises
+        ------
+        UnfitError
+            Saying what it needs, what is there and what would fit.
+        """
+
+    def estimate(self, setup: AnySetup) -> tuple[str, str, str]:
+        """Tasks, memory and time that a replay takes, in words, found out before it is made."""
+        raise NotImplementedError
+
+    def reference(self, spec: AnySpec) -> str:
+        """Reference to the schemes of a spec, as `under` takes it."""
+        return str(getattr(spec, "scheme"))  # noqa: B009 - not every spec has one
+
+    def options_in(self, spec: AnySpec) -> Mapping[str, Mapping[str, Any]]:
+        """Options of the schemes of a spec, by the name of each."""
+        from replay.schemes import find
+
+        values = spec.model_dump()
+        return {
+            find(str(values[scheme]), None, allow_code=False).name: values[options]
+            for scheme, options in spec.OPTIONS_OF.items()
+            if values.get(options)
+        }
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables of a comparison for the screen.
+
+        Parameters
+        ----------
+        details
+            Whether all are wanted, or the ranking alone.
+        """
+        raise NotImplementedError
+
+    def baseline(self, results: Sequence[AnyResult]) -> str:
+        """Name of the result that speed-ups are given over where nothing is asked for."""
+        ran = [one.name for one in results]
+        return next((name for name in self.baselines if name in ran), ran[0])
+
+    def compared(
+        self, baseline: str, results: Sequence[AnyResult], left_out: Mapping[str, str]
+    ) -> ComparisonBase[AnyResult]:
+        """Put results beside each other."""
+        made: ComparisonBase[AnyResult] = self.comparison(
+            baseline=baseline, results=list(results), left_out=dict(left_out)
+        )
+        return made
+
+
+AnyExperiment = Experiment[Any, Any, Any]
+
+
+class Registry(Mapping[str, AnyExperiment]):
+    """All experiments by name, each imported when it is first asked for."""
+
+    def __init__(self, rooms: Sequence[str]) -> None:
+        self._rooms = tuple(rooms)
+
+    def __getitem__(self, name: str) -> AnyExperiment:
+        if name not in self._rooms:
+            raise KeyError(name)
+        module = importlib.import_module(f"replay.experiments.{name}.experiment")
+        found: AnyExperiment = module.EXPERIMENT
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rooms)
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def find(self, name: str) -> AnyExperiment:
+        """Look up an experiment.
+
+        Raises
+        ------
+        UserError
+            If there is none of the name, with those there are.
+        """
+        if name not in self._rooms:
+            raise unknown("experiment", name, self._rooms)
+        return self[name]
+
+
+EXPERIMENTS = Registry(("layer", "dense", "train", "serve"))
+"""Every experiment: a folder of `replay.experiments` each, whose ``experiment.py`` has it."""

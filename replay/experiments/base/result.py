@@ -1,0 +1,220 @@
+"""The base of results and comparisons: their JSON, their files, their rows and their ranking.
+
+Times are microseconds (exact multiples of a picosecond), bytes are whole numbers, and lists have
+one entry per GPU. Nothing depends on the clock or the machine that computed it: the same input
+gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+from pydantic import BaseModel, Field, JsonValue, model_validator
+
+from replay.chains.tuning import Trial
+from replay.experiments.base.names import check_baseline
+from replay.experiments.base.rows import result_row
+from replay.files import write_text
+from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.schemes.base import AnyScheme
+
+
+class SystemDescription(Strict):
+    """The machine by value.
+
+    Attributes
+    ----------
+    name, num_gpus
+        Of the preset or file, and GPUs in use.
+    values
+        Every value by dotted key, such as ``link.links_per_gpu``.
+    """
+
+    name: str
+    num_gpus: int
+    values: dict[str, JsonValue]
+
+    @classmethod
+    def of(cls, system: System, num_gpus: int | None = None) -> Self:
+        """Describe a system, of which `num_gpus` are in use; None is all."""
+        values = system.describe()
+        name, every = values.pop("name"), values.pop("num_gpus")
+        return cls(name=name, num_gpus=every if num_gpus is None else num_gpus, values=values)
+
+
+class SchemeDescription(Strict):
+    """The scheme, its source, and all its options by value.
+
+    Attributes
+    ----------
+    assumes
+        Assumptions of the scheme's model, in words; empty in files of versions that did not say.
+    proposes, lacking
+        Hardware that the scheme adds to a system, and what of it the system lacks.
+    options
+        The options that the result was made with, those that tuning chose included.
+    code
+        SHA-256 of the source of a scheme from outside; empty for one of moereplay's own.
+    tuned
+        What tuning tried, in order; the first entry is what it began with.
+    """
+
+    name: str
+    source: str
+    assumes: str = ""
+    proposes: list[str]
+    traffic: str | dict[str, str] = ""
+    options: dict[str, bool | int | float | str]
+    lacking: list[str] = Field(default_factory=list)
+    code: str = ""
+    tuned: list[Trial] = Field(default_factory=list)
+
+    @classmethod
+    def of(cls, scheme: AnyScheme, system: System, trials: Sequence[Trial] = ()) -> Self:
+        """Describe a scheme with its options, as it runs on a system.
+
+        Parameters
+        ----------
+        scheme
+            With the options that the result was made with.
+        system
+            The machine, which may lack what the scheme proposes.
+        trials
+            What tuning tried.
+        """
+        described = scheme.describe(system, trials)
+        return cls(**{name: described[name] for name in cls.model_fields if name in described})
+
+
+def package_version() -> str:
+    """Version of the installed product."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("moereplay")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
+
+
+class Document(Strict, Shown):
+    """Anything that a command writes as JSON with a ``format``."""
+
+    LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset()
+    """Fields that the JSON has only where something asked for them."""
+
+    def to_json(self) -> str:
+        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
+        absent = {name for name in self.LEFT_OUT_IF_NONE if getattr(self, name) is None}
+        return json_text(self, leave_out=absent)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, all of it or nothing.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_json())
+
+
+def json_text(model: BaseModel, leave_out: set[str] | None = None) -> str:
+    """Write a model as the JSON that all documents have."""
+    document = model.model_dump(mode="json", by_alias=True, exclude=leave_out)
+    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+
+class ResultBase(Document):
+    """One result: its identity, who made it, and, in each experiment, its spec and measures.
+
+    Attributes
+    ----------
+    run_id
+        SHA-256 of everything that decides the result; see `replay.experiments.base.identity`.
+    version
+        Of moereplay.
+    """
+
+    run_id: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        """Name among the results of a comparison: that of the scheme."""
+        scheme: SchemeDescription = self.scheme  # type: ignore[attr-defined]  # of those with one
+        return scheme.name
+
+    @property
+    def headline_us(self) -> float:
+        """Time that speed-ups are ratios of, in microseconds."""
+        raise NotImplementedError
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One."""
+        return [result_row(self.name, self)]
+
+
+AnyResult = TypeVar("AnyResult", bound=ResultBase)
+
+
+class ComparisonBase(Document, Generic[AnyResult]):
+    """Several results that differ in the scheme.
+
+    Attributes
+    ----------
+    baseline
+        Name of the result that speed-ups are given over.
+    left_out
+        By name, why a scheme was not replayed.
+    """
+
+    baseline: str
+    results: list[AnyResult] = Field(min_length=1)
+    left_out: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_its_baseline(self) -> Self:
+        check_baseline(self.baseline, self._known_names())
+        return self
+
+    def _known_names(self) -> Sequence[str]:
+        """Names that a baseline may have."""
+        return [one.name for one in self.results]
+
+    @property
+    def base(self) -> AnyResult:
+        """The baseline's result."""
+        return self[self.baseline]
+
+    def __getitem__(self, name: str) -> AnyResult:
+        """Result by its name."""
+        for result in self.results:
+            if result.name == name:
+                return result
+        raise KeyError(name)
+
+    def speed_up(self, name: str) -> float:
+        """How many times a result could be had while the baseline is had once."""
+        return self.base.headline_us / self[name].headline_us
+
+    @property
+    def ranking(self) -> list[AnyResult]:
+        """The results, the fastest first; equal ones in their order."""
+        return sorted(self.results, key=lambda one: one.headline_us)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each result."""
+        return [row for one in self.results for row in one._rows()]
+
+
+def scheme_of_old(scheme: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the description of a scheme of a file whose schema had it as free JSON."""
+    known = SchemeDescription.model_fields
+    return {name: value for name, value in scheme.items() if name in known}

@@ -1,0 +1,203 @@
+"""One candidate of a search, and its step as a task that workers of a study carry out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import hwmodel
+import tracegen.models
+from replay.experiments.base.identity import code_identity, identity
+from replay.experiments.choose.shapes import Sizes, changed
+from replay.experiments.train.experiment import run
+from replay.experiments.train.setup import step_code
+from replay.experiments.train.spec import TrainSpec
+from replay.schemes.registry import find
+from tracegen.shared.strict import Strict
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.experiments.train.result import TrainResult
+    from replay.schemes.outside import AllowCode
+    from tracegen.models import ModelShape
+
+Overrides = tuple[tuple[str, float], ...]
+GIB = 1 << 30
+
+
+class Cost(Strict):
+    """What a simulated step takes.
+
+    Attributes
+    ----------
+    step_us
+        The step.
+    spent_us
+        Mean over GPUs by cause; they add up to the step.
+    tokens_per_s, mfu, flop_per_token
+        As of `replay.experiments.train.result.Efficiency`.
+    memory_gib
+        Of the stage that needs most.
+    """
+
+    step_us: float
+    spent_us: dict[str, float]
+    tokens_per_s: float
+    mfu: float
+    flop_per_token: int
+    memory_gib: float
+
+    @classmethod
+    def of(cls, result: TrainResult) -> Cost:
+        """Take it from a training step."""
+        return cls(
+            step_us=result.step_us,
+            spent_us={cause: result.mean_us(cause) for cause in result.spent_us},
+            tokens_per_s=result.efficiency.tokens_per_s,
+            mfu=result.efficiency.mfu,
+            flop_per_token=result.efficiency.flop_per_token,
+            memory_gib=max(sum(stage.values()) for stage in result.memory) / GIB,
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model, a plan and a system.
+
+    Attributes
+    ----------
+    model, sizes
+        The model it comes from, and what it has otherwise.
+    plan, schedule, system, scheme
+        As of `moereplay train`.
+    overrides
+        Hardware values by key.
+    settings_of_all
+        Fields of `TrainSpec` that all candidates share.
+    """
+
+    model: str
+    sizes: Sizes
+    plan: str
+    schedule: str
+    system: str
+    scheme: str
+    settings_of_all: tuple[tuple[str, Any], ...] = ()
+    overrides: Overrides = ()
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """All of it, as plain values."""
+        values = dataclasses.asdict(self)
+        for name in ("sizes", "settings_of_all", "overrides"):
+            values[name] = dict(values[name])
+        return values
+
+    @property
+    def label(self) -> str:
+        """Sizes in a line."""
+        return ", ".join(f"{name} {value}" for name, value in self.sizes) or self.model
+
+    def with_overrides(self, overrides: Mapping[str, float]) -> Candidate:
+        """Make the same candidate on another machine."""
+        return dataclasses.replace(self, overrides=tuple(sorted(overrides.items())))
+
+    def shape(self) -> ModelShape:
+        """Make its model."""
+        return changed(tracegen.models.load(self.model), self.sizes)
+
+    def spec(self) -> TrainSpec:
+        """Make the spec of its step, but for the shape."""
+        return TrainSpec(
+            model=self.model,
+            plan=self.plan,
+            schedule=self.schedule,
+            system=self.system,
+            scheme=self.scheme,
+            overrides=dict(self.overrides),
+            **dict(self.settings_of_all),
+        )
+
+
+class StepCost(Protocol):
+    """Gives what a candidate's step takes; `UserError` says why it cannot be made."""
+
+    def __call__(self, candidate: Candidate) -> Cost:
+        """Find it out."""
+
+
+def simulated(candidate: Candidate) -> Cost:
+    """Simulate the step: layers by replay, composed on the engine.
+
+    Raises
+    ------
+    UserError
+        If model, plan, system and scheme do not fit together.
+    """
+    return Cost.of(run(candidate.spec(), given={"model": candidate.shape()}))
+
+
+class Nothing:
+    """What a task reads that needs no trace."""
+
+    key = ""
+
+    def load(self) -> None:
+        """Read nothing."""
+
+
+@dataclass(frozen=True)
+class StepTask:
+    """A step to simulate, for workers of `replay.studies.sweeps`."""
+
+    candidate: Candidate
+
+    source = Nothing()
+
+    @functools.cached_property
+    def description(self) -> Mapping[str, Any]:
+        """Everything that decides the cost: by value where it refers to something."""
+        one = self.candidate
+        scheme = find(one.scheme, allow_code=False)  # `make_task` executed it
+        return {
+            "code": [code_identity(), step_code()],
+            "candidate": {**one.settings, "model": one.shape().sizes()},
+            "system": _system(one.system, one.overrides).describe(),
+            "scheme": {"options": dataclasses.asdict(scheme.options), "code": scheme.code},
+        }
+
+    @functools.cached_property
+    def id(self) -> str:
+        """Identity of the cost."""
+        return identity(self.description)
+
+    def run(self, _: object) -> Cost:
+        """Simulate it."""
+        return simulated(self.candidate)
+
+
+def make_task(candidate: Candidate, allow_code: AllowCode = False) -> StepTask:
+    """Make a candidate's task; workers find it by name.
+
+    Parameters
+    ----------
+    candidate
+        What is asked for.
+    allow_code
+        Whether its scheme's file may be executed, see `replay.schemes.find`.
+
+    Raises
+    ------
+    UserError
+        If there is no such scheme, or its file may not be executed.
+    """
+    find(candidate.scheme, allow_code=allow_code)
+    return StepTask(candidate)
+
+
+@functools.lru_cache(maxsize=256)
+def _system(name: str, overrides: Overrides) -> System:
+    return hwmodel.load(name, dict(overrides))

@@ -1,0 +1,205 @@
+"""What a search of shapes and plans found, as a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replay.experiments.choose.result import WORDS, unit_of
+from replay.report.provenance import NO_COMMAND, provenance
+from tracegen.shared.display.content import (
+    Axis,
+    Bars,
+    Column,
+    Line,
+    Page,
+    Part,
+    Plot,
+    Section,
+    Table,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from replay.experiments.choose.result import Choice, Found, Row
+    from tracegen.shared.display.content import Item
+
+MOST_BARS = 10
+CAUSES = {
+    "attention": False,
+    "dense": False,
+    "experts": False,
+    "head": False,
+    "exchange": True,
+    "peers": True,
+    "pipeline": True,
+    "synchronise": True,
+    "optimiser": True,
+    "jitter": True,
+}
+"""Causes of a step, in the order of their parts, and whether nothing is computed meanwhile."""
+
+
+def page(choice: Choice) -> Page:
+    """Make the page of a search, the best of each system first."""
+    sections: list[Section] = []
+    for number, found in enumerate(choice.systems, 1):
+        sections += _sections(choice, found, number)
+    said = {key: _said(value) for key, value in choice.space.items()}
+    why = (
+        f"{NO_COMMAND}a space is a file, and its values are these. With them in a file, "
+        "moereplay choose FILE -o FOLDER does."
+    )
+    entered = provenance(
+        {**said, "ranked by": choice.by, "rows that are exact": choice.top},
+        command="",
+        why_none=why,
+    )
+    return Page(
+        title=str(choice.space.get("title") or choice.space["model"]),
+        summary=summary(choice),
+        sections=[*sections, entered],
+    )
+
+
+def summary(choice: Choice) -> str:
+    """Say the best of each system, and what it spends its step on."""
+    return " ".join(_best(found, choice.by) for found in choice.systems)
+
+
+def _best(found: Found, by: str) -> str:
+    if not found.rows:
+        return f"On {found.system} no candidate can be simulated."
+    best = found.rows[0]
+    lead = ""
+    if found.rows[1:]:
+        what = "mfu" if by == "mfu" else "tokens_per_s"
+        gain = getattr(best.cost, what) / getattr(found.rows[1].cost, what) - 1
+        lead = f" It leads the second by {gain:.2%}."
+    return (
+        f"On {found.system} the best of {len(found.rows)} simulated candidates is "
+        f"{row_name(found, best)}: {best.cost.tokens_per_s:,.0f} tokens/s, MFU "
+        f"{best.cost.mfu:.1%}.{lead}"
+    )
+
+
+def row_name(found: Found, row: Row) -> str:
+    """Sizes in which candidates differ, and the plan where there are several."""
+    differ = [
+        key for key in row.sizes if len({one.sizes.get(key) for one in found.rows}) > 1
+    ] or list(row.sizes)
+    words = [f"{row.sizes[key]} {WORDS.get(key, key)}" for key in differ]
+    if len({(one.plan, one.schedule) for one in found.rows}) > 1:
+        words.append(f"{row.plan.replace(',', ', ')}, {row.schedule}")
+    return ", ".join(words)
+
+
+def _said(value: object) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {_said(one)}" for key, one in value.items() if one is not None)
+    if isinstance(value, list):
+        return ", ".join(map(_said, value))
+    return "" if value is None else str(value)
+
+
+def _sections(choice: Choice, found: Found, number: int) -> Iterator[Section]:
+    system = found.system
+    if not found.rows:
+        yield Section(system, [counts_table(found, number)])
+        return
+    yield Section(
+        f"The best on {system}",
+        [
+            found.table(choice.top, f"best-{number}"),
+            mfu_plot(found, number),
+            cause_bars(found, number),
+            *found.why(),
+        ],
+    )
+    more: list[Item] = [counts_table(found, number)]
+    if found.sensitivity is not None:
+        more += [*found.sensitivity.lines(), sensitivity_table(found, number)]
+    yield Section(f"How sure it is, and what was left out on {system}", more, is_open=False)
+
+
+def mfu_plot(found: Found, number: int) -> Plot:
+    """MFU of all simulated candidates over their parameters, the best with its name."""
+    best, others = found.rows[0], found.rows[1:]
+    lines = [
+        Line(name, [one.total_parameters / 1e9 for one in rows],
+             [100 * one.cost.mfu for one in rows], form="points",
+             labels=[row_name(found, one) for one in rows])
+        for name, rows in (("the best", [best]), ("other candidates", others))
+        if rows
+    ]  # fmt: skip
+    return Plot(
+        name=f"mfu-{number}",
+        title=f"{found.system}: MFU of the simulated candidates",
+        x=Axis("parameters, G", from_zero=False),
+        y=Axis("MFU, %", from_zero=False),
+        lines=lines,
+        says="Candidates whose bound shows that they are not among the first are not simulated.",
+    )
+
+
+def cause_bars(found: Found, number: int) -> Bars:
+    """Steps of the first candidates by cause; the bound by multiplications alone is marked."""
+    rows = found.rows[:MOST_BARS]
+    unit, unit_us = unit_of(rows)
+    names = dict.fromkeys([*CAUSES, *(cause for one in rows for cause in one.cost.spent_us)])
+    return Bars(
+        name=f"step-{number}",
+        title=f"{found.system}: step of the first candidates by cause, {unit}",
+        labels=[f"{place}: {row_name(found, one)}" for place, one in enumerate(rows, 1)],
+        parts=[
+            Part(
+                cause,
+                [one.cost.spent_us.get(cause, 0.0) / unit_us for one in rows],
+                is_hatched=CAUSES.get(cause, True),
+            )
+            for cause in names
+            if any(one.cost.spent_us.get(cause) for one in rows)
+        ],
+        unit=unit,
+        marks=[one.least_us / unit_us for one in rows],
+        mark_name="bound: its multiplications alone",
+        says="Mean over the GPUs. Hatched: nothing of the model is computed.",
+    )
+
+
+def counts_table(found: Found, number: int) -> Table:
+    """What became of all pairs of a model and a plan."""
+    rows: list[tuple[str, str, int]] = [
+        ("simulated", "", len(found.rows)),
+        ("not among the first", "their bounds show it", found.pruned),
+        ("not looked at", "beyond the number that was to be simulated", found.skipped),
+    ]
+    for what, counts in (
+        ("left out", found.left_out), ("refused", found.refused), ("failed", found.failed),
+    ):  # fmt: skip
+        rows += [(what, reason, count) for reason, count in counts.items()]
+    return Table(
+        f"candidates-{number}",
+        f"{found.system}: what became of the candidates",
+        [Column("candidates"), Column("because"), Column("number", form=",d")],
+        [row for row in rows if row[2]],
+    )
+
+
+def sensitivity_table(found: Found, number: int) -> Table:
+    """The order of the first candidates with each uncertain value of the hardware changed."""
+    assert found.sensitivity is not None
+    return Table(
+        f"sensitivity-{number}",
+        f"{found.system}: the first candidates with other values of the hardware",
+        [
+            Column("value"),
+            Column("is", form=",.6g"),
+            Column("order"),
+            Column("lead", form=".4f", says="worth of the first over the best of the others"),
+        ],
+        [
+            (one.key, one.value, ", ".join(str(place + 1) for place in one.order), one.lead)
+            for one in found.sensitivity.changed
+        ],
+    )

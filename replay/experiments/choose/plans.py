@@ -1,0 +1,141 @@
+"""Parallel plans of a space that a model can be trained with on a system, by memory too."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from replay.errors import UserError
+from replay.experiments.choose.space import NUMBERS, PLAN_AXES, values
+from replay.experiments.train.memory import held_by
+from replay.experiments.train.schedules import registry
+from replay.experiments.train.schedules.base import Shape
+from replay.steps.fitting import check
+from replay.steps.memory import Held, stages
+from replay.steps.plan import Plan
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.experiments.choose.space import Space
+    from replay.experiments.train.schedules.base import Schedule
+    from replay.steps.recipes import Recipe
+    from tracegen.models import ModelShape
+
+MOST_PLANS = 200_000
+MOST_SLICES, MOST_CHUNKS, MOST_BATCH = 8, 4, 4
+"""What "all" goes to: GPUs that slice a sequence, chunks of a stage, sequences of a micro-batch."""
+
+GPUS, BATCH = "sizes do not divide the GPUs", "sequences of a step do not divide"
+PLAN, SCHEDULE, MEMORY = "does not suit the model", "not with the schedule", "too large for a GPU"
+
+
+def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter[str]]:
+    """Give plans with names of schedules that have as many GPUs as a system, for any model.
+
+    Returns
+    -------
+    They, and how many are none by reason.
+
+    Raises
+    ------
+    UserError
+        If there are too many to look at.
+    """
+    axes = {name: _values(name, space, system) for name in PLAN_AXES}
+    number = math.prod(map(len, axes.values()))
+    if number > MOST_PLANS:
+        message = f"{number:,} plans on {system.name}; at most {MOST_PLANS:,} can be looked at"
+        raise UserError(message)
+    found: list[tuple[Plan, str]] = []
+    left_out: Counter[str] = Counter()
+    for chosen in itertools.product(*axes.values()):
+        sizes = dict(zip(axes, chosen, strict=True))
+        schedule = sizes.pop("schedule")
+        dp, rest = divmod(system.num_gpus, sizes["tp"] * sizes["cp"] * sizes["pp"])
+        if rest or not dp:
+            left_out[GPUS] += 1
+            continue
+        micro_batches, rest = divmod(space.sequences, dp * sizes["micro_batch"])
+        if rest or not micro_batches:
+            left_out[BATCH] += 1
+            continue
+        try:
+            plan = Plan(dp=dp, micro_batches=micro_batches, mtp=space.mtp, **sizes)
+        except UserError:
+            left_out[PLAN] += 1
+            continue
+        if registry.find(schedule).refuses(pipeline(plan)):
+            left_out[SCHEDULE] += 1
+        else:
+            found.append((plan, schedule))
+    return found, left_out
+
+
+def refused(
+    plan: Plan, schedule: Schedule, shape: ModelShape, system: System, recipe: Recipe, sequence: int
+) -> str:
+    """Why a model cannot be trained with a plan; nothing where it can.
+
+    Memory is counted as `moereplay train` does: without a scheme's buffers, with even routing.
+    """
+    try:
+        check(plan, shape, system, sequence)
+        needed = stages(
+            shape, plan, recipe, sequence, _held(schedule, plan), copies=schedule.copies
+        )
+    except UserError:
+        return PLAN
+    return MEMORY if max(one.total for one in needed) > system.hbm.num_bytes else ""
+
+
+def pipeline(plan: Plan) -> Shape:
+    """Give the sizes that a schedule is made for."""
+    return Shape(plan.pp, plan.vpp, plan.micro_batches)
+
+
+def text_of(plan: Plan) -> str:
+    """Give a plan as `replay.steps.plan.parse` reads it, without what is 1 or not asked for."""
+    given = plan.model_dump(mode="json", exclude_defaults=True)
+    return ",".join(f"{name}={value}" for name, value in given.items()) or "tp=1"
+
+
+@functools.lru_cache(maxsize=4096)
+def _held_of(schedule: str, sizes: Shape) -> tuple[Held, ...]:
+    plan = Plan(pp=sizes.stages, vpp=sizes.chunks, micro_batches=sizes.micro_batches)
+    return tuple(held_by(registry.find(schedule), plan))
+
+
+def _held(schedule: Schedule, plan: Plan) -> tuple[Held, ...]:
+    return _held_of(schedule.name, pipeline(plan))
+
+
+def _values(name: str, space: Space, system: System) -> list[Any]:
+    axis = space.plan.get(name)
+    if axis is None:
+        return ["1f1b" if name == "schedule" else "none" if name == "recompute" else 1]
+    found = values(name, axis)
+    if found is not None:
+        if name == "schedule":
+            found = [registry.find(one).name for one in found]
+        return found
+    if name == "schedule":
+        return list(registry.SCHEDULES)
+    if name == "recompute":
+        return ["none", "selective", "full"]
+    assert name in NUMBERS
+    return list(_all(name, system))
+
+
+def _all(name: str, system: System) -> Iterator[int]:
+    """Powers of two, and for GPUs whatever divides them."""
+    domain = min(system.fabric.gpus_per_domain, system.num_gpus)
+    if name in ("tp", "pp", "ep"):
+        whole = domain if name == "tp" else system.num_gpus
+        yield from (n for n in range(1, whole + 1) if whole % n == 0 and n & (n - 1) == 0)
+    else:
+        most = {"cp": MOST_SLICES, "vpp": MOST_CHUNKS, "micro_batch": MOST_BATCH}[name]
+        yield from (n for n in range(1, most + 1) if n & (n - 1) == 0)

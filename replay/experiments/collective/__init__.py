@@ -1,0 +1,1 @@
+"""Collectives alone, as nccl-tests times them."""

@@ -1,0 +1,292 @@
+"""Results of replays: the schemas ``moereplay-result/2`` and ``moereplay-comparison/2``.
+
+Times are microseconds (exact multiples of a picosecond), bytes are whole numbers, and lists have
+one entry per GPU. Nothing depends on the clock or the machine that computed it: the same input
+gives the same bytes. `replay.load_result` reads files of this and of older schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import (
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from replay.errors import UserError
+from replay.experiments.base.names import named, row_names
+from replay.experiments.base.result import (
+    ComparisonBase,
+    ResultBase,
+    SchemeDescription,
+    SystemDescription,
+)
+from replay.experiments.base.rows import COLUMNS, row_of
+from replay.experiments.layer.bands import Uncertainty
+from replay.experiments.layer.spec import RunSpec
+from replay.measure.parts import Room
+from replay.measure.result import ChainResult, LayerResult
+from replay.model.work.precision import NUMBER_TYPES, Precision
+from tracegen.shared.display.frames import data_frame, flat
+from tracegen.shared.strict import Strict
+
+if TYPE_CHECKING:
+    import pandas
+
+    from replay.measure.result import Measures
+
+RESULT_FORMAT: Literal["moereplay-result/2"] = "moereplay-result/2"
+COMPARISON_FORMAT: Literal["moereplay-comparison/2"] = "moereplay-comparison/2"
+
+
+class TraceDescription(Strict):
+    """The trace that was replayed: its content, and the sizes of its model."""
+
+    content_id: str
+    title: str
+    model: str
+    num_experts: int
+    topk: int
+    hidden: int
+    moe_intermediate: int
+
+
+class BatchDescription(Strict):
+    """Settings that decided the tokens of the first step.
+
+    Attributes
+    ----------
+    num_ranks, phase
+        GPUs in the group; ``"prefill"`` or ``"decode"``.
+    batching
+        How tokens came to run together.
+    step
+        The first step.
+    tokens_per_rank
+        None where the trace carries its own ranks.
+    num_requests, num_slots_sharing_a_request
+        Decode of a trace without ranks: the requests it holds, and the slots that run a request
+        which another slot runs too.
+    num_steps
+        Likewise, if the replay goes beyond them: steps after which every slot has run through its
+        requests and begins again; left out of the file otherwise.
+    """
+
+    num_ranks: int
+    phase: str
+    batching: str
+    step: int
+    tokens_per_rank: int | None = None
+    num_requests: int | None = None
+    num_slots_sharing_a_request: int | None = None
+    num_steps: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if self.num_steps is None:
+            values.pop("num_steps", None)
+        return values
+
+
+class NumberTypes(Strict):
+    """Types of the values that the experts' GEMMs multiply, and of rows on their way.
+
+    FP8 rows have a scale per 128 values.
+    """
+
+    gemm: str
+    dispatch_rows: str
+    combine_rows: str
+
+
+def number_types(precision: Precision) -> NumberTypes:
+    """State the types of a precision."""
+    return NumberTypes(
+        gemm=precision.gemm, dispatch_rows=precision.dispatch, combine_rows=precision.combine
+    )
+
+
+class Totals(Strict):
+    """Sums over the layers replayed.
+
+    `mean_layer_us` is the mean time of a layer: isolated, or in a chain with what lies between.
+    """
+
+    num_layers: int
+    makespan_us: float
+    mean_layer_us: float
+    exposed_communication_us: float
+    bound_us: float
+    uplink_payload_bytes: list[int]
+    downlink_payload_bytes: list[int]
+
+
+class Whole(Strict):
+    """All layers, estimated from some of them: no result of a replay.
+
+    Attributes
+    ----------
+    num_layers, num_replayed
+        Layers, and those of them that were replayed.
+    makespan_us
+        Their times, summed: an estimate.
+    low_us, high_us, confidence
+        Where the sum lies, with this probability. `replay.chains.layer_sampling` says how.
+    """
+
+    num_layers: int
+    num_replayed: int
+    makespan_us: float
+    low_us: float
+    high_us: float
+    confidence: float
+
+
+class Result(ResultBase):
+    """One trace on one system under one scheme, and everything needed to run it again.
+
+    Attributes
+    ----------
+    spec
+        What was asked for; `replay.run` with it gives the same result.
+    trace, system, scheme, batch, placement, precision, types
+        What the spec came to: everything that entered, by value. `precision` is the short form of
+        `types` where there is one.
+    launch
+        How hosts launched kernels: one by one, or as CUDA graphs; ``"ahead"`` in results of
+        versions whose hosts were always ahead of their GPUs.
+    room
+        Whether a GPU has room for it; None where an older version did not say.
+    layers, chain
+        The measures: of isolated layers, or of one chain of layers.
+    totals
+        Sums over the layers that were replayed.
+    estimate
+        The whole, where only some of its layers were replayed (`RunSpec.sample_layers`).
+    """
+
+    format: Literal["moereplay-result/2"] = RESULT_FORMAT
+    spec: RunSpec
+    trace: TraceDescription
+    system: SystemDescription
+    scheme: SchemeDescription
+    batch: BatchDescription
+    placement: str
+    precision: str
+    types: NumberTypes
+    launch: Literal["eager", "graph", "ahead"] = "ahead"
+    room: Room | None = None
+    layers: list[LayerResult]
+    chain: ChainResult | None = None
+    totals: Totals
+    estimate: Whole | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _types_of_precision(cls, given: Any) -> Any:
+        """Fill in the types of a result that states the short form alone, as they once did."""
+        precision = given.get("precision") if isinstance(given, Mapping) else None
+        if precision in NUMBER_TYPES and "types" not in given:
+            return {**given, "types": number_types(Precision(precision)).model_dump()}
+        return given
+
+    @model_validator(mode="after")
+    def _has_layers(self) -> Result:
+        if not (self.layers if self.chain is None else self.chain.layers):
+            message = "layers: none are there, and no result is without"
+            raise ValueError(message)
+        return self
+
+    @property
+    def headline_us(self) -> float:
+        """Time of all layers."""
+        return self.totals.makespan_us
+
+    @property
+    def parts(self) -> Sequence[LayerResult | ChainResult]:
+        """Parts of the result: isolated layers, or one chain of them."""
+        return self.layers if self.chain is None else [self.chain]
+
+    @property
+    def measured(self) -> list[Measures]:
+        """The measures of each of `parts`."""
+        return [part.measures for part in self.parts]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each layer, with its measures."""
+        same = {"scheme": self.scheme.name, "system": self.system.name}
+        layers = self.layers if self.chain is None else self.chain.layers
+        rows = []
+        for layer in layers:
+            document = layer.model_dump(mode="json", by_alias=True)
+            measures = document.pop("measures", {})
+            rows.append(same | flat(document) | flat(measures))
+        return rows
+
+
+class Comparison(ComparisonBase[Result]):
+    """The same routing on the same system under several schemes, or with several placements."""
+
+    format: Literal["moereplay-comparison/2"] = COMPARISON_FORMAT
+    LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"uncertainty"})
+    uncertainty: Uncertainty | None = None
+    """How sure it is, where that was asked for; the JSON has no such key where it was not."""
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Make a data frame with a row per result, in their order: `rows.COLUMNS`.
+
+        `left_out` says of schemes that have no row why they have none.
+
+        Raises
+        ------
+        UserError
+            If pandas is not installed.
+        """
+        documents = [one.model_dump(mode="json", by_alias=True) for one in self.results]
+        return data_frame(map(row_of, documents), COLUMNS)
+
+    def _known_names(self) -> list[str]:
+        names = row_names(self.results, marked=False)
+        return [*(one.scheme.name for one in self.results), *names]
+
+    @property
+    def base(self) -> Result:
+        """The baseline's result; of a scheme with several placements that with the first."""
+        return self.results[self._place_of_base()]
+
+    @property
+    def base_name(self) -> str:
+        """The name of the baseline's row."""
+        return row_names(self.results, marked=False)[self._place_of_base()]
+
+    def _place_of_base(self) -> int:
+        names = row_names(self.results, marked=False)
+        names += [one.scheme.name for one in self.results]
+        return names.index(self.baseline) % len(self.results)
+
+    def row(self, name: str) -> Result:
+        """Find the result that a name means.
+
+        Parameters
+        ----------
+        name
+            As `replay.experiments.base.names.named` takes it: ``"deepep-ll"``, ``"deepep-ll,
+            eplb:40"``.
+
+        Raises
+        ------
+        UserError
+            If there is none, or a scheme has several; with the names that there are.
+        """
+        return named(self.results, name)
+
+    def __getitem__(self, name: str) -> Result:
+        """Result by the name of its row, or of its scheme if that has one row."""
+        try:
+            return self.row(name)
+        except UserError as error:
+            raise KeyError(str(error)) from None

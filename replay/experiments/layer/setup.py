@@ -1,0 +1,370 @@
+"""A spec with what its references lead to: the trace, the system and the scheme."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replay.chains.preparation import prepare
+from replay.chains.settings import ChainSettings
+from replay.errors import UserError, check_kind
+from replay.experiments.base.identity import describe, identity
+from replay.experiments.layer.spec import RunSpec
+from replay.model.work.precision import Precision
+from replay.schemes import Scheme, find, supported
+from replay.schemes.ep.base import LayerRefusedError
+from replay.schemes.registry import COMPARED
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.chains.replay import Replay
+    from replay.experiments.layer.result import Result
+    from replay.model.work.batch import Batch
+    from replay.schemes.outside import AllowCode
+    from tracegen import RoutingTrace
+
+
+SCHEME_KINDS = "a name of `moereplay schemes`, FILE.py:NAME, or a replay.Scheme"
+SYSTEM_KINDS = "a name of `moereplay hardware list`, a TOML file, or a hwmodel.System"
+TRACE_KINDS = "a RoutingTrace, a file, a URL, or a name of `moereplay trace list`"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One replay, ready to be carried out on its trace.
+
+    Attributes
+    ----------
+    spec
+        In normal form: options and overrides hold only what differs from the defaults, so that
+        equal replays have equal specs.
+    trace_identity
+        What makes two traces the same: the content id, or all arguments of the generator.
+    system, scheme
+        What the spec's references lead to.
+    """
+
+    spec: RunSpec
+    trace_identity: Mapping[str, Any]
+    system: System
+    scheme: Scheme
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """Everything that decides the result, as JSON objects.
+
+        Raises
+        ------
+        UserError
+            If a placement file cannot be read.
+        """
+        return describe(self.spec, self.trace_identity, self.system, self.scheme)
+
+    @cached_property
+    def chain_settings(self) -> ChainSettings:
+        """What chains heed of the spec."""
+        return ChainSettings.of(self.spec)
+
+    def prepared(self, trace: RoutingTrace, batches: Sequence[Batch] | None = None) -> Replay:
+        """Make the replay ready; see `replay.chains.preparation.prepare`."""
+        return prepare(self.chain_settings, trace, self.system, self.scheme, batches)
+
+    @cached_property
+    def run_id(self) -> str:
+        """Identity of the replay; raises as `description` does."""
+        return identity(self.description)
+
+
+def spec_of(
+    spec: RunSpec | None, settings: Mapping[str, Any]
+) -> tuple[RunSpec, System | None, Scheme | None]:
+    """Put a spec and further settings together.
+
+    Parameters
+    ----------
+    spec
+        What the settings change; None takes the defaults.
+    settings
+        Fields of `RunSpec` by name, where ``system`` may be a `hwmodel.System` and ``scheme`` a
+        `Scheme`.
+
+    Returns
+    -------
+    The spec, and the system and the scheme that were given as objects.
+
+    Raises
+    ------
+    UserError
+        If a setting does not exist or a value is not possible.
+    """
+    if spec is not None:
+        check_kind("spec", spec, RunSpec, "a RunSpec; write scheme=..., system=... for the rest")
+    given = dict(settings)
+    system, scheme = given.get("system"), given.get("scheme")
+    if scheme is not None:
+        check_kind("scheme", scheme, (str, Scheme), SCHEME_KINDS)
+    if isinstance(system, Path):
+        given["system"] = str(system)
+    elif system is not None and not isinstance(system, str):
+        import hwmodel
+
+        check_kind("system", system, hwmodel.System, SYSTEM_KINDS)
+        if given.get("overrides"):
+            message = "overrides go with the name of a system; a System has its own values"
+            raise UserError(message)
+        given |= system_reference(system)
+    if isinstance(scheme, Scheme):
+        if given.get("options"):
+            message = "options go with the name of a scheme; a Scheme has its own"
+            raise UserError(message)
+        given |= {"scheme": scheme.origin or scheme.name, "options": _changed_options(scheme)}
+    made = RunSpec(**given) if spec is None else spec.changed(**given)
+    return (
+        made,
+        None if system is None or isinstance(system, str | Path) else system,
+        scheme if isinstance(scheme, Scheme) else None,
+    )
+
+
+def set_up(
+    spec: RunSpec,
+    trace_identity: Mapping[str, Any],
+    system: System | None = None,
+    scheme: Scheme | None = None,
+    *,
+    allow_code: AllowCode = False,
+) -> Setup:
+    """Follow the references of a spec.
+
+    Parameters
+    ----------
+    spec
+        The settings.
+    trace_identity
+        See `Setup`.
+    system, scheme
+        Objects to take in place of what the spec refers to.
+    allow_code
+        Whether a scheme's file that the spec names may be executed, see `replay.schemes.find`.
+
+    Raises
+    ------
+    UserError
+        If a reference leads nowhere, or an option or a hardware value is not possible.
+    """
+    if scheme is None:
+        scheme = find_scheme(spec.scheme, allow_code=allow_code).with_options(spec.options)
+        changes: dict[str, Any] = {"options": _changed_options(scheme)}
+    else:
+        changes = {}
+    if system is None:
+        import hwmodel
+
+        system = hwmodel.load(spec.system, spec.overrides)
+        if spec.overrides:
+            default = hwmodel.load(spec.system).describe()
+            changes["overrides"] = _differing(system.describe(), default)
+    if spec.combine_rows is not None:
+        check_rows(scheme, spec.combine_rows)
+    changes |= _plain_types(spec)
+    if scheme.is_tuned(spec.tune) == scheme.is_tuned(None):
+        changes["tune"] = None
+    return Setup(spec.changed(**changes), trace_identity, system, scheme)
+
+
+def _plain_types(spec: RunSpec) -> dict[str, Any]:
+    """Number types in one form: that of the GEMMs as precision, and what differs from it.
+
+    Nothing where the model has a say.
+    """
+    given = (spec.gemm_type, spec.dispatch_rows, spec.combine_rows)
+    name = spec.precision or spec.gemm_type
+    if name is None or (spec.precision is None and None in given):
+        return {}
+    meant = Precision(name, gemm=given[0], dispatch=given[1], combine=given[2])
+    plain = Precision(meant.gemm)
+    return {
+        "precision": meant.gemm,
+        "gemm_type": None,
+        "dispatch_rows": None if meant.dispatch == plain.dispatch else meant.dispatch,
+        "combine_rows": None if meant.combine == plain.combine else meant.combine,
+    }
+
+
+def allowed_by(result: Result, *, allow_code: bool) -> AllowCode:
+    """Files that a result may have executed: where that is allowed, those it was made with."""
+    if allow_code and result.scheme.code:
+        return frozenset({result.scheme.code})
+    return allow_code
+
+
+def find_scheme(reference: str | None, *, allow_code: AllowCode) -> Scheme:
+    """Look up a scheme with its default options.
+
+    Parameters
+    ----------
+    reference, allow_code
+        As of `replay.schemes.find`; None is refused.
+
+    Raises
+    ------
+    UserError
+        If there is no such scheme, naming those there are.
+    """
+    if reference is None:
+        message = f"no scheme is given; known: {', '.join(COMPARED)}"
+        raise UserError(message)
+    return find(reference, allow_code=allow_code)
+
+
+def _changed_options(scheme: Scheme) -> dict[str, Any]:
+    """Options of a scheme that are not the defaults of what its reference stands for.
+
+    All options of a scheme that was made in memory, which no reference leads to.
+    """
+    values = dataclasses.asdict(scheme.options)
+    reference = scheme.origin or scheme.name
+    try:
+        found = find(reference, allow_code=False)  # it was executed to make the scheme
+    except UserError:
+        return values
+    defaults = dataclasses.asdict(found.options)
+    return {key: value for key, value in values.items() if value != defaults.get(key)}
+
+
+def system_reference(system: System) -> dict[str, Any]:
+    """Name and overrides that lead to a system, if it is a preset with some values changed."""
+    return {"system": system.name, "overrides": changed_values(system.describe())}
+
+
+def changed_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a described system that its preset does not have.
+
+    Parameters
+    ----------
+    values
+        As `hwmodel.System.describe` gives them.
+
+    Returns
+    -------
+    Nothing where no preset has the system's name.
+    """
+    return _differing(values, _preset(values["name"]))
+
+
+def _differing(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """Hardware values, by dotted key, that are not the default; one may follow from another."""
+    return {
+        key: value
+        for key, value in values.items()
+        if "." in key and key in default and value != default[key]
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _preset(name: str) -> Mapping[str, Any]:
+    """Values of a preset; nothing if there is no such preset."""
+    import hwmodel
+
+    return hwmodel.load(name).describe() if name in hwmodel.names() else {}
+
+
+def load_trace(
+    trace: RoutingTrace | str | Path | None, spec: RunSpec
+) -> tuple[RoutingTrace, RunSpec]:
+    """Load a trace if it is not loaded yet, and check that it is the one of the spec.
+
+    Parameters
+    ----------
+    trace
+        A trace or a reference to one; None takes the spec's reference.
+    spec
+        The settings.
+
+    Returns
+    -------
+    The trace, and the spec with its content id and a reference that leads to it, if there is one.
+
+    Raises
+    ------
+    UserError
+        If there is no trace, it is another than the spec says, or not of the spec's model.
+    """
+    import tracegen
+
+    reference = spec.trace if trace is None else str(trace) if isinstance(trace, str | Path) else ""
+    if reference is None:
+        message = "no trace is given: give a file, a URL, or a name of `moereplay trace list`"
+        raise UserError(message)
+    loaded = tracegen.load(reference) if isinstance(trace, str | Path | None) else trace
+    check_kind("trace", loaded, tracegen.RoutingTrace, TRACE_KINDS)
+    as_stored = None if spec.content_id is None else loaded.content_id
+    if spec.model is not None:
+        loaded = loaded.with_shape(tracegen.models.load(spec.model))
+    if spec.content_id not in (None, as_stored, loaded.content_id):
+        message = (
+            f"this is not the trace of the spec: its content is {loaded.content_id[:12]}, not "
+            f"{str(spec.content_id)[:12]}"
+        )
+        raise UserError(message)
+    if not reference:
+        # A trace in memory is where the reference leads only if its content was just checked.
+        reference = spec.trace if spec.content_id is not None else None
+    return loaded, spec.changed(trace=reference, content_id=loaded.content_id)
+
+
+def check_needs(scheme: Scheme, system: System) -> None:
+    """Refuse a system that lacks what a scheme needs.
+
+    Raises
+    ------
+    UserError
+        Naming what is missing, and the schemes that the system supports.
+    """
+    missing = scheme.lacks(system)
+    if missing:
+        message = (
+            f"scheme {scheme.name!r} needs {', '.join(sorted(missing))}, which system "
+            f"{system.name!r} lacks; it supports: {', '.join(supported(system))}"
+        )
+        raise UserError(message)
+
+
+def check_rows(scheme: Scheme, combine_rows: str) -> None:
+    """Refuse rows back of a type that a scheme cannot carry or add up.
+
+    Raises
+    ------
+    LayerRefusedError
+        Naming the types that it can, and the schemes that can carry this one.
+    """
+    if combine_rows in scheme.combine_types:
+        return
+    can = [name for name, one in COMPARED.items() if combine_rows in one.combine_types]
+    message = (
+        f"scheme {scheme.name!r} has no {combine_rows} rows on the way back, only "
+        f"{', '.join(sorted(scheme.combine_types))}; {combine_rows} rows have: {', '.join(can)}"
+    )
+    raise LayerRefusedError(message)
+
+
+def check_domain(scheme: Scheme, system: System, num_ranks: int) -> None:
+    """Refuse more ranks than a domain has for a scheme that knows one NVLink domain only.
+
+    Raises
+    ------
+    LayerRefusedError
+        Saying how many GPUs a domain has.
+    """
+    per_domain = system.fabric.gpus_per_domain
+    if not scheme.network and num_ranks > per_domain:
+        message = (
+            f"scheme {scheme.name!r}: written for one NVLink domain; {num_ranks} ranks were asked "
+            f"for, a domain of {system.name!r} has {per_domain} GPUs"
+        )
+        raise LayerRefusedError(message)

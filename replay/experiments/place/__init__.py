@@ -1,0 +1,1 @@
+"""Placements of experts, fitted to a trace or to loads."""

@@ -1,0 +1,70 @@
+"""Which requests arrive, and how an engine batches them, as one frozen object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from replay.experiments.serve.rules import Policy, Router, Settings
+
+if TYPE_CHECKING:
+    from replay.experiments.serve.measures import Limits
+
+
+class ArrivalSpec(Settings):
+    """What arrives, and how the engine batches it; sizes of an iteration are those of `InferSpec`.
+
+    A worker has at most ``requests`` per GPU of `InferSpec` at a time, and prefills at most
+    ``chunk`` tokens per GPU in an iteration.
+
+    Raises
+    ------
+    UserError
+        If a setting does not exist or is not possible.
+    """
+
+    called: ClassVar[str] = "arrivals"
+
+    arrivals: str = Field(
+        "1", description="Requests per second, `once` for all at once, or a file of requests."
+    )
+    count: int = Field(1000, ge=1, le=5_000_000, description="Requests: drawn, or taken of a file.")
+    burstiness: float = Field(
+        1.0, gt=0, description="Shape of the gaps' gamma distribution: 1 is a Poisson process."
+    )
+    prompts: str | None = Field(
+        None, description="Lengths of drawn prompts: N, uniform:LEAST:MOST, lognormal:MEDIAN:SIGMA."
+    )
+    outputs: str | None = Field(None, description="Likewise, of what is generated.")
+    arrival_seed: int = Field(0, ge=0, le=2**32, description="Seed of gaps, lengths and drafts.")
+    policy: Policy = Field(
+        "mixed", description="How iterations are made: mixed, prefill-first or whole-prompts."
+    )
+    router: Router = Field(
+        "round-robin", description="To which worker: round-robin, least-requests, least-waiting."
+    )
+    block: int = Field(64, ge=1, description="Positions of a block of the cache.")
+    memory: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory for weights, buffers and caches."
+    )
+    reserve: float = Field(
+        0.0, ge=0, le=1, description="Share of the outputs to come that the cache keeps room for."
+    )
+    ttft_ms: float | None = Field(None, gt=0, description="Limit of the time to the first token.")
+    tpot_ms: float | None = Field(None, gt=0, description="Limit of the time per token behind it.")
+    percentile: int = Field(99, ge=0, le=100, description="Of requests that keep the limits.")
+    search: bool = Field(
+        False, description="Search the largest rate of arrivals at which the limits are kept."
+    )
+    rate_tolerance: float = Field(0.05, ge=0.001, le=1, description="Of that rate, as a share.")
+
+    @property
+    def limits(self) -> Limits | None:
+        """Latencies that are promised, if any."""
+        from replay.experiments.serve.measures import Limits
+
+        if self.ttft_ms is None and self.tpot_ms is None:
+            return None
+        ttft_us, tpot_us = (one and one * 1000 for one in (self.ttft_ms, self.tpot_ms))
+        return Limits(ttft_us=ttft_us, tpot_us=tpot_us, percentile=self.percentile)

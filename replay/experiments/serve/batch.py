@@ -1,0 +1,211 @@
+"""A batch of requests that are prefilled together, piece by piece, and then decoded together.
+
+No request joins later and none is waited for: what papers measure. Requests that arrive over time
+are the business of a serving engine's loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.experiments.serve.iteration import Load, Piece
+from replay.experiments.serve.times import SPENT
+
+if TYPE_CHECKING:
+    from replay.experiments.serve.stream import Spent
+    from replay.experiments.serve.times import ReplayedTimes
+    from replay.model.machine.machine import Ints
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Speculative decoding: tokens that are proposed, and verified together.
+
+    Attributes
+    ----------
+    count
+        Proposed per iteration.
+    acceptance
+        Probability that one is right if those before it are, from 0 to below 1.
+    """
+
+    count: int = 0
+    acceptance: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that an iteration adds to a request, mean (Leviathan et al., arXiv 2211.17192).
+
+        Equation 1 there: accepted drafts, and the token that verifying gives in any case.
+        """
+        if self.acceptance == 1:
+            return self.count + 1.0
+        return (1 - self.acceptance ** (self.count + 1)) / (1 - self.acceptance)
+
+
+@dataclass
+class Spending:
+    """What iterations took.
+
+    Attributes
+    ----------
+    times_ps
+        Of every iteration, in order.
+    spent_ps
+        Of all together, by what it was spent on.
+    """
+
+    times_ps: list[int] = field(default_factory=list)
+    spent_ps: dict[Spent, int] = field(default_factory=lambda: dict.fromkeys(SPENT, 0))
+
+    def add(self, spent: dict[Spent, int]) -> None:
+        """Note an iteration."""
+        self.times_ps.append(sum(spent.values()))
+        for what, time_ps in spent.items():
+            self.spent_ps[what] += time_ps
+
+    @property
+    def total_ps(self) -> int:
+        """Time of all iterations."""
+        return sum(self.times_ps)
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """Prompts that were prefilled.
+
+    Attributes
+    ----------
+    spending
+        What the iterations took.
+    ends
+        (worker,) of (request,): the iteration that ended each request's prompt.
+    tokens
+        (iteration,): tokens of the fullest worker.
+    """
+
+    spending: Spending
+    ends: list[Ints]
+    tokens: list[int]
+
+    @property
+    def first_token_ps(self) -> Ints:
+        """(request,): when each request has its first token, those of all workers."""
+        at = np.cumsum(self.spending.times_ps, dtype=np.int64)
+        ends = np.concatenate(self.ends)
+        return at[ends]
+
+
+def prefill(times: ReplayedTimes, prompts: Sequence[Ints], chunk: int) -> Prefilled:
+    """Prefill prompts, those of each worker in order.
+
+    Parameters
+    ----------
+    prompts
+        (worker,) of (request,): tokens.
+    chunk
+        Tokens of a worker in an iteration, the last of which may be the first of a prompt
+        (chunked prefill: vLLM's ``max_num_batched_tokens``, SGLang's ``chunked_prefill_size``).
+    """
+    cut = {key: cut_up(key, chunk) for key in {tuple(one.tolist()) for one in prompts}}
+    found = [cut[tuple(one.tolist())] for one in prompts]
+    spending, tokens = Spending(), []
+    for pieces in itertools.zip_longest(*(one.pieces for one in found), fillvalue=()):
+        loads = [Load(prefill=one) for one in pieces]
+        spending.add(times.spent_ps(loads))
+        tokens.append(max(load.tokens for load in loads))
+    return Prefilled(spending, [np.array(one.ends, np.int64) for one in found], tokens)
+
+
+@dataclass(frozen=True)
+class CutUp:
+    """Prompts of a worker in pieces.
+
+    Attributes
+    ----------
+    pieces
+        (iteration,) of what each iteration takes.
+    ends
+        (request,): the iteration that takes the last piece.
+    """
+
+    pieces: list[tuple[Piece, ...]]
+    ends: list[int]
+
+
+def cut_up(prompts: Sequence[int], chunk: int) -> CutUp:
+    """Fill iterations with so many tokens of prompts, one prompt after the other."""
+    pieces: list[tuple[Piece, ...]] = []
+    ends, taken, room = [], [], chunk
+    for prompt in prompts:
+        before = 0
+        while before < prompt:
+            count = min(prompt - before, room)
+            taken.append(Piece(count, before))
+            before, room = before + count, room - count
+            if not room:
+                pieces.append(tuple(taken))
+                taken, room = [], chunk
+        ends.append(len(pieces) - (room == chunk))
+    return CutUp([*pieces, tuple(taken)] if taken else pieces, ends)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Requests that were decoded until all have their tokens.
+
+    Attributes
+    ----------
+    spending
+        What the iterations took.
+    tokens
+        Made by all workers.
+    latency_ps
+        (request,): from the first iteration until each request has its last token.
+    """
+
+    spending: Spending
+    tokens: int
+    latency_ps: Ints
+
+
+def decode(
+    times: ReplayedTimes,
+    prompts: Sequence[Ints],
+    outputs: Sequence[Ints],
+    drafts: Drafts,
+    progress: Callable[[], object] | None = None,
+) -> Decoded:
+    """Decode requests that are prefilled; one that has its tokens leaves, and none comes.
+
+    Parameters
+    ----------
+    prompts, outputs
+        (worker,) of (request,): tokens in the cache at first, and tokens to make.
+    """
+    per_step, queries = drafts.tokens_per_step, drafts.count + 1
+    steps = [np.ceil(one / per_step).astype(np.int64) for one in outputs]
+    # Equal workers do the same.
+    keys = [(*one.tolist(), *two.tolist()) for one, two in zip(prompts, outputs, strict=True)]
+    of_kind = {key: number for number, key in enumerate(keys)}
+    spending = Spending()
+    for step in range(max(int(one.max(initial=0)) for one in steps)):
+        loads = {}
+        for key, number in of_kind.items():
+            runs = steps[number] > step
+            cached = prompts[number][runs] + int(step * per_step)
+            loads[key] = Load(int(runs.sum()), queries, int(cached.sum()))
+        spending.add(times.spent_ps([loads[key] for key in keys]))
+        if progress is not None:
+            progress()
+    at = np.cumsum([0, *spending.times_ps], dtype=np.int64)
+    return Decoded(
+        spending=spending,
+        tokens=int(sum(int(one.sum()) for one in outputs)),
+        latency_ps=at[np.concatenate(steps)],
+    )

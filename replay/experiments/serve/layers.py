@@ -1,0 +1,266 @@
+"""MoE layers of an iteration by replay: exactly at some numbers of tokens, and in between.
+
+Some of the model's MoE layers are replayed as a chain, with attention and the rest of each layer
+before them, by the same machinery as `moereplay run`. What the chain takes beyond attention and the
+rest is the MoE layers' own: rows that travel, experts, and waiting for each other. Attention grows
+with the cache, and it is added up exactly for each iteration (`replay.experiments.serve.parts`);
+the MoE layers' part depends on the tokens alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from replay.chains.memory import largest
+from replay.errors import UserError
+from replay.experiments.layer.setup import check_domain, check_needs
+from replay.experiments.serve.iteration import Load, Piece
+from replay.experiments.serve.parts import Parts, Rows
+from replay.experiments.serve.stream import Stream
+from replay.model.work.context import Context
+
+if TYPE_CHECKING:
+    from replay.chains.chain import ChainLink, MicroBatch
+    from replay.chains.replay import Replay
+    from replay.experiments.layer.setup import Setup
+    from replay.experiments.serve.routing import RoutingSource
+    from replay.measure.parts import Memory
+    from replay.model.machine.host import Launch
+    from replay.model.work.batch import Phase
+
+PS_PER_US = 1_000_000
+MOST_CUTS = 3  # of a stretch between two numbers of tokens, one a power of 2 of the other
+
+
+class Moe(NamedTuple):
+    """Time of an MoE layer beyond attention and the rest, in picoseconds.
+
+    Attributes
+    ----------
+    experts
+        Time in which something computes.
+    exchange
+        Time in which nothing does: rows travel or are waited for. Mean over the GPUs.
+    once
+        Time of an iteration beyond that of its layers: until micro-batches that take turns have
+        begun to, and from when the first is through.
+    """
+
+    experts: float
+    exchange: float
+    once: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Time of a layer."""
+        return self.experts + self.exchange
+
+
+@dataclass
+class Layers:
+    """MoE layers of one scheme in one phase.
+
+    Attributes
+    ----------
+    setup
+        Scheme, system and settings of the replays.
+    routing
+        Where their routing comes from.
+    phase
+        Whether kernels are those of prompts or of decoding.
+    parts
+        What lies before a layer, of a model whose attention is not sliced.
+    positions
+        Positions that each decoded token attends to in the replays, or that lie before a prompt.
+    tolerance
+        By how much of an MoE layer's time a straight line between two numbers of tokens may be
+        off in their middle, before the stretch is cut there.
+    largest_error
+        Of the lines that are used: how much the longest was off in its middle, as a share; the
+        middle is exact since.
+    replays
+        Chains that were replayed.
+    memory
+        Device memory of the layer that took most, of all that were replayed.
+    """
+
+    setup: Setup
+    routing: RoutingSource
+    phase: Phase
+    parts: Parts
+    positions: int
+    tolerance: float
+    largest_error: float = 0.0
+    replays: int = 0
+    memory: Memory | None = None
+    _launch: Launch | None = None
+    _exact: dict[tuple[int, int], Moe] = dataclasses.field(default_factory=dict)
+
+    @property
+    def launch(self) -> Launch:
+        """How hosts launch kernels, as the scheme can be launched in this phase."""
+        if self._launch is None:
+            self._launch = self._prepared(1).launch
+        assert self._launch is not None
+        return self._launch
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether micro-batches take turns, so that attention hides what travels."""
+        return self.setup.spec.interleave != "off"
+
+    def at(self, tokens: int, positions: int) -> Moe:
+        """Time of a layer with so many tokens per GPU, by replay.
+
+        Parameters
+        ----------
+        positions
+            Heeded where micro-batches take turns: attention then hides more, the longer it takes.
+            Times are straight lines between powers of 2.
+        """
+        if not self.is_interleaved:
+            return self._replayed(tokens, self.positions)
+        low = 1 << max(positions, 1).bit_length() - 1
+        share = (max(positions, 1) - low) / low
+        ends = self._replayed(tokens, low), self._replayed(tokens, 2 * low)
+        return between(*ends, share)
+
+    def near(self, tokens: float, positions: int, most: int) -> Moe:
+        """Time of a layer with some tokens per GPU: exact, or on a line between exact times.
+
+        Parameters
+        ----------
+        tokens
+            Per GPU; at least one is replayed.
+        most
+            No replay has more tokens per GPU.
+        """
+        tokens = min(max(tokens, 1.0), float(most))
+        low = 1 << int(tokens).bit_length() - 1
+        high = min(2 * low, most)
+        return self._line(tokens, low, high, positions, MOST_CUTS)
+
+    def _line(self, tokens: float, low: int, high: int, positions: int, cuts: int) -> Moe:
+        for end in (low, high):
+            if tokens == end:
+                return self.at(end, positions)
+        ends = self.at(low, positions), self.at(high, positions)
+        if high - low < 2:
+            return between(*ends, (tokens - low) / (high - low))
+        middle = (low + high) // 2
+        exact = self.at(middle, positions)
+        line = between(*ends, (middle - low) / (high - low))
+        error = abs(line.total - exact.total) / max(exact.total, 1.0)
+        below = tokens <= middle
+        half = (low, middle) if below else (middle, high)
+        if error > self.tolerance and cuts:
+            return self._line(tokens, *half, positions, cuts - 1)
+        self.largest_error = max(self.largest_error, error)
+        first, last = (ends[0], exact) if below else (exact, ends[1])
+        return between(first, last, (tokens - half[0]) / (half[1] - half[0]))
+
+    # ---- one replay ------------------------------------------------------------------------------
+
+    def _prepared(self, tokens: int) -> Replay:
+        trace, settings = self.routing.of_size(tokens, self.phase)
+        spec = self.setup.spec.changed(**settings)
+        setup = dataclasses.replace(self.setup, spec=spec)
+        batch = setup.chain_settings.batch(trace, setup.system, 0)
+        check_needs(setup.scheme, setup.system)
+        check_domain(setup.scheme, setup.system, batch.num_ranks)
+        return setup.prepared(trace, [batch])
+
+    def _replayed(self, tokens: int, positions: int) -> Moe:
+        key = (tokens, positions)
+        if key not in self._exact:
+            self._exact[key] = self._replay(tokens, positions)
+            self.replays += 1
+        return self._exact[key]
+
+    def _replay(self, tokens: int, positions: int) -> Moe:
+        ready = self._prepared(tokens)
+        if self.is_interleaved and len(ready.links) < 2:
+            message = (
+                f"interleave {self.setup.spec.interleave}: turns are timed from the end of a "
+                "first layer, and the routing has one alone; take a trace with two or more"
+            )
+            raise UserError(message)
+        self._launch = ready.launch
+        contexts = _Contexts(self, positions)
+        links = [contexts.of_link(link) for link in ready.links]
+        ready, _ = dataclasses.replace(ready, links=links).tuned(self.setup.spec.tune)
+        measured = ready.measured()
+        known = [] if self.memory is None else [self.memory]
+        self.memory = largest([*known, measured.memory])
+        rows = contexts.rows(tokens)
+        before = Stream(ready.system, self.launch, 1)
+        self.parts.moe(before, rows)
+        first = first_launch_ps(self.setup, self.launch)
+        total = round(measured.measures.makespan_us * PS_PER_US) - first
+        each, exposed = total / len(links), measured.measures.exposed_communication_us * PS_PER_US
+        once = 0.0
+        if self.is_interleaved:
+            ends = [int(ranks.max()) for ranks in measured.finishes_ps]
+            each = (ends[-1] - ends[0]) / (len(ends) - 1)
+            once = total - each * len(links)
+        exposed = max(0.0, exposed - once) / len(links)
+        return Moe(each - int(before.total_ps[0]) - exposed, exposed, once)
+
+
+def first_launch_ps(setup: Setup, launch: Launch) -> int:
+    """Time until the first kernel of an iteration is launched, or the graph of all."""
+    overheads = setup.system.overheads
+    return overheads.graph_launch_ps if launch == "graph" else overheads.launch_ps
+
+
+def between(first: Moe, last: Moe, share: float) -> Moe:
+    """A point on the line from one time to another."""
+    return Moe(*(one + share * (other - one) for one, other in zip(first, last, strict=True)))
+
+
+class _Contexts:
+    """What tokens attend to in a replay, the same on every GPU."""
+
+    def __init__(self, layers: Layers, positions: int) -> None:
+        attention = layers.setup.system.attention
+        self._tile = (attention.tile_rows, attention.tile_keys)
+        self._phase, self._positions = layers.phase, positions
+
+    def rows(self, tokens: int) -> Rows:
+        """Those of one GPU."""
+        if self._phase == "decode":
+            load = Load(decoding=tokens, positions=tokens * self._positions)
+        else:
+            load = Load(prefill=(Piece(tokens, self._positions),) if tokens else ())
+        return Rows.of_loads([load], self._tile, 1)
+
+    def of_link(self, link: ChainLink) -> ChainLink:
+        """A layer of the chain, behind attention of these, and behind no layer without experts."""
+        assert link.context is not None
+        return dataclasses.replace(
+            link,
+            decoder_layer=0,
+            context=self._of(link.context.tokens.tolist()),
+            micro_batches=tuple(map(self._of_part, link.micro_batches)),
+        )
+
+    def _of_part(self, part: MicroBatch) -> MicroBatch:
+        assert part.context is not None
+        return dataclasses.replace(part, context=self._of(part.context.tokens.tolist()))
+
+    def _of(self, tokens: list[int]) -> Context:
+        found = {count: self.rows(count) for count in set(tokens)}
+
+        def each(get: Callable[[Rows], int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+            return np.array([get(found[count]) for count in tokens], np.int64)
+
+        return Context(
+            tokens=np.array(tokens, np.int64),
+            positions=each(lambda rows: int(rows.positions[0])),
+            pairs=each(lambda rows: int(rows.pairs[0])),
+        )

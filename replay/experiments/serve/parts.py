@@ -1,0 +1,219 @@
+"""What workers do in an iteration beside the MoE layers: attention, dense layers, both ends.
+
+The kernels are those of `replay.model.compute.dense.Between`, which a chain of layers has between
+its MoE layers. Here prompts and decoded tokens may be in one iteration: projections and norms take
+the rows of all, and attention itself is a kernel for each of the two, as vLLM runs latent attention
+(vllm-project/vllm, ``v1/attention/backends/mla/common.py``).
+
+With tensor parallelism of attention a worker is several GPUs. Each has its share of the heads for
+all rows of the worker, and its share of the rows everywhere else. The rows are gathered before the
+projections, and summed and scattered behind them (sgl-project/sglang, ``layers/communicator.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.compute.dense import Between
+from replay.model.compute.dense_kernels import BF16, Kernels
+from replay.model.work.context import Context
+
+if TYPE_CHECKING:
+    from replay.experiments.serve.iteration import Load, Piece
+    from replay.experiments.serve.stream import Stream
+    from replay.model.machine.machine import Ints
+    from tracegen import ModelShape
+
+LOGIT_BYTES = 4  # FP32, as samplers take them
+TOKEN_BYTES = 4  # id of a token
+
+
+@dataclass(frozen=True)
+class Rows(Context):
+    """What the kernels of some loads find.
+
+    Attributes
+    ----------
+    tokens
+        (load,): rows of each GPU outside attention: those of a worker, over its GPUs.
+    positions, pairs
+        (load,): of both kinds of tokens together.
+    worker
+        (load,): rows of a worker.
+    decode, prefill
+        The tokens of each kind.
+    sampled
+        (load,): rows of which the next token is asked for.
+    requests
+        (load,): requests that are decoded.
+    """
+
+    worker: Ints
+    decode: Context
+    prefill: Context
+    sampled: Ints
+    requests: Ints
+
+    @classmethod
+    def of_loads(cls, loads: Sequence[Load], tile: tuple[int, int], tp: int) -> Rows:
+        """Count what loads find.
+
+        Parameters
+        ----------
+        loads
+            (load,).
+        tile
+            Queries and keys of a tile of a prefill kernel, see `Context.of`.
+        tp
+            GPUs of a worker.
+        """
+        decode = _of_decoded(loads)
+        prefill = [[_of_piece(piece, tile) for piece in load.prefill] for load in loads]
+        prompts = Context(*(
+            np.array([sum(one[i] for one in pieces) for pieces in prefill], np.int64)
+            for i in range(3)
+        ))  # fmt: skip
+        worker = decode.tokens + prompts.tokens
+        ends = np.array([len(load.prefill) for load in loads], np.int64)
+        return cls(
+            tokens=-(-worker // tp),
+            positions=decode.positions + prompts.positions,
+            pairs=decode.pairs + prompts.pairs,
+            worker=worker,
+            decode=decode,
+            prefill=prompts,
+            sampled=decode.tokens + ends,
+            requests=np.array([load.decoding for load in loads], np.int64),
+        )
+
+
+def _of_decoded(loads: Sequence[Load]) -> Context:
+    """Every token attends to the cache of its request, and to those before it in the iteration."""
+    requests = np.array([load.decoding for load in loads], np.int64)
+    queries = np.array([load.queries for load in loads], np.int64)
+    cached = np.array([load.positions for load in loads], np.int64)
+    return Context(
+        tokens=requests * queries,
+        positions=cached + requests * queries,
+        pairs=queries * cached + requests * (queries * (queries + 1) // 2),
+    )
+
+
+def _of_piece(piece: Piece, tile: tuple[int, int]) -> tuple[int, int, int]:
+    """Queries, positions and pairs of a piece, counted by tiles as `Context.of` does."""
+    rows, keys = tile
+    last = piece.before + np.minimum(np.arange(rows, piece.tokens + rows, rows), piece.tokens)
+    pairs = int((rows * (-(-last // keys) * keys)).sum())
+    return piece.tokens, piece.before + piece.tokens, pairs
+
+
+@dataclass(frozen=True)
+class Parts(Between):
+    """The parts of a serving engine's iteration that are not MoE layers.
+
+    Parameters
+    ----------
+    shape
+        Shape of the model, with the heads of one GPU: see `sliced`.
+    """
+
+    def moe(self, stream: Stream, rows: Rows) -> None:
+        """Add what lies before an MoE layer, without layers that have no experts."""
+        with stream.on("attention") as machine:
+            self.prepare(machine, 0, rows, stream.ranks)
+            self.attend(machine, rows, stream.ranks)
+        if not self.shared_beside:
+            with stream.on("dense") as machine:
+                self.shared_experts(machine, rows, stream.ranks)
+
+    def dense(self, stream: Stream, rows: Rows) -> None:
+        """Add a layer without experts."""
+        kernels = stream.kernels(self.precision, self._times)
+        with stream.on("attention"):
+            self._project(kernels, rows)
+            self._attend(kernels, rows)
+        with stream.on("dense"):
+            self._dense(kernels, rows)
+
+    def ends(self, stream: Stream, rows: Rows) -> None:
+        """Add the embedding, the last norm, the output head, and sampling.
+
+        Only rows whose next token is asked for go through the head. Every GPU has the whole head
+        for its own rows (SGLang's ``--enable-dp-lm-head``). Sampling: temperature and softmax, each
+        a pass over FP32 logits, and a kernel that reads the probabilities (sgl-project/sglang,
+        ``layers/sampler.py``); what it reads again where top-k or top-p asks for it is left out.
+        """
+        vocab, hidden = self.shape.vocab, self.shape.hidden
+        if vocab is None:
+            return
+        kernels = stream.kernels(self.precision, self._times)
+        share = -(-rows.sampled * rows.tokens // np.maximum(rows.worker, 1))
+        with stream.on("head"):
+            kernels.memory(rows.tokens * (TOKEN_BYTES + 2 * hidden * BF16))
+            self._norm(kernels, rows.tokens)
+            kernels.gemm(share, vocab, hidden, "bf16")
+            kernels.memory(share * vocab * (BF16 + LOGIT_BYTES))  # logits to FP32
+            for _ in ("temperature", "softmax"):
+                kernels.memory(2 * share * vocab * LOGIT_BYTES)
+            kernels.memory(share * (vocab * LOGIT_BYTES + TOKEN_BYTES))
+
+    def draft(self, stream: Stream, rows: Rows) -> None:
+        """Add what a layer of multi-token prediction has before its MoE layer, and ends.
+
+        The embedding of the token and the row of the layer before are normed and joined by a
+        projection (DeepSeek-V3 technical report, section 2.2).
+        """
+        kernels, hidden = stream.kernels(self.precision, self._times), self.shape.hidden
+        with stream.on("dense"):
+            for _ in ("embedding", "row"):
+                kernels.memory(2 * rows.tokens * hidden * BF16)
+            kernels.gemm(rows.tokens, hidden, 2 * hidden)
+        self.moe(stream, rows)
+        self.ends(stream, replace(rows, sampled=rows.requests))  # the last verified token's
+
+    # ---- attention of both kinds of tokens -------------------------------------------------------
+
+    def _project(self, kernels: Kernels, context: Context) -> None:
+        """Norm of own rows; queries, keys and values of the worker's."""
+        if not self.shape.num_heads:
+            return
+        assert isinstance(context, Rows)
+        self._norm(kernels, context.tokens)
+        whole = Context(context.worker, context.positions, context.pairs)
+        if not self.shape.kv_lora_rank:
+            self._grouped(kernels, whole)
+            return
+        self._latent_projections(kernels, context.worker)
+        if context.decode.tokens.any():
+            self._absorb(kernels, context.decode.tokens)
+        if context.prefill.tokens.any():
+            self._expand(kernels, context.prefill)
+
+    def _attend(self, kernels: Kernels, context: Context) -> None:
+        """Attention itself of each kind, and the output projection of both."""
+        if not self.shape.num_heads:
+            return
+        assert isinstance(context, Rows)
+        for some, is_decode in ((context.decode, True), (context.prefill, False)):
+            if some.tokens.any():
+                self._mix(kernels, some, is_decode=is_decode)
+        self._output(kernels, context.worker)
+
+
+def sliced(shape: ModelShape, tp: int) -> ModelShape:
+    """The shape with the heads that one of `tp` GPUs has.
+
+    Heads of keys and values are copied where there are fewer than GPUs, as engines do.
+    """
+    if tp == 1 or not shape.num_heads:
+        return shape
+    width = shape.head_dim or shape.hidden // shape.num_heads
+    heads = {"num_heads": shape.num_heads // tp}
+    if not shape.kv_lora_rank:
+        heads["head_dim"] = width
+        heads["num_kv_heads"] = max(1, (shape.num_kv_heads or shape.num_heads) // tp)
+    return shape.model_copy(update=heads)

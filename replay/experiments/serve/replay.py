@@ -1,0 +1,184 @@
+"""From a batch that was set up to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
+from replay.experiments.serve import handover
+from replay.experiments.serve.batch import Decoded, Prefilled, Spending, decode, prefill
+from replay.experiments.serve.result import (
+    FirstToken,
+    Handover,
+    InferResult,
+    Memory,
+    PerToken,
+    PhaseResult,
+    Replayed,
+)
+from replay.experiments.serve.room import Room, check, least_room_of, room_of
+from replay.experiments.serve.setup import Setup, Side
+
+if TYPE_CHECKING:
+    from replay.model.work.batch import Phase
+
+PS_PER_US, US_PER_S = 1e6, 1e6
+
+
+def carry_out(setup: Setup, *, progress: Callable[[], object] | None = None) -> InferResult:
+    """Serve what was set up; `progress` is called for every iteration of decoding."""
+    _check_fit(setup)
+    prompts, _ = setup.lengths.of_workers(setup.prefill.workers)
+    prefilled = prefill(setup.times["prefill"], prompts, setup.spec.chunk * setup.spec.tp)
+    prompts, outputs = setup.lengths.of_workers(setup.decode.workers)
+    made = decode(setup.times["decode"], prompts, outputs, setup.drafts, progress)
+    first = prefilled.first_token_ps
+    sent = _handed_over(setup, prefilled)
+    wait_ps = 0 if sent is None else round(sent.exposed_us * PS_PER_US)
+    return InferResult(
+        run_id=setup.run_id,
+        version=package_version(),
+        spec=setup.spec,
+        model=setup.shape.sizes(),
+        requests=len(setup.lengths.prompt),
+        time_us=(prefilled.spending.total_ps + wait_ps + made.spending.total_ps) / PS_PER_US,
+        ttft=FirstToken(
+            first_us=int(first.min()) / PS_PER_US,
+            mean_us=float(first.mean()) / PS_PER_US,
+            last_us=int(first.max()) / PS_PER_US,
+        ),
+        tpot=_per_token(setup, made, outputs),
+        prefill=_phase(
+            setup, "prefill", setup.prefill, prefilled.spending, int(setup.lengths.prompt.sum())
+        ),
+        handover=sent,
+        decode=_phase(setup, "decode", setup.decode, made.spending, made.tokens),
+        left_out=_left_out(setup),
+    )
+
+
+def _per_token(setup: Setup, made: Decoded, outputs: Sequence[Any]) -> PerToken:
+    per_step, times = setup.drafts.tokens_per_step, made.spending.times_ps
+    # The last iteration makes tokens beyond those that were asked for.
+    own = made.latency_ps / (np.ceil(np.concatenate(outputs) / per_step) * per_step)
+    return PerToken(
+        start_us=times[0] / per_step / PS_PER_US,
+        mean_us=float(own.mean()) / PS_PER_US,
+        end_us=times[-1] / per_step / PS_PER_US,
+        tokens_per_step=per_step,
+    )
+
+
+def _handed_over(setup: Setup, prefilled: Prefilled) -> Handover | None:
+    """Caches sent to other GPUs, as the fullest worker's pieces are."""
+    if not setup.is_apart:
+        return None
+    position = _room(setup, "prefill", setup.prefill).position
+    each = [tokens * position for tokens in prefilled.tokens]
+    times = prefilled.spending.times_ps
+    prefill_side, decode_side = setup.prefill, setup.decode
+    arrived = handover.arrived_ps(
+        times, each, prefill_side.system, decode_side.system,
+        prefill_side.num_gpus, decode_side.num_gpus,
+    )  # fmt: skip
+    return Handover(bytes_per_gpu=sum(each), exposed_us=(arrived - sum(times)) / PS_PER_US)
+
+
+def _phase(setup: Setup, phase: Phase, side: Side, spending: Spending, tokens: int) -> PhaseResult:
+    times = setup.times[phase]
+    layers = times.prefill if phase == "prefill" else times.decode
+    seconds = spending.total_ps / PS_PER_US / US_PER_S
+    room, positions = _room(setup, phase, side), _positions(setup, phase, side)
+    return PhaseResult(
+        scheme=SchemeDescription.of(layers.setup.scheme, side.system),
+        system=SystemDescription.of(side.system, side.num_gpus),
+        gpus=side.num_gpus,
+        workers=side.workers,
+        iterations=len(spending.times_ps),
+        time_us=spending.total_ps / PS_PER_US,
+        tokens=tokens,
+        tokens_per_s_per_gpu=tokens / seconds / side.num_gpus,
+        spent_us={what: time_ps / PS_PER_US for what, time_ps in spending.spent_ps.items()},
+        memory=Memory(
+            capacity_bytes=room.capacity,
+            weight_bytes=room.weights,
+            iteration_bytes=room.iteration,
+            position_bytes=room.position,
+            cache_positions=positions,
+            positions_fit=room.positions,
+        ),
+        replayed=Replayed(
+            launch=layers.launch,
+            moe_layers=len(layers.routing.positions),
+            chains=layers.replays,
+            largest_error=layers.largest_error,
+        ),
+    )
+
+
+def _check_fit(setup: Setup) -> None:
+    """Refuse what does not fit: weights and caches at once, all once the largest are replayed.
+
+    Raises
+    ------
+    UserError
+        Saying what is too big.
+    """
+    sides: dict[Phase, Side] = {"prefill": setup.prefill, "decode": setup.decode}
+    checked = sides.items() if setup.spec.fit else ()
+    where = {
+        phase: f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}"
+        for phase, side in sides.items()
+    }
+    for phase, side in checked:
+        least = least_room_of(
+            setup.shape, side.system.hbm.num_bytes, side.num_gpus, side.tp,
+            setup.precision.gemm, int(setup.drafts.count > 0),
+        )  # fmt: skip
+        check(least, _positions(setup, phase, side), where[phase])
+    for phase in sides:
+        times = setup.times[phase]
+        layers = times.prefill if phase == "prefill" else times.decode
+        most = times.most[phase == "prefill"]
+        layers.near(most, layers.positions, most)
+    for phase, side in checked:
+        check(_room(setup, phase, side), _positions(setup, phase, side), where[phase])
+
+
+def _room(setup: Setup, phase: Phase, side: Side) -> Room:
+    """Memory of a GPU, with what both phases need where it does both."""
+    times = setup.times[phase]
+    layers = (times.prefill, times.decode)
+    own = {"prefill": layers[:1], "decode": layers[1:]}[phase] if setup.is_apart else layers
+    return room_of(
+        setup.shape,
+        [one.memory for one in own if one.memory is not None],
+        side.system.hbm.num_bytes,
+        side.tp,
+        setup.precision.gemm,
+        int(setup.drafts.count > 0),
+    )
+
+
+def _positions(setup: Setup, phase: Phase, side: Side) -> int:
+    """Positions that the fullest worker has in its caches, once all are made.
+
+    GPUs that only prefill keep a prompt until it is handed over: the longest one and a piece.
+    """
+    if phase == "prefill" and setup.is_apart:
+        return int(setup.lengths.prompt.max()) + setup.spec.chunk * side.tp
+    prompts, outputs = setup.lengths.of_workers(side.workers)
+    return max(int(one.sum() + two.sum()) for one, two in zip(prompts, outputs, strict=True))
+
+
+def _left_out(setup: Setup) -> list[str]:
+    shape = setup.shape
+    missing = [] if shape.num_heads else ["attention"]
+    if shape.dense_layers and not shape.dense_intermediate:
+        missing.append("layers without experts")
+    if shape.vocab is None:
+        missing.append("embedding, output head and sampling")
+    return missing

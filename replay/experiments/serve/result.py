@@ -1,0 +1,188 @@
+"""Results of serving: schemas ``moereplay-infer/1`` and its comparison.
+
+Times are microseconds, bytes are whole numbers. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import JsonValue
+
+from replay.experiments.base.result import (
+    ComparisonBase,
+    ResultBase,
+    SchemeDescription,
+    SystemDescription,
+    scheme_of_old,
+)
+from replay.experiments.serve.spec import PREFILL_SCHEMES, InferSpec
+from tracegen.shared.strict import Strict
+
+
+def named(prompts: str, decoding: str) -> str:
+    """Name the scheme of decoding, behind that of prompts where it is not the one it stands for."""
+    is_usual = prompts == PREFILL_SCHEMES.get(decoding, decoding)
+    return decoding if is_usual else f"{prompts}+{decoding}"
+
+
+class Memory(Strict):
+    """Bytes of the fullest GPU of one phase.
+
+    Attributes
+    ----------
+    weight_bytes
+        Share of the model.
+    iteration_bytes
+        Buffers of the scheme, rows and activations of an MoE layer.
+    position_bytes
+        Of a position of a request in the cache, all layers.
+    cache_positions
+        Positions that the requests of a GPU have in the end.
+    positions_fit
+        Positions for which there is room.
+    """
+
+    capacity_bytes: int
+    weight_bytes: int
+    iteration_bytes: int
+    position_bytes: int
+    cache_positions: int
+    positions_fit: int
+
+
+class Replayed(Strict):
+    """How MoE layers were replayed.
+
+    Attributes
+    ----------
+    moe_layers
+        Layers of a chain, in place of all of the model's.
+    chains
+        Chains that were replayed, of different numbers of tokens.
+    largest_error
+        Largest known error of a line between two exact times, as a share.
+    """
+
+    launch: Literal["eager", "graph"]
+    moe_layers: int
+    chains: int
+    largest_error: float
+
+
+class PhaseResult(Strict):
+    """One phase of a batch.
+
+    Attributes
+    ----------
+    time_us
+        All iterations.
+    tokens
+        Of prompts, or made.
+    tokens_per_s_per_gpu
+        Over the time of the phase.
+    spent_us
+        Time of all iterations, by what it was spent on.
+    """
+
+    scheme: SchemeDescription
+    system: SystemDescription
+    gpus: int
+    workers: int
+    iterations: int
+    time_us: float
+    tokens: int
+    tokens_per_s_per_gpu: float
+    spent_us: dict[str, float]
+    memory: Memory
+    replayed: Replayed
+
+
+class FirstToken(Strict):
+    """When requests have their first token, from the beginning of the batch."""
+
+    first_us: float
+    mean_us: float
+    last_us: float
+
+
+class PerToken(Strict):
+    """Time per token and request while it is decoded.
+
+    Attributes
+    ----------
+    start_us, end_us
+        In the first iteration, and in the last.
+    mean_us
+        Mean over the requests of their own time per token.
+    tokens_per_step
+        Tokens that an iteration adds to a request, mean.
+    """
+
+    start_us: float
+    mean_us: float
+    end_us: float
+    tokens_per_step: float
+
+
+class Handover(Strict):
+    """Caches on their way to GPUs that decode.
+
+    Attributes
+    ----------
+    bytes_per_gpu
+        Sent by each GPU that prefills.
+    exposed_us
+        From the end of prefill until the last byte has arrived.
+    """
+
+    bytes_per_gpu: int
+    exposed_us: float
+
+
+class InferResult(ResultBase):
+    """One batch of requests, prefilled and decoded.
+
+    Attributes
+    ----------
+    time_us
+        Until the last request has its last token.
+    """
+
+    format: Literal["moereplay-infer/2"] = "moereplay-infer/2"
+    spec: InferSpec
+    model: dict[str, JsonValue]
+    requests: int
+    time_us: float
+    ttft: FirstToken
+    tpot: PerToken
+    prefill: PhaseResult
+    handover: Handover | None = None
+    decode: PhaseResult
+    left_out: list[str]
+
+    @property
+    def name(self) -> str:
+        """Name in comparisons, see `named`."""
+        return named(self.prefill.scheme.name, self.decode.scheme.name)
+
+    @property
+    def headline_us(self) -> float:
+        """Time until the last request has its last token."""
+        return self.time_us
+
+
+class InferComparison(ComparisonBase[InferResult]):
+    """Several schemes serving one batch."""
+
+    format: Literal["moereplay-infer-comparison/2"] = "moereplay-infer-comparison/2"
+
+
+def result_of_old(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a result of ``moereplay-infer/1`` one of the present schema."""
+    phases = {
+        phase: {**document[phase], "scheme": scheme_of_old(document[phase]["scheme"])}
+        for phase in ("prefill", "decode")
+    }
+    return {**document, "format": "moereplay-infer/2", **phases}

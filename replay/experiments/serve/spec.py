@@ -1,0 +1,124 @@
+"""Everything that decides how a batch of requests is served, as one frozen object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field, JsonValue
+
+from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, SYSTEM, Options, Overrides, Spec
+from replay.model.machine.host import Launch
+from replay.model.work.precision import NumberType
+
+PREFILL_SCHEMES: Mapping[str, str] = {"deepep-ll": "deepep", "nccl-ep": "deepep"}
+"""Schemes whose kernels are for decoding, and the one that their library has for prompts: DeepEP's
+normal kernels, which SGLang and vLLM run prompts with where they decode with the low-latency ones.
+NCCL EP's other mode is not modelled."""
+
+
+class InferSpec(Spec):
+    """Everything that decides one result; what is None is taken from the model or the system.
+
+    Raises
+    ------
+    UserError
+        If a setting does not exist or a value is not possible.
+    """
+
+    model: str | None = Field(
+        None,
+        description="A name of `moereplay trace models`, a TOML file, or a config.json "
+        "[the trace's own, else deepseek-v3].",
+    )
+    scheme: str = Field("deepep-ll", description="Scheme of decoding: a name of `schemes`.")
+    options: Options = OPTIONS
+    prefill_scheme: str | None = Field(
+        None, description="Scheme of prompts [deepep under deepep-ll and nccl-ep, else the same]."
+    )
+    prefill_options: dict[str, JsonValue] = Field({}, description="Options of that one.")
+    system: str = SYSTEM
+    overrides: Overrides = OVERRIDES
+    decode_gpus: int | None = Field(
+        None,
+        ge=2,
+        le=MOST,
+        description="GPUs that share each layer, and its experts [all of the system].",
+    )
+    prefill_system: str | None = Field(
+        None, description="System of other GPUs that prefill [the same]."
+    )
+    prefill_gpus: int | None = Field(
+        None,
+        ge=2,
+        le=MOST,
+        description="Other GPUs that prefill, and hand over caches [the same GPUs].",
+    )
+    tp: int = Field(1, ge=1, le=1024, description="GPUs of a worker, which slice its heads.")
+    requests: int = Field(64, ge=1, le=2**16, description="Requests per GPU that decodes.")
+    prompt: int = Field(4096, ge=1, le=2**24, description="Tokens of a prompt.")
+    output: int = Field(
+        512,
+        ge=1,
+        le=2**20,
+        description="Tokens that each request is decoded for, behind the first.",
+    )
+    lengths: Literal["even", "trace"] = Field(
+        "even",
+        description="even: all requests have --prompt and --output. trace: those of the trace's "
+        "requests, in turn.",
+    )
+    chunk: int = Field(8192, ge=1, le=2**22, description="Tokens of prompts per GPU and iteration.")
+    trace: str | None = Field(
+        None, description="Recorded routing: a file, a URL, or a name of `moereplay trace list`."
+    )
+    routing: str = Field(
+        "uniform",
+        description="Drawn routing where there is no trace: a kind of `moereplay trace generate`, "
+        "with parameters, zipf:skew=0.6, or its skew, zipf:0.6.",
+    )
+    group_limited: bool | None = Field(
+        None, description="Whether drawn tokens keep to groups of experts [as the model's router]."
+    )
+    seed: int = Field(0, ge=0, le=MOST, description="Seed of drawn routing.")
+    sample_layers: int = Field(
+        2, ge=1, le=1000, description="MoE layers that are replayed in place of all."
+    )
+    tolerance: float = Field(
+        0.02,
+        gt=0,
+        le=1,
+        description="Share of an MoE layer's time that it may be off between replayed numbers of "
+        "tokens.",
+    )
+    placement: str = Field("contiguous", description="As that of `moereplay run`.")
+    precision: NumberType | None = Field(
+        None, description="bf16, fp8 (with bf16 rows back) or fp32 [the model's own]."
+    )
+    interleave: Literal["off", "tbo", "dbo", "sbo"] = Field(
+        "off", description="Two micro-batches in turns, as in `moereplay run`: tbo, dbo or sbo."
+    )
+    launch: Launch | None = Field(
+        None, description="How decoding is launched: eager or graph [graph if it can be captured]."
+    )
+    speculative: str | None = Field(
+        None,
+        description="Speculative decoding: DRAFTS:ACCEPTANCE, such as 1:0.85; drafted by a layer "
+        "of multi-token prediction.",
+    )
+    fit: bool = Field(True, description="Refuse what does not fit into memory.")
+
+    OPTIONS_OF: ClassVar[Mapping[str, str]] = {
+        "scheme": "options",
+        "prefill_scheme": "prefill_options",
+    }
+
+    @property
+    def of_prompts(self) -> str:
+        """Scheme of prompts."""
+        return self.prefill_scheme or PREFILL_SCHEMES.get(self.scheme, self.scheme)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether other GPUs prefill."""
+        return self.prefill_system is not None or self.prefill_gpus is not None

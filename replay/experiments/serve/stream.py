@@ -1,0 +1,109 @@
+"""Kernels of one stream, whose times are added up without a schedule.
+
+What a GPU does before it needs rows of others is one kernel behind the other, each after the gap
+that its launch leaves. Where hosts are ahead of their GPUs, as with CUDA graphs, the time of such
+kernels is the sum of their times and gaps: exactly what a schedule of them gives. So many
+iterations, which differ in what their tokens attend to, cost no replay each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+
+from replay.model.compute.dense_kernels import Kernels
+from replay.model.machine.times import Costs, Time
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.host import Launch
+    from replay.model.machine.kinds import Kind
+    from replay.model.machine.machine import Ints, IntsLike, Machine, MemoryTraffic
+
+Spent = Literal["attention", "dense", "experts", "exchange", "head", "launches"]
+"""What an iteration's time is spent on. *attention*: with its projections, norms and gate, and
+collectives of its tensor parallelism. *dense*: feed-forward networks of layers without experts,
+shared experts. *experts*: something of an MoE layer computes. *exchange*: its rows travel, or are
+waited for, and nothing computes. *head*: embedding, output head, sampling. *launches*: gaps between
+the kernels of all but the MoE layers, and the launch of a graph."""
+
+
+@dataclass(frozen=True)
+class _Sms:
+    """SMs of a GPU: all compute."""
+
+    count: int
+    compute: int
+
+
+class Stream:
+    """What `replay.model.compute.dense_kernels.Kernels` asks of a machine, added up.
+
+    Parameters
+    ----------
+    num_loads
+        Loads that run the same kernels, each with sizes of its own: what is one per rank on a
+        machine is one per load here.
+
+    Attributes
+    ----------
+    spent_ps
+        (load,) by what it is spent on.
+    """
+
+    def __init__(self, system: System, launch: Launch, num_loads: int) -> None:
+        self.system = system
+        self.sms = _Sms(system.sm.num_sms, system.sm.num_sms)
+        self.ranks = np.arange(num_loads)
+        self.spent_ps: dict[Spent, Ints] = {}
+        self._gap_ps = system.overheads.kernel_gap_ps("graph" if launch == "graph" else "stream")
+        self._costs = Costs(system)
+        self._on: Spent = "attention"
+
+    @property
+    def total_ps(self) -> Ints:
+        """(load,): everything."""
+        nothing = np.zeros(len(self.ranks), np.int64)
+        total: Ints = sum(self.spent_ps.values(), nothing)
+        return total
+
+    @contextmanager
+    def on(self, what: Spent) -> Iterator[Machine]:
+        """Give the stream as the machine of kernels, whose time is spent on something."""
+        before, self._on = self._on, what
+        yield cast("Machine", self)
+        self._on = before
+
+    def kernels(self, precision: str, known: dict[tuple[object, ...], int]) -> Kernels:
+        """Kernels behind what there is; their times are added to what `on` says."""
+        machine = cast("Machine", self)
+        return Kernels(machine, precision, self.ranks, is_backward=False, known=known)
+
+    # ---- what kernels ask of a machine -----------------------------------------------------------
+
+    def kernel(self, after: Ints, name: str = "") -> Ints:
+        """Leave the gap before a kernel."""
+        del name
+        self._add("launches", self._gap_ps)
+        return after
+
+    def delay(self, kind: Kind, time: Time, after: Ints) -> Ints:
+        """Run a kernel for so long."""
+        del kind
+        self._add(self._on, time.ps)
+        return after
+
+    def memory_kernel(
+        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str = ""
+    ) -> Ints:
+        """Run an elementwise kernel, as `Machine.memory_kernel` does on an idle memory."""
+        begun = self.kernel(after, name)
+        return self.delay(kind, self._costs.stream(nbytes) + self._costs.elementwise(nbytes), begun)
+
+    def _add(self, what: Spent, time_ps: IntsLike) -> None:
+        before = self.spent_ps.get(what, np.zeros(len(self.ranks), np.int64))
+        self.spent_ps[what] = before + time_ps

@@ -1,0 +1,150 @@
+"""What iterations take: MoE layers by replay, everything beside them added up kernel by kernel.
+
+Workers meet in every MoE layer. Each layer therefore takes the longest time that any worker is busy
+before it, and then that of the MoE layer itself, whose experts compute what all workers send, while
+its rows have to leave the fullest worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from replay.experiments.serve.iteration import Load
+from replay.experiments.serve.layers import first_launch_ps
+from replay.experiments.serve.parts import Parts, Rows
+from replay.experiments.serve.stream import Spent, Stream
+from replay.model.compute.dense_kernels import BF16
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.experiments.serve.layers import Layers, Moe
+    from replay.experiments.serve.slices import Slices
+    from tracegen import ModelShape
+
+SPENT: tuple[Spent, ...] = ("attention", "dense", "experts", "exchange", "head", "launches")
+
+
+@dataclass
+class ReplayedTimes:
+    """Times of iterations, by replay.
+
+    Attributes
+    ----------
+    system
+        The machine.
+    shape
+        Shape of the model.
+    prefill, decode
+        MoE layers where any worker has a piece of a prompt, and where none has: an engine's ranks
+        agree on one kind of kernels per iteration (SGLang's ``is_extend_in_batch``).
+    parts
+        What workers do beside them, with the heads of one GPU.
+    slices
+        Collectives of the GPUs of a worker.
+    num_workers
+        Groups of GPUs with requests of their own.
+    tp
+        GPUs of each.
+    most
+        Tokens per GPU that no iteration has more of, by whether any worker has a piece.
+    """
+
+    system: System
+    shape: ModelShape
+    prefill: Layers
+    decode: Layers
+    parts: Parts
+    slices: Slices
+    num_workers: int
+    tp: int
+    most: dict[bool, int]
+
+    def time_ps(self, loads: Sequence[Load]) -> int:
+        """Time of an iteration: (worker,) loads; nothing where all are empty.
+
+        Where requests bring more than one token each, the layers of multi-token prediction that
+        proposed them are part of it.
+        """
+        return sum(self.spent_ps(loads).values())
+
+    def spent_ps(self, loads: Sequence[Load]) -> dict[Spent, int]:
+        """Time of an iteration, by what it is spent on."""
+        spent = dict.fromkeys(SPENT, 0)
+        if not any(load.tokens for load in loads):
+            return spent
+        layers = self._layers(loads)
+        spent["launches"] += first_launch_ps(layers.setup, layers.launch)
+        spent["exchange"] += round(self._moe(loads).once)
+        shape = self.shape
+        self._add_layers(spent, loads, Parts.moe, shape.num_moe_layers)
+        self._add_beside(spent, loads, Parts.dense, len(shape.dense_layers), slices=True)
+        self._add_beside(spent, loads, Parts.ends, 1)
+        queries = max(load.queries for load in loads if load.decoding or load.prefill)
+        for draft in range(1, queries):  # the first takes all verified tokens, the others one each
+            one = [self._drafted(load, 1 if draft > 1 else load.queries) for load in loads]
+            self._add_layers(spent, one, Parts.draft, 1)
+        return spent
+
+    @staticmethod
+    def _drafted(load: Load, queries: int) -> Load:
+        return Load(load.decoding, queries, load.positions)
+
+    def _layers(self, loads: Sequence[Load]) -> Layers:
+        return self.prefill if any(load.prefill for load in loads) else self.decode
+
+    def _add_layers(
+        self,
+        spent: dict[Spent, int],
+        loads: Sequence[Load],
+        part: Callable[[Parts, Stream, Rows], None],
+        count: int,
+    ) -> None:
+        """Add so many MoE layers with what lies before each."""
+        self._add_beside(spent, loads, part, count, slices=True)
+        moe = self._moe(loads)
+        spent["exchange"] += count * round(moe.exchange)
+        spent["experts"] += count * round(moe.experts)
+
+    def _moe(self, loads: Sequence[Load]) -> Moe:
+        """An MoE layer: experts of the mean of the rows, exchange of the fullest worker's."""
+        tokens = [load.tokens / self.tp for load in loads]
+        layers, has_prompt = self._layers(loads), any(load.prefill for load in loads)
+        positions = _positions(loads)
+        most = self.most[has_prompt]
+        mean = layers.near(sum(tokens) / len(tokens), positions, most)
+        fullest = layers.near(max(tokens), positions, most)
+        return mean._replace(exchange=fullest.exchange)
+
+    def _add_beside(
+        self,
+        spent: dict[Spent, int],
+        loads: Sequence[Load],
+        part: Callable[[Parts, Stream, Rows], None],
+        count: int,
+        *,
+        slices: bool = False,
+    ) -> None:
+        """Add so often a part that every worker does by itself: the time of the slowest."""
+        if not count:
+            return
+        tile = (self.system.attention.tile_rows, self.system.attention.tile_keys)
+        rows = Rows.of_loads(list(dict.fromkeys(loads)), tile, self.tp)
+        stream = Stream(self.system, self._layers(loads).launch, len(rows.tokens))
+        part(self.parts, stream, rows)
+        slowest = int(stream.total_ps.argmax())
+        for what, time_ps in stream.spent_ps.items():
+            spent[what] += count * int(time_ps[slowest])
+        if slices:
+            nbytes = int(rows.worker.max()) * self.shape.hidden * BF16
+            spent["attention"] += count * self.slices.time_ps(nbytes)
+
+
+def _positions(loads: Sequence[Load]) -> int:
+    """Positions before a token: mean over the pieces of prompts, or over decoded requests."""
+    if pieces := [piece for load in loads for piece in load.prefill]:
+        before = sum(piece.tokens * piece.before for piece in pieces)
+        return before // max(sum(piece.tokens for piece in pieces), 1)
+    decoding = sum(load.decoding for load in loads)
+    return sum(load.positions for load in loads) // max(decoding, 1)

@@ -1,0 +1,87 @@
+"""From a step that was set up to its result: level one, level two, and what they are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from replay.chains.jitter import read
+from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
+from replay.experiments.train.composed import compose
+from replay.experiments.train.result import Efficiency, TrainResult
+from replay.experiments.train.setup import Setup
+from replay.steps.jitter import delays
+from replay.steps.parameters import flop_per_token
+
+if TYPE_CHECKING:
+    from replay.engine import Timeline
+    from replay.experiments.train.composed import Composed
+    from replay.schemes import Scheme
+
+PS_PER_US, PS_PER_S = 1_000_000, 1_000_000_000_000
+MOE = ("experts", "exchange", "peers")
+"""What a step would not spend on a model without experts."""
+
+
+def carry_out(
+    setup: Setup, scheme: Scheme, observe: Callable[[Timeline], object] | None = None
+) -> TrainResult:
+    """Make the step that was set up under a scheme; `observe` is called with its schedule."""
+    spec = setup.spec
+    times = setup.replays.under(scheme)
+    jitter = read(spec.jitter, spec.jitter_seed)
+    late = None if jitter is None else delays(jitter)
+    step = compose(setup.schedule, setup.pipeline, times, setup.chunks, late)
+    if observe is not None:
+        observe(step.timeline)
+    plan = setup.plan
+    return TrainResult(
+        run_id=setup.run_id(scheme),
+        version=package_version(),
+        spec=spec,
+        model=setup.shape.sizes(),
+        system=SystemDescription.of(setup.system),
+        scheme=SchemeDescription.of(scheme, setup.system),
+        plan=plan.model_dump(mode="json"),
+        schedule={"name": setup.schedule.name, "source": setup.schedule.source},
+        precision=setup.precision.name,
+        recipe=setup.recipe.name,
+        is_paired=step.is_paired,
+        num_gpus=plan.num_gpus,
+        peers=plan.peers,
+        sequence=setup.sequence,
+        tokens_per_step=plan.tokens_per_step(setup.sequence),
+        step_us=step.step_ps / PS_PER_US,
+        spent_us={cause: (of / PS_PER_US).tolist() for cause, of in step.spent.items()},
+        efficiency=efficiency(setup, step),
+        moe_share=_share(step, *MOE),
+        bubble_share=_share(step, "pipeline"),
+        memory=[dataclasses.asdict(stage) for stage in setup.memory],
+        replayed=json.loads(json.dumps(dataclasses.asdict(setup.replays.facts))),  # lists
+    )
+
+
+def efficiency(setup: Setup, step: Composed) -> Efficiency:
+    """What a step is worth: tokens per second, and the share of the peak that the model uses."""
+    plan, sequence = setup.plan, setup.sequence
+    flop = flop_per_token(setup.shape, sequence, mtp=plan.mtp).training
+    peak_type = setup.precision.gemm
+    peak = float(setup.system.describe()[f"compute.{peak_type}_peak_TFLOP_per_s"])
+    per_gpu = plan.tokens_per_step(sequence) * PS_PER_S / step.step_ps / plan.num_gpus
+    return Efficiency(
+        tokens_per_s=per_gpu * plan.num_gpus,
+        tokens_per_s_per_gpu=per_gpu,
+        flop_per_token=flop,
+        tflop_per_s_per_gpu=per_gpu * flop / 1e12,
+        peak=peak_type,
+        peak_tflop_per_s=peak,
+        mfu=per_gpu * flop / 1e12 / peak,
+    )
+
+
+def _share(step: Composed, *causes: str) -> float:
+    """Share of the step, mean over all GPUs, that some causes take."""
+    taken = [float(of.mean()) for name, of in step.spent.items() if name in causes]
+    return sum(taken) / step.step_ps

@@ -1,0 +1,131 @@
+"""Results of training steps: schemas ``moereplay-train/1`` and its comparison.
+
+Times are microseconds (exact multiples of a picosecond). The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import JsonValue
+
+from replay.experiments.base.result import (
+    ComparisonBase,
+    ResultBase,
+    SchemeDescription,
+    SystemDescription,
+    scheme_of_old,
+)
+from replay.experiments.base.rows import result_row
+from replay.experiments.train.spec import TrainSpec
+from tracegen.shared.strict import Strict
+
+
+class Efficiency(Strict):
+    """What a step is worth.
+
+    Attributes
+    ----------
+    tokens_per_s, tokens_per_s_per_gpu
+        Of all GPUs, and of each.
+    flop_per_token
+        Operations of the model for one token, forward and backward, as Megatron-LM counts them:
+        two for each multiplied weight, twice that on the way back, and of attention the pairs that
+        a causal mask leaves. What is done again to save memory does not count.
+    tflop_per_s_per_gpu
+        These, for all tokens of a step, in TFLOP/s.
+    peak, peak_tflop_per_s
+        Number type of the GEMMs, and what the data sheet of the GPU says of it, without sparsity.
+    mfu
+        Model FLOP utilisation: the ratio of both.
+    """
+
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    flop_per_token: int
+    tflop_per_s_per_gpu: float
+    peak: str
+    peak_tflop_per_s: float
+    mfu: float
+
+
+class TrainResult(ResultBase):
+    """One training step.
+
+    Attributes
+    ----------
+    plan
+        Sizes of the parallel plan.
+    is_paired
+        Whether layers were made forward beside others backward; if not, a schedule that does so
+        made one after the other, since there is no joint replay under the scheme.
+    num_gpus, peers
+        GPUs of the plan; those of a stage that wait for each other. Other groups of a stage do
+        alike.
+    sequence, tokens_per_step
+        Tokens of a sequence, and of the whole plan.
+    step_us
+        From the begin of a step until all GPUs may begin the next.
+    spent_us
+        By cause, for each stage and each of its peers; on every GPU they add up to the step.
+    moe_share
+        Share of the step, mean over GPUs, that goes by with experts, exchange, and waiting for
+        peers.
+    bubble_share
+        Likewise, with waiting for another stage.
+    recipe, memory
+        Types of the numbers that are kept; bytes of a GPU of each stage, by what they hold, with
+        even routing and without a scheme's buffers.
+    replayed
+        What level one replayed, and what it left out.
+    """
+
+    format: Literal["moereplay-train/2"] = "moereplay-train/2"
+    spec: TrainSpec
+    model: dict[str, JsonValue]
+    system: SystemDescription
+    scheme: SchemeDescription
+    plan: dict[str, JsonValue]
+    schedule: dict[str, JsonValue]
+    precision: str
+    recipe: str
+    is_paired: bool
+    num_gpus: int
+    peers: int
+    sequence: int
+    tokens_per_step: int
+    step_us: float
+    spent_us: dict[str, list[list[float]]]
+    efficiency: Efficiency
+    moe_share: float
+    bubble_share: float
+    memory: list[dict[str, int]]
+    replayed: dict[str, JsonValue]
+
+    def mean_us(self, cause: str) -> float:
+        """Mean over all GPUs of what one cause takes of the step."""
+        stages = self.spent_us[cause]
+        return sum(map(sum, stages)) / (len(stages) * len(stages[0]))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One, with the mean over GPUs of what each cause takes of the step."""
+        spent = {f"spent_us.{cause}": self.mean_us(cause) for cause in self.spent_us}
+        return [result_row(self.name, self) | spent]
+
+    @property
+    def headline_us(self) -> float:
+        """Time of the step."""
+        return self.step_us
+
+
+class TrainComparison(ComparisonBase[TrainResult]):
+    """One step under several schemes."""
+
+    format: Literal["moereplay-train-comparison/2"] = "moereplay-train-comparison/2"
+
+
+def result_of_old(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a result of ``moereplay-train/1`` one of the present schema."""
+    scheme = scheme_of_old(document["scheme"])
+    return {**document, "format": "moereplay-train/2", "scheme": scheme}

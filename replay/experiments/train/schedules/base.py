@@ -1,0 +1,112 @@
+"""What a schedule of a pipeline is: who holds which layers, and in which order passes are made.
+
+A schedule knows no time. Where a pass is made, and after which other pass of the same stage, is all
+that it says; the engine decides when.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, NamedTuple
+
+Kind = Literal["F", "B", "I", "W"]
+"""A pass over a chunk: forward (F), backward (B), or the backward pass in two: gradients of inputs
+(I) and, later, gradients of weights (W)."""
+
+
+_KEEPS: dict[Kind, int] = {"F": 1, "B": -1, "I": 0, "W": -1}
+
+
+class Op(NamedTuple):
+    """One pass of one micro-batch over one chunk of the model; chunk 0 has the first layers."""
+
+    kind: Kind
+    chunk: int
+    micro_batch: int
+
+
+Slot = tuple[Op, ...]
+"""Passes that a stage makes at a time: one, or a forward beside a backward pass (F before B)."""
+
+
+class Shape(NamedTuple):
+    """Sizes that a schedule is made for.
+
+    Attributes
+    ----------
+    stages
+        Stages of the pipeline.
+    chunks
+        Chunks of the model that each stage holds (`Plan.vpp`); for a bidirectional schedule, of
+        each direction.
+    micro_batches
+        Of a step.
+    group
+        Micro-batches that pass a chunk in a row before a stage turns to its next chunk; 0 for as
+        many as there are stages. For interleaved schedules alone
+        (``--microbatch-group-size-per-virtual-pipeline-stage`` of Megatron-LM).
+    """
+
+    stages: int
+    chunks: int
+    micro_batches: int
+    group: int = 0
+
+    @property
+    def model_chunks(self) -> int:
+        """Chunks that the model is cut into."""
+        return self.stages * self.chunks
+
+
+class Schedule(ABC):
+    """An order of passes.
+
+    A pass starts when the slot before it on its stage has ended and its input has come: rows of
+    the chunk below (F), gradients of the chunk above and what its own F kept (B, I), what I left
+    (W). Both passes of a slot wait for the inputs of both. Sending holds no stage up.
+
+    Attributes
+    ----------
+    name, summary, source
+        What it is called, does, and is taken from.
+    splits_backward
+        Whether some backward passes are made in two: I, and later W, in place of B.
+    copies
+        Stages that hold each chunk, with its weights.
+    beside
+        How a forward pass is made beside a backward pass: as DualPipe's or Megatron-LM's code
+        does it (`replay.chains.pass_pairs`); None where no slot has two.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    splits_backward: ClassVar[bool] = False
+    copies: ClassVar[int] = 1
+    beside: ClassVar[Literal["dualpipe", "megatron"] | None] = None
+
+    @abstractmethod
+    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
+        """Stage that makes a micro-batch's passes over a chunk."""
+
+    @abstractmethod
+    def order(self, shape: Shape) -> list[list[Slot]]:
+        """Give the slots of every stage, in order: every pass of every micro-batch once."""
+
+    def refuses(self, shape: Shape) -> str:
+        """Why it cannot be made for these sizes, and what is possible; nothing where it can."""
+        del shape
+        return ""
+
+    def in_flight(self, shape: Shape, stage: int) -> int:
+        """Chunks' activations that a stage keeps at most, counted from its order.
+
+        A forward pass makes them, B or W frees them. That is the upper bound where the backward
+        pass is made in two: I already frees what gradients of weights do not need.
+        """
+        kept = most = 0
+        for slot in self.order(shape)[stage]:
+            for op in slot:
+                kept += _KEEPS[op.kind]
+                most = max(most, kept)
+        return most

@@ -1,0 +1,204 @@
+"""What a spec of a training step refers to, and the identity that follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from replay.errors import UserError
+from replay.experiments.base.identity import code_identity, identity, sources
+from replay.experiments.base.spec import DEFAULT_SYSTEM
+from replay.experiments.train.memory import memory_of
+from replay.experiments.train.schedules import registry
+from replay.experiments.train.schedules.base import Shape
+from replay.experiments.train.spec import TrainSpec
+from replay.model.work.placement import identify
+from replay.model.work.precision import Precision
+from replay.steps import plans, recipes
+from replay.steps.chunks import chunks_of
+from replay.steps.fitting import check
+from replay.steps.replays import StepReplays
+from replay.steps.routing import parse
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.experiments.train.schedules.base import Schedule
+    from replay.schemes import Scheme
+    from replay.steps.memory import StageMemory
+    from replay.steps.plan import Plan
+    from replay.steps.recipes import Recipe
+    from replay.steps.routing import Routing
+    from tracegen import RoutingTrace
+    from tracegen.models import ModelShape
+
+DEFAULT_RECIPES = {"bf16": "megatron-bf16", "fp8": "deepseek-v3", "fp32": "megatron-bf16"}
+"""Types of the numbers that are kept, by that of the GEMMs."""
+MOST_PASSES = 2_000_000
+"""Passes over layers in a step that is composed: some GB of memory."""
+MOST_TIMES = 25_000_000
+"""Likewise, of all peers."""
+DEFAULT_MODEL, DEFAULT_SCHEDULE, DEFAULT_SEQUENCE = "deepseek-v3", "1f1b", 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A spec with what its references lead to; nothing is replayed yet.
+
+    Attributes
+    ----------
+    pipeline
+        Sizes that the schedule is made for.
+    chunks
+        (chunk,) layers of each chunk of the model.
+    sequence
+        Tokens of a sequence.
+    recipe, memory
+        Types of the numbers that are kept, and bytes that each stage keeps of them.
+    replays
+        Level one: times of the step's parts, of which schemes share what does not depend on them.
+    """
+
+    spec: TrainSpec
+    shape: ModelShape
+    system: System
+    plan: Plan
+    schedule: Schedule
+    pipeline: Shape
+    chunks: list[range]
+    sequence: int
+    precision: Precision
+    recipe: Recipe
+    memory: list[StageMemory]
+    trace: RoutingTrace | None
+    routing: Routing
+    replays: StepReplays
+
+    @classmethod
+    def of(cls, spec: TrainSpec, shape: ModelShape | None = None) -> Self:
+        """Follow the references of a spec, but for its scheme.
+
+        Parameters
+        ----------
+        shape
+            In place of the model that the spec names.
+
+        Raises
+        ------
+        UserError
+            If a reference leads nowhere, or sizes do not fit together.
+        """
+        import tracegen
+
+        named = plans.find(spec.plan)
+        plan = named.plan
+        trace = None if spec.trace is None else tracegen.load(spec.trace)
+        if shape is None:
+            shape = _shape(spec.model or named.model, trace)
+        if trace is not None:
+            trace = trace.with_shape(shape)
+        system = _system(spec, plan, named.system or DEFAULT_SYSTEM)
+        schedule = registry.find(spec.schedule or named.schedule or DEFAULT_SCHEDULE)
+        sequence = spec.sequence or named.sequence or DEFAULT_SEQUENCE
+        pipeline = Shape(plan.pp, plan.vpp, plan.micro_batches)
+        if reason := schedule.refuses(pipeline):
+            raise UserError(reason)
+        check(plan, shape, system, sequence)
+        _check_size(plan, shape)
+        precision = Precision(spec.precision or shape.default_precision)
+        recipe = recipes.find(spec.recipe or named.recipe or DEFAULT_RECIPES[precision.gemm])
+        memory = memory_of(shape, plan, system, schedule, recipe, sequence, must_fit=spec.fit)
+        routing = parse(spec.routing)
+        replays = StepReplays(
+            shape, system, plan,
+            sequence=sequence, precision=spec.precision, trace=trace, routing=routing,
+            layers=spec.layers_sampled, samples=spec.samples, sample_nodes=spec.sample_nodes,
+            splits_backward=schedule.splits_backward, beside=schedule.beside, seed=spec.seed,
+            placement=spec.placement,
+        )  # fmt: skip
+        return cls(
+            spec, shape, system, plan, schedule, pipeline, chunks_of(shape, plan), sequence,
+            precision, recipe, memory, trace, routing, replays,
+        )  # fmt: skip
+
+    def run_id(self, scheme: Scheme) -> str:
+        """Identity of the step under a scheme: of everything that decides its result."""
+        spec = self.spec
+        routing = (
+            {"kind": self.routing.kind, **self.routing.parameters}
+            if self.trace is None
+            else {"content_id": self.trace.content_id}
+        )
+        return identity({
+            "code": [code_identity(), step_code()],
+            "model": self.shape.model_dump(mode="json", exclude={"title", "notes", "sources"}),
+            "system": self.system.describe(),
+            "scheme": {
+                "name": scheme.name,
+                "options": dataclasses.asdict(scheme.options),
+                "code": scheme.code,
+            },
+            "plan": self.plan.model_dump(mode="json"),
+            "routing": routing,
+            "settings": {
+                "schedule": self.schedule.name,
+                "sequence": self.sequence,
+                "precision": self.precision.name,
+                "samples": spec.samples,
+                "layers_sampled": spec.layers_sampled,
+                "sample_nodes": spec.sample_nodes,
+                "placement": identify(spec.placement),
+                "seed": spec.seed,
+                "jitter": [spec.jitter, spec.jitter_seed],
+                "recipe": self.recipe.name,
+            },
+        })  # fmt: skip
+
+
+def _shape(name: str | None, trace: RoutingTrace | None) -> ModelShape:
+    """The model that is named, or else that of the trace."""
+    import tracegen.models
+
+    if name is None and trace is not None:
+        return trace.model_shape
+    return tracegen.models.load(name or DEFAULT_MODEL)
+
+
+def _system(spec: TrainSpec, plan: Plan, node: str) -> System:
+    """As many GPUs as a plan has of the system that is named, or of so many nodes."""
+    import hwmodel
+
+    overrides = dict(spec.overrides)
+    if spec.system is not None:
+        whole = hwmodel.load(spec.system, overrides)
+        if whole.num_gpus <= plan.num_gpus:
+            return whole  # whether they are enough is for who checks the plan
+        return hwmodel.load(spec.system, overrides, num_gpus=plan.num_gpus)
+    nodes = -(-plan.num_gpus // hwmodel.load(node).num_gpus)
+    name = node if nodes == 1 else f"{node}-x{nodes}"
+    return hwmodel.load(name, overrides, num_gpus=plan.num_gpus)
+
+
+def _check_size(plan: Plan, shape: ModelShape) -> None:
+    """Refuse a step of more passes than can be composed, before memory is spent on it."""
+    each = 2 * (shape.num_layers + plan.mtp + 2)  # layers and both ends, forward and backward
+    most = min(MOST_PASSES, MOST_TIMES // plan.peers) // each
+    if plan.micro_batches > most:
+        message = (
+            f"plan: micro_batches {plan.micro_batches:,} are more than can be composed with "
+            f"{shape.num_layers} layers and {plan.peers} peers; at most {most:,}"
+        )
+        raise UserError(message)
+
+
+@functools.cache
+def step_code() -> str:
+    """SHA-256 of the source of the rooms that make steps."""
+    digest = hashlib.sha256()
+    for room in ("steps", "training"):
+        for name, entry in sources("replay", room):
+            if name.endswith(".py"):  # plans enter by value
+                digest.update(name.encode() + b"\0" + entry.read_bytes() + b"\0")
+    return digest.hexdigest()

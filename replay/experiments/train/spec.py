@@ -1,0 +1,88 @@
+"""Everything that decides one training step, as one frozen object."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from replay.chains.jitter import normal_form
+from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, Flag, Options, Overrides, Spec
+from replay.model.work.precision import NumberType
+
+
+class TrainSpec(Spec):
+    """Everything that decides one step; what is None is taken from the model.
+
+    Raises
+    ------
+    UserError
+        If a setting does not exist or a value is not possible.
+    """
+
+    model: str | None = Field(
+        None,
+        description="A name of `moereplay trace models`, a TOML file, or a config.json "
+        "[the plan's, the trace's, or deepseek-v3].",
+    )
+    system: str | None = Field(
+        None,
+        description="A name of `moereplay hardware list`, or a TOML file [nodes of the plan, or "
+        "dgx-h100, as many as the plan needs].",
+    )
+    overrides: Overrides = OVERRIDES
+    plan: str = Field(
+        "deepseek-v3",
+        description="Sizes of a parallel plan, such as pp=8,dp=8,ep=8,micro_batches=32; or the "
+        "name of a published one, with sizes behind it that replace its own.",
+    )
+    schedule: str | None = Field(
+        None,
+        description="Order of passes: gpipe, 1f1b, interleaved, megatron-overlap, zb-h1, zb-v or "
+        "dualpipe [the plan's, or 1f1b].",
+    )
+    scheme: str = Field("deepep", description="A name of `moereplay schemes`.")
+    options: Options = OPTIONS
+    sequence: int | None = Field(
+        None, ge=1, le=MOST, description="Tokens of a sequence [the plan's, or 4096]."
+    )
+    precision: NumberType | None = Field(
+        None, description="Number type of GEMMs and rows, bf16, fp8 or fp32 [the model's own]."
+    )
+    recipe: str | None = Field(
+        None,
+        description="Types of the numbers that are kept: megatron-bf16, megatron-bf16-moments or "
+        "deepseek-v3 [the plan's, or what goes with the precision].",
+    )
+    trace: Annotated[str | None, Flag("--trace", "TRACE")] = Field(
+        None,
+        description="Routing of this trace: a file, a URL, or a name of `moereplay trace list`.",
+    )
+    routing: str = Field(
+        "uniform",
+        description="Routing where no trace is given: a kind of `moereplay trace generate` with "
+        "its skew, such as zipf:0.6 or normal:0.032, or parameters: zipf:skew=0.6.",
+    )
+    samples: int = Field(
+        1, ge=1, le=1000, description="Drawn routings that micro-batches take in turn."
+    )
+    layers_sampled: int = Field(
+        2, ge=1, le=1000, description="MoE layers replayed of each; the others are like these."
+    )
+    sample_nodes: int | None = Field(
+        None,
+        ge=1,
+        description="Replay so many of the nodes in full, the busiest first, and of others what "
+        "these take part in.",
+    )
+    placement: str = Field(
+        "contiguous", description="Experts of each GPU, as of `moereplay compare`."
+    )
+    seed: int = Field(0, ge=0, le=MOST, description="What routing is drawn from.")
+    jitter: Annotated[str, AfterValidator(normal_form)] = Field(
+        "off",
+        description="Hold each GPU up before each time that GPUs of its stage meet, for a random "
+        "time: lognormal:MEDIAN_US:SPREAD, the spread of its natural logarithm; or off.",
+    )
+    jitter_seed: int = Field(0, ge=0, le=MOST, description="Seed of these times.")
+    fit: bool = Field(True, description="Refuse what does not fit into memory.")

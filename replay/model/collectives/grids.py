@@ -1,0 +1,285 @@
+"""Thread blocks that walk through a buffer, and when their ranks meet.
+
+Every thread of a block has one access of 16 bytes under way, or one to each peer; when it is done
+the thread goes on to where its grid's next wave begins. So a few blocks are paced by the way there
+and back, and more than fill the links change nothing.
+
+A walk is added in *rounds*: what blocks that run in step have under way is one message. Where a
+buffer takes many waves a round stands for several. It takes as long as their ways there and back
+one after the other, or as its bytes on the ports, whichever is longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from replay.model.collectives.blocks import Blocks
+from replay.model.collectives.ring_chunks import share_of
+
+if TYPE_CHECKING:
+    from replay.model.collectives.algorithm import CollectiveCall
+    from replay.model.machine.kinds import Kind
+    from replay.model.machine.machine import Ints
+    from replay.model.machine.times import Time
+
+Stored = Literal["nothing", "each", "multicast"]
+"""What a kernel stores into others' memory: nothing, to each GPU apart, or to all by the switch."""
+
+ACCESS_BYTES = 16  # of a thread: a vector of four words
+LANES, MESSAGES = 8, 64
+"""Blocks, or groups of blocks in step, that are told apart: 8, or more where few ranks make that
+64 messages of a rank in a round. A message passes one port after the other, as its packets do not;
+the finer they are, the less of a round trip that is."""
+MOST_ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Thread blocks of a kernel.
+
+    Attributes
+    ----------
+    blocks
+        Most of them; a short buffer has fewer.
+    threads
+        Of a block.
+    """
+
+    blocks: int
+    threads: int
+
+    @property
+    def wave_bytes(self) -> int:
+        """Bytes of the buffer that a block has under way."""
+        return self.threads * ACCESS_BYTES
+
+    def used(self, nbytes: int) -> int:
+        """Blocks that find something to do in so many bytes."""
+        return max(1, min(self.blocks, -(-nbytes // self.wave_bytes)))
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a library launches a kernel.
+
+    Attributes
+    ----------
+    grid
+        Its thread blocks.
+    meets_before
+        Whether all ranks meet before the first access: nobody reads what is not written yet.
+    meets_after
+        Whether all ranks meet behind the last: nobody goes on while others still write or read.
+    """
+
+    grid: Grid
+    meets_before: bool = True
+    meets_after: bool = True
+
+    def with_blocks(self, blocks: int | None) -> Style:
+        """The same with at most so many blocks; None is what the library takes."""
+        return self if blocks is None else replace(self, grid=replace(self.grid, blocks=blocks))
+
+
+class Items(NamedTuple):
+    """What blocks in step do in a round.
+
+    Attributes
+    ----------
+    rank
+        (item,): who they belong to.
+    nbytes
+        (item,): bytes of the buffer.
+    after
+        (item,): tasks behind which they begin.
+    """
+
+    rank: Ints
+    nbytes: Ints
+    after: Ints
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the blocks of a kernel do with their bytes, wave for wave.
+
+    Attributes
+    ----------
+    kind
+        What the SMs do.
+    busy
+        Time of an SM for a block's bytes of the buffer.
+    touched
+        Bytes of each GPU's memory that are read or written for each byte that its blocks walk
+        through, by all ranks together.
+    load
+        Adds the loads of a round: (item,) tasks at which they have come. None for a kernel that
+        only stores.
+    store
+        Adds the stores of a round behind (item,) tasks of the SMs: (item,) tasks at which all is
+        visible. None for a kernel that only loads.
+    trips
+        Ways there and back, one after the other, that a wave waits for.
+    """
+
+    kind: Kind
+    busy: Callable[[int], Time]
+    touched: int
+    load: Callable[[Items], Ints] | None = None
+    store: Callable[[Items, Ints], Ints] | None = None
+    trips: int = 1
+
+
+class Walked(NamedTuple):
+    """Tasks of a walk: (rank,) the last task of a rank's blocks; (rank,) all its data arrived."""
+
+    left: Ints
+    arrived: Ints
+
+
+class _Lanes(Blocks):
+    """Blocks that are added in groups, several for each rank."""
+
+    def busy(self, kind: Kind, time: Time, after: Ints, rank: Ints, blocks: Ints) -> Ints:
+        """Do the same in all blocks of groups: (item,) tasks.
+
+        Parameters
+        ----------
+        time
+            Of each block.
+        after, rank, blocks
+            (item,): what it waits for, whose blocks they are, and how many.
+        """
+        machine = self._machine
+        if self.alone:
+            return machine.delay(kind, time, after, rank)
+        each = np.repeat(rank, blocks)
+        busy = machine.serve(
+            self._sms[each], time, kind=kind, rank=each, after=np.repeat(after, blocks)
+        )
+        done = machine.mark(rank)
+        machine.order(busy, np.repeat(done, blocks))
+        return done
+
+    def memory(self, nbytes: Ints, after: Ints, rank: Ints) -> list[Ints]:
+        """Read and write device memory beside others: (item,) tasks, none of a kernel alone."""
+        if self.alone:
+            return []
+        return [self._machine.stream(self._kinds.memory, nbytes, rank, after)]
+
+
+class Kernel:
+    """One kernel of all ranks.
+
+    Parameters
+    ----------
+    call
+        What it is asked for.
+    style
+        How its library launches it, where the call does not say how many blocks.
+    nbytes
+        What the blocks of a rank walk through.
+    """
+
+    def __init__(self, call: CollectiveCall, style: Style, nbytes: int) -> None:
+        self.machine, self.kinds, self.payload = call.machine, call.kinds, call.payload
+        self.nbytes = nbytes
+        self._style = style.with_blocks(call.blocks)
+        self._used = self._style.grid.used(nbytes)
+        self._blocks = _Lanes(call.machine, call.kinds, self._used, call.beside)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the block that has most."""
+        return -(-self.nbytes // self._used)
+
+    def begin(self, begun: Ints) -> Ints:
+        """Take the SMs, and meet where the library does: (rank,) tasks."""
+        started = self._blocks.begin(begun)
+        return self.meet(started) if self._style.meets_before else started
+
+    def meet(self, after: Ints, stored: Stored = "nothing") -> Ints:
+        """All ranks meet: (rank,) tasks.
+
+        Parameters
+        ----------
+        stored
+            What they stored into others' memory: flags that tell of it leave when all has been
+            acknowledged.
+        """
+        return self.machine.sync.barrier(
+            self.kinds, after,
+            behind_stores=stored != "nothing", behind_multicast=stored == "multicast",
+        )  # fmt: skip
+
+    def end(self, walked: Walked, stored: Stored = "nothing") -> Ints:
+        """Meet where the library does, and give the SMs back: (rank,) last tasks; see `meet`."""
+        ended = self.machine.gather(walked.arrived, self.machine.ranks, walked.left)
+        return self.give_back(self.meet(ended, stored) if self._style.meets_after else ended)
+
+    def give_back(self, ended: Ints) -> Ints:
+        """Give the SMs back: (rank,) last tasks."""
+        return self._blocks.end(ended)
+
+    def walk(self, begun: Ints, work: Work) -> Walked:
+        """Let every rank's blocks walk through the bytes.
+
+        Threads ask for their next bytes as soon as the last have come. What an SM does with a round
+        is behind what it does with the round before, and threads do not get ahead of it by more
+        than one.
+
+        Parameters
+        ----------
+        begun
+            (rank,): behind which a rank's blocks begin.
+        """
+        machine = self.machine
+        lanes = min(self._used, max(LANES, MESSAGES // machine.num_ranks))
+        wave = self._style.grid.wave_bytes
+        waves = max(1, -(-self.nbytes // (self._used * wave)))
+        rounds = min(waves, MOST_ROUNDS)
+        of_block = min(wave, self.block_bytes)
+        of_wave = work.busy(of_block)
+        # On the way back a wave's bytes are those of all ranks: each asks all of them.
+        asked = machine.num_ranks * of_block * -(-self._used // lanes)
+        trip = machine.costs.remote_load() + machine.costs.entering(asked)
+        rank = np.tile(machine.ranks, lanes)
+        sizes = [share_of(self._used, lane, lanes) for lane in range(lanes)]
+        blocks = np.repeat(np.array(sizes, np.int64), machine.num_ranks)
+        at, busy, done = np.tile(begun, lanes), np.zeros(0, np.int64), []
+        for index in range(rounds):
+            of_lane = [
+                share_of(share_of(self.nbytes, lane, lanes), index, rounds) for lane in range(lanes)
+            ]
+            together = share_of(waves, index, rounds)
+            items = Items(rank, np.repeat(np.array(of_lane, np.int64), machine.num_ranks), at)
+            loaded = at if work.load is None else work.load(items)
+            before, free = busy, [loaded]
+            busy = self._blocks.busy(work.kind, together * of_wave, loaded, rank, blocks)
+            stored = busy if work.store is None else work.store(items, busy)
+            touched = self._blocks.memory(work.touched * items.nbytes, at, rank)
+            done.append(self._behind(rank, [stored, *touched]))
+            if len(before):
+                machine.order(before, busy)
+                free.append(before)
+            if together > 1:
+                # Waves that are one message still go there and back one after the other.
+                paced = machine.delay(self.kinds.sync, together * work.trips * trip, at, rank)
+                free.append(paced)
+            at = self._behind(rank, free)
+        all_done = np.concatenate(done)
+        of_task = np.tile(machine.ranks, len(all_done) // machine.num_ranks)
+        return Walked(machine.gather(busy, rank, begun), machine.gather(all_done, of_task, begun))
+
+    def _behind(self, rank: Ints, tasks: list[Ints]) -> Ints:
+        """(item,) tasks behind several (item,) each."""
+        if len(tasks) == 1:
+            return tasks[0]
+        behind = self.machine.mark(rank, tasks[0])
+        for others in tasks[1:]:
+            self.machine.order(others, behind)
+        return behind

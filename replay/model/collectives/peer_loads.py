@@ -1,0 +1,111 @@
+"""What kernels without a switch are made of: loads from all peers, and stores to all of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from replay.model.collectives.grids import Work
+
+if TYPE_CHECKING:
+    from replay.model.collectives.grids import Items, Kernel
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.times import Time
+    from replay.model.machine.transfers import FanOut
+
+
+def add_up(kernel: Kernel, touched: int) -> Work:
+    """Load the same bytes of all peers' buffers, add them up, write the sum.
+
+    Parameters
+    ----------
+    touched
+        See `Work`: those that ask a GPU for the same bytes find them in its cache.
+    """
+    machine, n = kernel.machine, kernel.machine.num_ranks
+
+    def busy(of_block: int) -> Time:
+        return machine.costs.sm_add(n * of_block, of_block)
+
+    read = partial(load, kernel, fan_out=all_pairs(machine))
+    return Work(kernel.kinds.receive, busy, touched, load=read)
+
+
+def read_all(kernel: Kernel) -> Work:
+    """Load each peer's share and write it."""
+    machine, n = kernel.machine, kernel.machine.num_ranks
+
+    def busy(of_block: int) -> Time:
+        return machine.costs.sm_load(n * of_block)
+
+    read = partial(load, kernel, fan_out=all_pairs(machine))
+    return Work(kernel.kinds.receive, busy, touched=1 + n, load=read)
+
+
+class _Messages(NamedTuple):
+    """(message,): its item, its own rank, the peer; bytes that are payload, and that are not."""
+
+    item: Ints
+    rank: Ints
+    peer: Ints
+    payload: Ints
+    other: Ints
+
+
+def all_pairs(machine: Machine) -> FanOut:
+    """Every rank exchanges with every other one."""
+    rank, peer = np.nonzero(~np.eye(machine.num_ranks, dtype=bool))
+    return machine.transfers.fan_out(rank, peer)
+
+
+def _to_peers(kernel: Kernel, items: Items) -> _Messages:
+    """One message for each item and peer, the peer behind the own rank first."""
+    n = kernel.machine.num_ranks
+    item = np.repeat(np.arange(len(items.rank)), n - 1)
+    rank = items.rank[item]
+    peer = (rank + np.tile(np.arange(1, n), len(items.rank))) % n
+    nbytes = items.nbytes[item]
+    return _Messages(item, rank, peer, nbytes * kernel.payload, nbytes * (not kernel.payload))
+
+
+def load(kernel: Kernel, items: Items, *, fan_out: FanOut, in_turn: bool = False) -> Ints:
+    """Load the items' bytes from all peers: (item,) tasks when all are in the SMs.
+
+    Parameters
+    ----------
+    in_turn
+        Whether a thread waits for one peer's answer before it asks the next.
+    """
+    found, others = _to_peers(kernel, items), kernel.machine.num_ranks - 1
+    if not in_turn:
+        return _each(kernel, items, found.item, _answers(kernel, found, items.after, fan_out))
+    at = items.after
+    for turn in range(others):
+        now = _Messages(*(column[turn::others] for column in found))
+        at = _answers(kernel, now, at, fan_out)
+    return at
+
+
+def _answers(kernel: Kernel, of: _Messages, after: Ints, fan_out: FanOut) -> Ints:
+    """Loads (message,) behind tasks (item,): (message,) tasks when the data has come."""
+    return kernel.machine.transfers.load(
+        kernel.kinds, of.rank, of.peer, of.payload, after[of.item], fan_out=fan_out,
+        meta_bytes=of.other, requests_first=True,
+    ).arrived  # fmt: skip
+
+
+def store(kernel: Kernel, items: Items, after: Ints, *, fan_out: FanOut) -> Ints:
+    """Store the items' bytes into all peers' memory: (item,) marks when all are visible there."""
+    found = _to_peers(kernel, items)
+    arrived = kernel.machine.transfers.store(
+        kernel.kinds, found.rank, found.peer, found.payload, after[found.item], fan_out=fan_out,
+        meta_bytes=found.other,
+    ).arrived  # fmt: skip
+    return _each(kernel, items, found.item, arrived)
+
+
+def _each(kernel: Kernel, items: Items, item: Ints, tasks: Ints) -> Ints:
+    """One mark for each item: it waits for all `tasks` (message,) of the item."""
+    return kernel.machine.join(tasks, item, items.rank, items.after)

@@ -1,0 +1,96 @@
+"""Two-shot collectives over loads and stores: every rank adds up a share, which all then get.
+
+In the first shot a rank loads its share of the buffer from all peers and adds. In the second, the
+engines' kernels load the others' shares, for which all ranks meet in between; PyTorch's kernel
+stores its share into all peers' memory, and all meet behind. Either moves 2 (n - 1) / n of the
+buffer each way. The halves by themselves are a reduce-scatter and an all-gather.
+
+Sources: vLLM ``csrc/custom_all_reduce.cuh`` (``cross_device_reduce_2stage``; SGLang's and
+TensorRT-LLM's are alike); PyTorch ``CUDASymmetricMemoryOps.cu`` (``two_shot_all_reduce_`` and
+``reduce_scatter_out``).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from replay.model.collectives import peer_loads
+from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, Collective, CollectiveCall
+from replay.model.collectives.grids import Grid, Kernel, Style, Work
+from replay.model.collectives.one_shot import ENGINE
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.times import Time
+
+TORCH = Style(Grid(blocks=24, threads=1024))
+UNROLLED = (2, 4, 8)
+"""Numbers of GPUs for which PyTorch's kernel is compiled: its threads ask all peers at once. With
+others they ask one after the other."""
+
+
+def all_reduce(call: CollectiveCall, begun: Ints, style: Style = ENGINE) -> Ints:
+    """Loads of a share, then of all shares: (rank,) the last tasks; see `one_shot.by_loads`."""
+    n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
+    added = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=n + 1))
+    walked = kernel.walk(kernel.meet(added.left), peer_loads.read_all(kernel))
+    return kernel.end(walked)
+
+
+def half(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
+    """One of the shots by itself: (rank,) the last tasks; see `one_shot.by_loads`.
+
+    The first is a reduce-scatter, the second an all-gather.
+    """
+    n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
+    adds = call.collective == "reduce_scatter"
+    work = peer_loads.add_up(kernel, touched=n + 1) if adds else peer_loads.read_all(kernel)
+    return kernel.end(kernel.walk(kernel.begin(begun), work))
+
+
+def all_reduce_by_stores(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
+    """Loads of a share, whose sums are stored to all: (rank,) the last tasks."""
+    n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
+    machine = call.machine
+    fan_out, in_turn = peer_loads.all_pairs(machine), n not in UNROLLED
+
+    def busy(of_block: int) -> Time:
+        return machine.costs.sm_add(n * of_block, 0) + machine.costs.sm_store(n * of_block)
+
+    work = Work(
+        call.kinds.send,
+        busy,
+        touched=2 * n,
+        load=partial(peer_loads.load, kernel, fan_out=fan_out, in_turn=in_turn),
+        store=partial(peer_loads.store, kernel, fan_out=fan_out),
+        trips=n - 1 if in_turn else 1,
+    )
+    return kernel.end(kernel.walk(kernel.begin(begun), work), "each")
+
+
+def _add(call: CollectiveCall, begun: Ints) -> Ints:
+    return (all_reduce if call.collective == "all_reduce" else half)(call, begun)
+
+
+def _blocks(machine: Machine, collective: Collective, nbytes: int) -> int:
+    style = ENGINE if collective == "all_reduce" else TORCH
+    return style.grid.used(-(-nbytes // machine.num_ranks))
+
+
+TWO_SHOT = Algorithm(
+    name="two-shot",
+    collectives=COLLECTIVES,
+    summary="every GPU loads and adds up a share, then loads the shares of all",
+    source="vLLM csrc/custom_all_reduce.cuh, cross_device_reduce_2stage",
+    add=_add,
+    default_blocks=_blocks,
+)
+TWO_SHOT_STORES = Algorithm(
+    name="two-shot-stores",
+    collectives=("all_reduce",),
+    summary="every GPU loads and adds up a share, and stores it to all",
+    source="PyTorch CUDASymmetricMemoryOps.cu, two_shot_all_reduce_",
+    add=all_reduce_by_stores,
+    default_blocks=lambda machine, _, nbytes: TORCH.grid.used(-(-nbytes // machine.num_ranks)),
+)

@@ -1,0 +1,243 @@
+"""Experts as calls of a library's GEMM, one for each expert that has rows.
+
+A call is a kernel with a launch of its own, for one matrix: the library knows its rows and chooses
+the tile for them alone, as if it had all SMs. Calls on several streams run side by side, and their
+tiles share the SMs in the order in which the calls begin. An expert without rows has no call. The
+inner dimension of a call is not cut, since the calls beside it have work for the SMs.
+
+Sources: NVIDIA/TransformerEngine ``common/gemm/cublaslt_gemm.cu`` (``multi_stream_cublas_gemm``:
+call i on stream i mod 4, which all begin behind an event and are waited for by one) and
+``pytorch/csrc/extensions/gemm.cpp`` (``te_general_grouped_gemm`` leaves empty experts out). What
+the CPU does for a call beside its launch, such as asking cuBLAS for its heuristic, is left out of
+account, and so are events.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from replay.model.compute.experts import in_turn
+from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.row_tiles import RowTiles
+from replay.model.compute.weight_gradients import weight_gradient_tasks
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.ragged import places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from replay.model.compute.gemm import Gemm
+    from replay.model.compute.weight_gradients import Projection
+    from replay.model.machine.host import Bools
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+
+STREAMS = 4  # TransformerEngine ``common/util/multi_stream.h``
+
+
+class Call(NamedTuple):
+    """One call on every GPU.
+
+    Attributes
+    ----------
+    expert, rows
+        (rank,): the expert, and the rows of it that the call multiplies; a GPU without rows has no
+        call, whatever its expert.
+    """
+
+    expert: Ints
+    rows: Ints
+
+
+def calls_of(work: LayerWork) -> list[Call]:
+    """Calls for all experts: the i-th of a GPU is for the i-th of its experts that has rows."""
+    busy = [experts[work.rows_of_expert[experts] > 0] for experts in work.experts_of_rank]
+    calls = []
+    for place in range(max(map(len, busy), default=0)):
+        has = np.array([len(experts) > place for experts in busy])
+        expert = np.array([experts[place] if len(experts) > place else 0 for experts in busy])
+        calls.append(Call(expert, np.where(has, work.rows_of_expert[expert], 0)))
+    return calls
+
+
+def gemm_call(
+    machine: Machine, work: LayerWork, gemm: Gemm, call: Call, pool: Ints, after: Ints
+) -> Ints:
+    """Multiply rows of one expert on every GPU, in a kernel: (rank,) marks of its end.
+
+    Parameters
+    ----------
+    pool
+        (rank,): resource of the SMs; every one of the GPU's.
+    after
+        (rank,): what precedes the call in its stream; returned where a GPU has no call.
+    """
+    on = call.rows > 0
+    begun = machine.kernel(after, KIND_NAMES[gemm.kind], on=on)
+    if not on.any():
+        return begun
+    tiles = _tiles(machine, work, gemm, call)
+    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster="groups")
+    return _ended(machine, tasks.done, tiles.rank, begun, on)
+
+
+def per_expert_kernels(
+    machine: Machine,
+    work: LayerWork,
+    pool: Ints,
+    after: Ints,
+    *,
+    streams: int = STREAMS,
+    quantises: bool = False,
+) -> Ints:
+    """Run the experts as calls, GEMM by GEMM: (rank,) marks of their end.
+
+    All calls of one GEMM end before the activation begins; the order of kernels is that of
+    `replay.model.compute.experts.separate_kernels`.
+
+    Parameters
+    ----------
+    pool
+        (rank,): resource of all SMs.
+    streams
+        Streams that calls are given to in turn.
+    quantises
+        Whether FP8 operands of each GEMM are made by a kernel for each expert before it, from rows
+        in the type of the tokens.
+    """
+    calls, quantises = calls_of(work), quantises and work.precision.gemm == "fp8"
+
+    def multiply(gemm: Gemm, begin: Ints) -> Ints:
+        if quantises:
+            begin = quantise(machine, work, gemm, calls, begin)
+
+        def one(call: Call, behind: Ints) -> Ints:
+            return gemm_call(machine, work, gemm, call, pool, behind)
+
+        return _on_streams(machine, calls, begin, streams, one)
+
+    def gradient(projection: Projection, begin: Ints) -> Ints:
+        return gradient_calls(machine, work, projection, pool, begin, streams=streams)
+
+    return in_turn(machine, work, after, multiply, gradient, quantises=not quantises)
+
+
+def gradient_calls(
+    machine: Machine,
+    work: LayerWork,
+    projection: Projection,
+    pool: Ints,
+    after: Ints,
+    *,
+    streams: int = STREAMS,
+) -> Ints:
+    """Run the weight gradients of one projection as calls: (rank,) marks of their end.
+
+    See `per_expert_kernels` for the parameters.
+    """
+
+    def one(call: Call, behind: Ints) -> Ints:
+        return gradient_call(machine, work, projection, call, pool, behind)
+
+    return _on_streams(machine, calls_of(work), after, streams, one)
+
+
+QUANTISE = "quantise"  # name of the kernels that make operands of an expert's rows
+
+
+def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[Call], after: Ints) -> Ints:
+    """Make FP8 operands of a GEMM's rows, in a kernel for each expert: (rank,) tasks.
+
+    Backward, they are made for the input gradient and once more, by columns, for the weight
+    gradient; one kernel writes both (TransformerEngine ``Float8BlockQuantizer``, ``rowwise`` and
+    ``columnwise``). So does the forward pass of training, whose second copy is left out here.
+    """
+    types, ends = work.precision, after
+    copies = 2 if work.is_backward else 1
+    for call in calls:
+        begun = machine.kernel(ends, QUANTISE, on=call.rows > 0)
+        ranks = np.flatnonzero(call.rows)
+        rows, ends = call.rows[ranks], begun.copy()
+        moved = MemoryTraffic(
+            rows * types.token_row_bytes(gemm.k), copies * rows * types.operand_row_bytes(gemm.k)
+        )
+        ends[ranks] = machine.stream(
+            Kind.CAST, moved, ranks, begun[ranks], late=machine.costs.elementwise(moved)
+        )
+    return ends
+
+
+def _on_streams(
+    machine: Machine,
+    calls: list[Call],
+    after: Ints,
+    streams: int,
+    one: Callable[[Call, Ints], Ints],
+) -> Ints:
+    """Give calls to streams in turn: (rank,) marks when all have ended."""
+    ends = [after] * min(streams, max(len(calls), 1))
+    for place, call in enumerate(calls):
+        stream = place % len(ends)
+        ends[stream] = one(call, ends[stream])
+    return machine.gather(np.concatenate(ends), np.tile(machine.ranks, len(ends)), after)
+
+
+def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, call: Call) -> RowTiles:
+    """Tiles of a call, by the shape that suits its rows on each GPU."""
+    compute, dtype = machine.system.compute, work.precision.gemm
+    grids = [
+        compute.gemm_tiles(np.array([rows]), gemm.n, gemm.k, dtype, num_sms=machine.sms.compute)
+        for rows in np.maximum(call.rows, 1)
+    ]
+    block_m = np.array([grid.block_m for grid in grids])
+    tiles = -(-call.rows // block_m)
+    rank = np.repeat(machine.ranks, tiles)
+    rows = np.minimum(block_m[rank], call.rows[rank] - places(tiles) * block_m[rank])
+    of_expert = np.zeros(work.num_experts, np.int64)
+    of_expert[call.expert[call.rows > 0]] = tiles[call.rows > 0]
+    absent = np.zeros_like(rows)
+    for owner, grid in enumerate(grids):
+        mine = rank == owner
+        absent[mine] = compute.absent_rows(rows[mine], grid.block_m, gemm.n)
+    return RowTiles(
+        expert=call.expert[rank],
+        rank=rank,
+        rows=rows,
+        moved_rows=rows,
+        first_of_expert=np.concatenate(([0], np.cumsum(of_expert))),
+        block_m=block_m,
+        block_n=np.array([grid.block_n for grid in grids]),
+        absent_rows=absent,
+    )
+
+
+def gradient_call(
+    machine: Machine,
+    work: LayerWork,
+    projection: Projection,
+    call: Call,
+    pool: Ints,
+    after: Ints,
+) -> Ints:
+    """Add one expert's weight gradient on every GPU, in a kernel: (rank,) marks of its end.
+
+    See `gemm_call` for the parameters.
+    """
+    on = call.rows > 0
+    begun = machine.kernel(after, "wgrad", on=on)
+    of_expert, rows = np.zeros((2, work.num_experts), np.int64)
+    of_expert[call.expert[on]], rows[call.expert[on]] = begun[on], call.rows[on]
+    tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert, rows=rows)
+    return _ended(machine, tasks, rank, begun, on)
+
+
+def _ended(machine: Machine, tasks: Ints, rank: Ints, begun: Ints, on: Bools) -> Ints:
+    """(rank,): marks behind a call's tasks, or what precedes it where a GPU has none."""
+    ends = begun.copy()
+    ranks = np.flatnonzero(on)
+    ends[ranks] = machine.mark(ranks, begun[ranks])
+    machine.order(tasks, ends[rank])
+    return ends

@@ -1,0 +1,202 @@
+"""Kernels of dense parts: each on all SMs of its stream, after the gap that its launch leaves.
+
+They follow one another in the stream, so that nothing else holds these SMs meanwhile. An
+elementwise kernel moves its bytes through HBM; a GEMM takes as long as `hwmodel.compute` says, and
+attention itself as long as `hwmodel.attention` does. Beside a communication stream, GEMMs are
+launched for the SMs that it leaves, whether it has a kernel just then or not, as engines set it for
+DeepGEMM; attention takes any SM that no kernel holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES
+from replay.model.machine.block_scheduler import BlockScheduler
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.times import Time
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+
+Weights = Literal["with", "put off", "alone"]
+
+BLOCK_WAVES = 4  # of a kernel's blocks: how finely its SMs are given back, no cost of its own
+BETWEEN = KIND_NAMES[Kind.BETWEEN]  # name of a kernel that is no elementwise one
+BF16 = 2  # bytes of a value of the residual stream, of attention and of the key-value cache
+
+
+class Kernels:
+    """Kernels of every GPU, one after the other.
+
+    Parameters
+    ----------
+    precision
+        Number type of the GEMMs.
+    after
+        (rank,): what the first one waits for.
+    is_backward
+        Whether they are those of a backward pass.
+    weights
+        What a backward pass makes of its GEMMs: both gradients, those of inputs alone since it puts
+        those of weights off, or these alone and nothing else.
+    known
+        Times of GEMMs that were found before, which is added to.
+
+    Attributes
+    ----------
+    end
+        (rank,): the task that ends the last one.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        precision: str,
+        after: Ints,
+        *,
+        is_backward: bool,
+        weights: Weights = "with",
+        known: dict[tuple[object, ...], int],
+    ) -> None:
+        self._machine, self._precision, self.end = machine, precision, after
+        self.is_backward, self.weights = is_backward, weights
+        self._known = known
+        self._sms = machine.sms.compute
+
+    def memory(self, nbytes: Ints) -> None:
+        """Add an elementwise kernel.
+
+        Parameters
+        ----------
+        nbytes
+            (rank,): bytes read plus bytes written forward; backward it moves twice as many.
+        """
+        if self.weights == "alone":
+            return
+        factor = 2 if self.is_backward else 1
+        self.end = self._machine.memory_kernel(Kind.BETWEEN, factor * nbytes, self.end)
+
+    def gemm(self, rows: Ints, n: int, k: int, dtype: str = "") -> None:
+        """Add a GEMM, or backward those of its two gradients.
+
+        Parameters
+        ----------
+        rows
+            (rank,): rows of the operand on each rank.
+        n, k
+            Columns of the result, and of the operand.
+        dtype
+            Type of the operands, if not that of all GEMMs.
+        """
+        dtype = dtype or self._precision
+        compute = self._machine.system.compute
+        if dtype == "fp8" and self.weights != "alone":
+            # The operand is made FP8; backward, the gradient.
+            width = n if self.is_backward else k
+            cast = rows * width * BF16 + compute.activation_bytes(rows, width, dtype)
+            self.end = self._machine.memory_kernel(Kind.BETWEEN, cast, self.end)
+        if not self.is_backward:
+            self._product(
+                rows, lambda m: compute.gemm_time_ps(m, n, k, dtype, self._sms), n, k, dtype
+            )
+            return
+        if self.weights != "alone":
+            self._product(
+                rows, lambda m: compute.gemm_time_ps(m, k, n, dtype, self._sms), k, n, dtype
+            )
+        if self.weights != "put off":
+            self._product(
+                rows, lambda m: self._weight_gradient_ps(m, n, k, dtype), "dw", n, k, dtype
+            )
+
+    def grouped_gemm(self, rows: Ints, groups: int, n: int, k: int) -> None:
+        """Add a BF16 GEMM of each of several groups, all with the same `rows` (rank,)."""
+        compute = self._machine.system.compute
+
+        def time_ps(m: int) -> int:
+            return compute.gemm_time_ps(np.full(groups, m, np.int64), n, k, "bf16", self._sms)
+
+        self._product(rows, time_ps, groups, n, k)
+
+    def attention(self, flop: Ints, nbytes: Ints, *, is_decode: bool) -> None:
+        """Add an attention kernel.
+
+        Parameters
+        ----------
+        flop
+            (rank,): operations of its products.
+        nbytes
+            (rank,): bytes read plus bytes written forward; backward it moves twice as many.
+        """
+        if self.weights == "alone":
+            return
+        attention = self._machine.system.attention
+        if self.is_backward:
+            time = attention.backward_ps(flop, 2 * nbytes)
+        else:
+            time = (attention.decode_ps if is_decode else attention.forward_ps)(flop, nbytes)
+        time = np.asarray(time, np.int64)
+        if self._sms == self._machine.sms.count:
+            self._timed(Kind.ATTENTION, time)
+        else:
+            self._in_blocks(time)
+
+    def _in_blocks(self, time_ps: Ints) -> None:
+        """Add a kernel of thread blocks that take any SM which another stream leaves.
+
+        Parameters
+        ----------
+        time_ps
+            (rank,): time of the kernel on all SMs.
+        """
+        machine, every = self._machine, self._machine.sms.count
+        begun = machine.kernel(self.end, BETWEEN)
+        rank = np.repeat(machine.ranks, BLOCK_WAVES * every)
+        pool = machine.sms.pool("sm-attention", every)
+        blocks = machine.serve(
+            pool[rank], Time(time_ps[rank] // BLOCK_WAVES), kind=Kind.ATTENTION, rank=rank,
+            after=begun[rank],
+        )  # fmt: skip
+        BlockScheduler(machine, every).hold(blocks, blocks, rank, begun[rank])
+        self.end = machine.gather(blocks, rank, begun)
+
+    def exchange(self, name: str, time_ps: int) -> None:
+        """Add a kernel of a collective among GPUs that all come to it at the same time.
+
+        Parameters
+        ----------
+        name
+            What is exchanged.
+        time_ps
+            Its time from its start, the same on every GPU.
+        """
+        begun = self._machine.kernel(self.end, name)
+        self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)
+
+    def _weight_gradient_ps(self, rows: int, n: int, k: int, dtype: str) -> int:
+        """Time of an (n, k) weight's gradient: a product over the rows, added up in FP32."""
+        compute, hbm = self._machine.system.compute, self._machine.system.hbm
+        if not rows:
+            return 0
+        operands = int(compute.activation_bytes(n, rows, dtype))
+        operands += int(compute.activation_bytes(k, rows, dtype))
+        accumulator = 2 * ACCUMULATOR_BYTES * n * k  # read and written
+        stream = int(hbm.stream_ps(operands + accumulator)) + compute.tile_overhead_ps
+        return max(compute.gemm_time_ps(n, k, rows, dtype, self._sms), stream)
+
+    def _product(self, rows: Ints, time_ps: Callable[[int], int], *sizes: object) -> None:
+        """Add a GEMM whose time `time_ps` finds for each rank's rows, once for equal `sizes`."""
+        for count in np.unique(rows).tolist():
+            key = (self._sms, count, *sizes)
+            if key not in self._known:
+                self._known[key] = time_ps(count)
+        times = [self._known[self._sms, count, *sizes] for count in rows.tolist()]
+        self._timed(Kind.DENSE_GEMM, np.array(times, np.int64))
+
+    def _timed(self, kind: Kind, time_ps: Ints) -> None:
+        """Add a kernel that has all SMs for so long: (rank,)."""
+        self.end = self._machine.delay(kind, Time(time_ps), self._machine.kernel(self.end, BETWEEN))

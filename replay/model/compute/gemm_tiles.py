@@ -1,0 +1,351 @@
+"""One GEMM of the experts as tiles on SMs, and as a kernel, shared by every scheme.
+
+The *column tiles* of a row tile are the units that run on an SM. Each reads one block of weights
+and one of activations through the L2 cache (`replay.model.machine.l2`), whose rate all SMs share.
+How often a block has to come from HBM again follows from the order in which the tiles start:
+nothing else says so. A row tile is complete when all its column tiles are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from replay.model.compute.row_tiles import row_tiles
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.work.ragged import places
+
+if TYPE_CHECKING:
+    from replay.model.compute.gemm import Gemm
+    from replay.model.compute.row_tiles import RowTiles
+    from replay.model.machine.host import Bools
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+
+
+Raster = Literal["rows", "columns", "groups", "experts"]
+
+GROUP_TILES = (8, 16)  # row tiles that kernels go through together; see `_group_rows`
+COUNT_LINE_BYTES = 128  # counts of four bytes are read by the line; later looks hit the L1 cache
+
+
+@dataclass(frozen=True)
+class TileTasks:
+    """Tasks of one GEMM.
+
+    Attributes
+    ----------
+    columns, column_tile
+        (task,): tasks on SMs in the order in which a kernel takes them, and the row tile of each;
+        where tiles multiply in several steps, the last step's.
+    column_index
+        (task,): position of the column tile within the row tile.
+    done
+        (tile,): marks; all columns of the row tile are there.
+    outputs
+        (tile,): blocks of the L2 cache with the results.
+    """
+
+    columns: Ints
+    column_tile: Ints
+    column_index: Ints
+    done: Ints
+    outputs: Ints
+
+
+class TileColumns(NamedTuple):
+    """Tasks of the column tiles, step by step: (task,) tasks, row tiles, columns, their widths."""
+
+    steps: list[Ints]
+    tile: Ints
+    column: Ints
+    width: Ints
+
+
+def gemm_tasks(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    tiles: RowTiles,
+    pool: Ints,
+    after: Ints,
+    *,
+    inputs: Ints | None = None,
+    raster: Raster = "rows",
+    priority: Ints | None = None,
+    resident_blocks: int = 1,
+    clusters: bool = True,
+    loading_warps: int = 0,
+    kept: Bools | None = None,
+    steps: Ints | None = None,
+) -> TileTasks:
+    """Add the tiles of one GEMM.
+
+    Parameters
+    ----------
+    pool
+        (rank,): resource of the SMs that compute.
+    after
+        (tile,): task that each row tile waits for.
+    inputs
+        (tile,): blocks of the L2 cache with the rows of each tile, if somebody has put them there.
+    raster
+        Order of tiles that are ready at the same time: ``"rows"`` takes row tile after row tile,
+        ``"columns"`` goes column by column over all row tiles of the rank, ``"groups"`` does so
+        within groups of row tiles (`_group_rows`), ``"experts"`` within such groups of one expert.
+    priority
+        (tile,): order among ready tiles, smaller first.
+    resident_blocks
+        Number of blocks that share an SM. While one fills its pipeline or stores its result the
+        others multiply, so that only the share ``1 / resident_blocks`` of a tile's overhead keeps
+        the SM from other tiles. The tile itself is done as late as with one block.
+    clusters
+        Whether blocks run in clusters, which load what their tiles share once.
+    loading_warps
+        Warps of a block that load a step's operands into registers before they multiply them, each
+        with all rows of the tile; 0 where kernels load the next step's meanwhile.
+    kept
+        (tile,): whether a tile's result is written into its own GPU's memory; all are by default.
+        Others go to another GPU instead.
+    steps
+        (step, tile): where tiles begin to multiply before their rows are there in full, the tasks
+        that equal shares of the inner dimension wait for, all but the last, which is `after`.
+    """
+    compute, dtype = machine.system.compute, work.precision.gemm
+    hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
+    block_n = tiles.block_n[tiles.rank]
+    num_columns = -(-gemm.n // block_n)
+    tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.compute)
+    last = gemm.n - (num_columns - 1) * block_n  # width of the last column of each row tile
+    is_last = column == (num_columns - 1)[tile]
+    widths = np.where(is_last, last[tile], block_n[tile])
+    duration = np.where(
+        is_last,
+        _column_ps(machine, tiles, last, gemm.k, dtype, loading_warps)[tile],
+        _column_ps(machine, tiles, block_n, gemm.k, dtype, loading_warps)[tile],
+    )
+    num_before = 0 if steps is None else len(steps)
+    share = duration // (num_before + 1)
+    chain: list[Ints] = []
+    for step in range(num_before + 1):
+        is_end = step == num_before
+        tasks = machine.graph.add(
+            len(tile),
+            resource=pool[tiles.rank[tile]],
+            duration_ps=duration - share * num_before - hidden_ps if is_end else share,
+            latency_ps=hidden_ps if is_end else 0,
+            priority=0 if priority is None else priority[tile],
+            kind=gemm.kind,
+            rank=tiles.rank[tile],
+            tag=tiles.expert[tile],
+            after=(after if steps is None or is_end else steps[step])[tile],
+        )
+        if chain:
+            machine.order(chain[-1], tasks)
+        chain.append(tasks)
+    columns = chain[-1]
+    outputs = _read_operands(
+        machine,
+        gemm,
+        tiles,
+        dtype,
+        TileColumns(chain, tile, column, widths),
+        inputs,
+        clusters,
+        kept,
+    )
+    done = machine.join(columns, tile, tiles.rank)
+    return TileTasks(columns, tile, column, done, outputs)
+
+
+def _in_raster(
+    tiles: RowTiles, num_columns: Ints, raster: Raster, *, num_sms: int
+) -> tuple[Ints, Ints]:
+    """Row tile and column of every tile, in the order of a raster: two (task,).
+
+    Parameters
+    ----------
+    num_columns
+        (tile,): column tiles of each row tile; the same for all of a rank.
+    """
+    if raster == "rows":
+        ordered, in_group = np.arange(len(tiles), dtype=np.int64), np.ones(len(tiles), np.int64)
+    else:  # row tiles are numbered over all ranks; groups and columns count within a rank
+        which, most = tiles.rank, _group_rows(tiles, num_sms)
+        if raster == "experts":
+            rank_of_expert = np.zeros(len(tiles.first_of_expert) - 1, np.int64)
+            rank_of_expert[tiles.expert] = tiles.rank
+            which, most = tiles.expert, most[rank_of_expert]
+        ordered, count = np.argsort(which, kind="stable"), np.bincount(which, minlength=len(most))
+        most = np.maximum(count, 1) if raster == "columns" else most
+        full, rest = np.divmod(count, most)
+        num_groups = full + (rest > 0)
+        in_group = np.repeat(most, num_groups)
+        in_group[np.cumsum(num_groups)[rest > 0] - 1] = rest[rest > 0]
+    first = np.cumsum(in_group) - in_group
+    cells = in_group * num_columns[ordered[first]]
+    column, place = np.divmod(places(cells), np.repeat(in_group, cells))
+    return ordered[np.repeat(first, cells) + place], column
+
+
+def _column_ps(
+    machine: Machine, tiles: RowTiles, widths: Ints, k: int, dtype: str, loading_warps: int
+) -> Ints:
+    """Time of one tile of so many columns (tile,) of each row tile: (tile,)."""
+    time = np.zeros(len(tiles), np.int64)
+    for width in np.unique(widths):
+        of = np.flatnonzero(widths == width)
+        absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
+        time[of] = machine.system.compute.tile_ps(
+            tiles.rows[of], int(width), k, dtype, absent,
+            block_m=tiles.block_m[tiles.rank[of]], grouped=tiles.absent_rows is None,
+        )  # fmt: skip
+        if loading_warps:
+            time[of] += machine.system.compute.fragments_ps(
+                tiles.rows[of], int(width), k, dtype, loading_warps
+            )
+    return time
+
+
+def _group_rows(tiles: RowTiles, num_sms: int) -> Ints:
+    """(rank,): row tiles that a kernel goes through together, column by column.
+
+    DeepGEMM takes 8 or 16, whichever lets the blocks that run at a time read less
+    (``common/scheduler.cuh``, ``get_num_1d_blocks_per_group``). CUTLASS and cuBLAS go through
+    groups likewise.
+    """
+    height = np.zeros(len(tiles.block_n), np.int64)
+    np.maximum.at(height, tiles.rank, tiles.rows)
+    usage = [size * height + -(-num_sms // size) * tiles.block_n for size in GROUP_TILES]
+    sizes: Ints = np.array(GROUP_TILES, np.int64)[np.argmin(usage, axis=0)]
+    return sizes
+
+
+def _read_operands(
+    machine: Machine,
+    gemm: Gemm,
+    tiles: RowTiles,
+    dtype: str,
+    added: TileColumns,
+    inputs: Ints | None,
+    clusters: bool,
+    kept: Bools | None,
+) -> Ints:
+    """Let tiles read their weights and activations through the L2 cache, and leave results there.
+
+    Where blocks run in clusters, neighbouring tiles share the load of the larger operand: weights
+    with the next row tile of the expert, activations with the next column. That the last tile of an
+    odd number has nobody to share with is left out of account.
+
+    Returns
+    -------
+    (tile,) blocks of the cache that hold the results.
+    """
+    compute, tile = machine.system.compute, added.tile
+    expert, rank = tiles.expert[tile], tiles.rank[tile]
+    num_columns, num_steps = int(added.column.max(initial=0)) + 1, len(added.steps)
+    num_weights = len(tiles.first_of_expert) * num_columns
+    blocks = machine.l2.new_blocks(num_steps * num_weights + (num_steps + 1) * len(tiles))
+    ours = blocks + num_steps * num_weights + np.arange(len(tiles))
+    outputs: Ints = ours + num_steps * len(tiles)
+
+    weights: Ints = compute.weight_bytes(added.width, np.full_like(added.width, gemm.k), dtype)
+    activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, dtype)[tile]
+    share = compute.cluster_tiles if clusters else 1
+    has_next_row = (np.diff(tiles.first_of_expert) >= share)[expert]
+    of_weights = np.where(has_next_row & (weights >= activations), share, 1)
+    of_activations = np.where(of_weights > 1, 1, share)
+    for step, tasks in enumerate(added.steps):
+        columns = blocks + step * num_weights + expert * num_columns + added.column
+        rows = ours + step * len(tiles) if inputs is None else inputs
+        machine.l2.read(
+            "weights", tasks, rank, columns, -(-weights // num_steps),
+            drawn_bytes=-(-weights // (num_steps * of_weights)),
+        )  # fmt: skip
+        machine.l2.read(
+            "activations", tasks, rank, rows[tile], -(-activations // num_steps),
+            drawn_bytes=-(-activations // (num_steps * of_activations)),
+        )  # fmt: skip
+    first = np.flatnonzero((added.column == 0) & (True if kept is None else kept[tile]))
+    machine.l2.write(
+        added.steps[0][first], rank[first], outputs[tile[first]],
+        (tiles.moved_rows * gemm.out_bytes)[tile[first]],
+    )  # fmt: skip
+    return outputs
+
+
+class GemmKernel(NamedTuple):
+    """A grouped GEMM that is a kernel of its own on every rank.
+
+    Attributes
+    ----------
+    tiles, tasks
+        Its row tiles, and their tasks.
+    end
+        (rank,): marks of the kernel's end.
+    """
+
+    tiles: RowTiles
+    tasks: TileTasks
+    end: Ints
+
+
+def gemm_kernel(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    pool: Ints,
+    after: Ints,
+    *,
+    launched_early: bool = False,
+    layout: str = "plain",
+    tuned_rows: int | None = None,
+    num_sms: int = 0,
+) -> Ints:
+    """Run one grouped GEMM as a kernel: (rank,) marks of its end; see `gemm_kernel_in_tiles`."""
+    return gemm_kernel_in_tiles(
+        machine, work, gemm, pool, after, launched_early=launched_early, layout=layout,
+        tuned_rows=tuned_rows, num_sms=num_sms,
+    ).end  # fmt: skip
+
+
+def gemm_kernel_in_tiles(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    pool: Ints,
+    after: Ints,
+    *,
+    launched_early: bool = False,
+    layout: str = "plain",
+    tuned_rows: int | None = None,
+    num_sms: int = 0,
+    raster: Raster = "groups",
+) -> GemmKernel:
+    """Run one grouped GEMM as a kernel of its own on every rank.
+
+    Parameters
+    ----------
+    launched_early
+        Whether the kernel is on the GPU before its input is complete (programmatic dependent
+        launch), so that there is no gap.
+    layout
+        Layout of the rows of a rank's experts in memory, one of `LAYOUTS`.
+    tuned_rows
+        Number of rows per expert that the tile shape is chosen for, if it is not their mean.
+    num_sms
+        SMs of the pool; 0 if it has all.
+    raster
+        See `gemm_tasks`.
+    """
+    begun = machine.kernel(after, KIND_NAMES[gemm.kind], has_gap=not launched_early)
+    if layout == "masked":
+        most = max((len(experts) for experts in work.experts_of_rank), default=0)
+        lines = -(-4 * most // COUNT_LINE_BYTES)
+        begun = machine.delay(Kind.LAUNCH, machine.costs.cache_load() * lines, begun)
+    sms = num_sms or machine.sms.compute
+    tiles = row_tiles(machine, work, gemm, sms, layout=layout, tuned_rows=tuned_rows)
+    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster=raster)
+    return GemmKernel(tiles, tasks, machine.gather(tasks.done, tiles.rank, begun))

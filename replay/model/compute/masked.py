@@ -1,0 +1,134 @@
+"""The experts as SGLang runs them behind low-latency kernels: masked grouped GEMMs of DeepGEMM.
+
+Rows lie in a buffer of fixed size, so many slots for each expert, beside a count for each. Between
+the two GEMMs one kernel applies the activation and quantises its result; another brings the scales
+into the order that the second GEMM loads them in, slots without rows included.
+
+Source: sgl-project/sglang, ``forward_deepgemm_masked`` and ``silu_and_mul_masked_post_quant_fwd``;
+deepseek-ai/DeepGEMM, ``get_mn_major_tma_aligned_tensor``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.compute.experts import activation_bytes
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.gemm_tiles import GemmKernel, gemm_kernel, gemm_kernel_in_tiles
+from replay.model.compute.weight_gradients import element_bytes
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import Time
+from replay.model.work.precision import SCALE_BLOCK
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+
+ACTIVATION = "silu_and_mul_masked_post_quant"
+SCALES = "get_mn_major_tma_aligned_tensor"
+
+SCALE_BYTES = 4
+# Blocks of the activation kernel per expert and 128 columns, for fewer than four experts and for
+# more (SGLang, ``silu_and_mul_masked_post_quant_fwd``).
+FEW_EXPERTS, ACTIVATION_BLOCKS = 4, (64, 32)
+# Starting a block, 1 ns: each expert without rows adds 0.50 us (4 and 8 tokens at EP4 and EP8) or
+# 0.56 us (16 and 32 tokens) to the masked rows of
+# ``studies/validate/measurements/moe_deepgemm.csv``, and has 16 x 32 blocks.
+BLOCK_PS = 1_000
+
+
+def masked_kernels(
+    machine: Machine,
+    work: LayerWork,
+    pool: Ints,
+    after: Ints,
+    slots: Ints,
+    *,
+    scales_in_order: bool,
+) -> Ints:
+    """Run the experts of every rank in a masked layout: (rank,) marks of their end.
+
+    Parameters
+    ----------
+    pool
+        (rank,): resource of the SMs that compute.
+    after
+        (rank,) tasks after which the rows are there.
+    slots
+        (rank,): rows that the buffer has room for.
+    scales_in_order
+        Whether the scales of the rows come in the order of the first GEMM, as low-latency kernels
+        write them.
+    """
+    done = masked_operands(machine, work, pool, after, slots, scales_in_order=scales_in_order)
+    return gemm_kernel(machine, work, Gemm.second(work), pool, done, layout="masked")
+
+
+def masked_operands(
+    machine: Machine,
+    work: LayerWork,
+    pool: Ints,
+    after: Ints,
+    slots: Ints,
+    *,
+    scales_in_order: bool,
+) -> Ints:
+    """Run all but the second GEMM: (rank,) marks when it may begin; see `masked_kernels`."""
+    has_scales = element_bytes(work) == 1
+    hidden, intermediate = work.shape.hidden, work.shape.intermediate
+    if has_scales and not scales_in_order:
+        after = machine.memory_kernel(Kind.PERMUTE, scale_bytes(slots, hidden), after, SCALES)
+    first = Gemm.first(work, fused_activation=False)
+    done = gemm_kernel(machine, work, first, pool, after, layout="masked")
+    done = masked_activation(machine, work, done)
+    if has_scales:
+        done = machine.memory_kernel(
+            Kind.ACTIVATION, scale_bytes(slots, intermediate), done, SCALES
+        )
+    return done
+
+
+def signalling_kernel(
+    machine: Machine, work: LayerWork, pool: Ints, after: Ints, num_sms: int
+) -> GemmKernel:
+    """Run the second GEMM beside a kernel that sends its results block by block.
+
+    DeepGEMM's scheduler goes through the experts one by one (``kMasked``). When a column tile is
+    stored, one is added to the signal of its row tile; whoever reads the sum of all of them may
+    read the rows.
+
+    Parameters
+    ----------
+    pool, num_sms
+        (rank,): resource of the SMs that multiply, and how many they are.
+    after
+        (rank,): what `masked_operands` gives.
+    """
+    return gemm_kernel_in_tiles(
+        machine, work, Gemm.second(work), pool, after, layout="masked", num_sms=num_sms,
+        raster="experts",
+    )  # fmt: skip
+
+
+def masked_activation(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+    """Apply the activation to the rows that are there: (rank,) marks of the kernel's end.
+
+    The kernel starts as many blocks for an expert without rows as for any other.
+    """
+    experts = np.array([len(local) for local in work.experts_of_rank], np.int64)
+    of_expert = np.where(experts < FEW_EXPERTS, *ACTIVATION_BLOCKS)
+    blocks = experts * of_expert * -(-work.shape.intermediate // SCALE_BLOCK)
+    begun = machine.kernel(after, ACTIVATION)
+    started = machine.delay(Kind.ACTIVATION, Time(blocks * BLOCK_PS), begun)
+    moved = activation_bytes(work, "masked")
+    done = machine.stream(
+        Kind.ACTIVATION, moved, machine.ranks, begun, late=machine.costs.elementwise(moved)
+    )
+    return machine.gather(started, machine.ranks, done)
+
+
+def scale_bytes(rows: Ints, width: int) -> Ints:
+    """Bytes of reading and writing the scales of rows of some width."""
+    return 2 * SCALE_BYTES * rows * width // SCALE_BLOCK

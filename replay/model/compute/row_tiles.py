@@ -1,0 +1,164 @@
+"""The rows of each expert cut into tiles, by the layout that they have in memory.
+
+A *row tile* is up to `block_m` rows of one expert. The layout of the rows of a rank's experts in
+memory decides what a kernel does with a partial tile:
+
+- ``"plain"``: experts follow one another without gaps, and a tile works on the rows it has.
+- ``"contiguous"``: each expert is padded to the height of a tile, which is fixed. Serving engines
+  mark padding as rows of the expert (the scatter kernel of SGLang fills ``m_indices`` to the end),
+  so that it is read, multiplied and written like any other row.
+- ``"skipped"``: the same padding, marked as nobody's rows (vLLM fills the indices with -1 first).
+  It is read and written, but a warp group (64 rows) that begins in it does not multiply.
+- ``"masked"``: a buffer of fixed size has a count for each expert. Row tiles beyond the count are
+  skipped, and so is the multiplication of a warp group (64 rows) that begins beyond it; all other
+  tiles are read and written whole. The host does not know the counts and chooses the tile for an
+  expected number of rows. The scheduler of every SM walks through the counts of all experts.
+- ``"matrix"``: the rank has one expert, whose rows end with the buffer, so that loads of a partial
+  tile ask for rows that do not exist. This is the layout of dense layers.
+
+Source of the contiguous and the masked layout: deepseek-ai/DeepGEMM,
+``csrc/jit_kernels/heuristics`` and, under ``deep_gemm/include/deep_gemm``,
+``common/scheduler.cuh`` and ``impls/sm90_fp8_gemm_1d2d.cuh``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.work.ragged import places
+
+if TYPE_CHECKING:
+    from replay.model.compute.gemm import Gemm
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+
+
+LAYOUTS = ("plain", "contiguous", "skipped", "masked", "matrix")
+PADDED = ("contiguous", "skipped")  # each expert fills whole tiles
+CONTIGUOUS_ROWS = 128  # DeepGEMM's alignment of a contiguous layout, which is also its tile height
+MASKED_ROWS = (64, 128)  # heights that its masked kernels have: one warp group or two
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """Row tiles of a layer, ordered by expert.
+
+    Attributes
+    ----------
+    expert, rank, rows
+        (tile,): expert, its rank, and number of rows that are multiplied.
+    moved_rows
+        (tile,): number of rows that are read and written; above `rows` where a layout has padding.
+    first_of_expert
+        (expert + 1,): offsets; the tiles of expert e are ``[first[e], first[e + 1])``.
+    block_m, block_n
+        (rank,): rows and columns of the full tiles that run on an SM.
+    absent_rows
+        (tile,): rows of the tile's loads beyond the end of the buffer; None if there are none.
+    """
+
+    expert: Ints
+    rank: Ints
+    rows: Ints
+    moved_rows: Ints
+    first_of_expert: Ints
+    block_m: Ints
+    block_n: Ints
+    absent_rows: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.expert)
+
+    def only(self, tiles: Ints) -> RowTiles:
+        """Some of the tiles, in their order."""
+        expert = self.expert[tiles]
+        return replace(
+            self, expert=expert, rank=self.rank[tiles], rows=self.rows[tiles],
+            moved_rows=self.moved_rows[tiles],
+            first_of_expert=np.searchsorted(expert, np.arange(len(self.first_of_expert))),
+            absent_rows=None if self.absent_rows is None else self.absent_rows[tiles],
+        )  # fmt: skip
+
+
+def row_tiles(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    num_sms: int,
+    tile_rows: int | None = None,
+    layout: str = "plain",
+    tuned_rows: int | None = None,
+) -> RowTiles:
+    """Cut every expert's rows into tiles; the last one of an expert may be partial.
+
+    Parameters
+    ----------
+    num_sms
+        Number of SMs per GPU that compute; each rank takes the tile shape that suits its rows best
+        on them.
+    tile_rows
+        Height of a tile, if the scheme prescribes it.
+    layout
+        Layout of the rows of a rank's experts in memory, one of `LAYOUTS`.
+    tuned_rows
+        Number of rows per expert that the tile shape is chosen for. By default it is their mean on
+        the rank, since the host does not know their counts; a matrix has the rows that it has.
+    """
+    assert layout in LAYOUTS, layout
+    compute, dtype = machine.system.compute, work.precision.gemm
+    rows, grouped = work.rows_of_expert, layout != "matrix"
+    rank_of = work.placement.expert_rank.astype(np.int64)
+    if layout in PADDED:
+        tile_rows = CONTIGUOUS_ROWS
+    grids = []
+    for experts in work.experts_of_rank:
+        known = _expected_rows(rows[experts]) if grouped else rows[experts]
+        if tuned_rows is not None:
+            known = np.full(len(experts), tuned_rows, np.int64)
+        height = _masked_rows(known) if layout == "masked" else tile_rows
+        grids.append(
+            compute.gemm_tiles(
+                known, gemm.n, gemm.k, dtype,
+                block_m=height, num_sms=num_sms, grouped=grouped,
+            )
+        )  # fmt: skip
+    height_of_rank = np.array([grid.block_m for grid in grids], dtype=np.int64)
+    block_m = height_of_rank[rank_of]
+    tiles = -(-rows // block_m)
+    first = np.concatenate(([0], np.cumsum(tiles))).astype(np.int64)
+    expert = np.repeat(np.arange(work.num_experts, dtype=np.int64), tiles)
+    filled = np.minimum(block_m[expert], rows[expert] - places(tiles) * block_m[expert])
+    return RowTiles(
+        expert=expert,
+        rank=rank_of[expert],
+        rows=block_m[expert] if layout == "contiguous" else filled,
+        moved_rows=block_m[expert] if layout in (*PADDED, "masked") else filled,
+        first_of_expert=first,
+        block_m=height_of_rank,
+        block_n=np.array([grid.block_n for grid in grids], dtype=np.int64),
+        absent_rows=compute.absent_rows(filled, int(block_m[0]), gemm.n)
+        if layout == "matrix"
+        else None,
+    )
+
+
+def _expected_rows(rows: Ints) -> Ints:
+    """(expert,): rows per expert that the host expects, their mean rounded up."""
+    return np.full(len(rows), -(-int(rows.sum()) // max(len(rows), 1)), np.int64)
+
+
+def _masked_rows(expected: Ints) -> int:
+    """Height of a masked kernel's tile: the lower one where it holds an expert's expected rows."""
+    low, high = MASKED_ROWS
+    return low if int(expected.max(initial=0)) <= low else high
+
+
+def padded_rows(work: LayerWork, layout: str) -> Ints:
+    """(rank,): rows that a kernel between the GEMMs works on, including a layout's padding."""
+    rows = work.rows_of_expert
+    if layout in PADDED:
+        rows = -(-rows // CONTIGUOUS_ROWS) * CONTIGUOUS_ROWS
+    return np.bincount(work.placement.expert_rank, rows, work.num_ranks).astype(np.int64)

@@ -1,0 +1,135 @@
+"""Finite buffers, as credits that tasks take and give back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from replay.engine import GraphBuilder
+    from replay.model.machine.resources import Ints, Resources
+
+
+class Buffers:
+    """Credit pools of a machine; what is asked for again is the same, in whichever layer."""
+
+    def __init__(self, graph: GraphBuilder, resources: Resources) -> None:
+        self._graph = graph
+        self._resources = resources
+        self._num_ranks = resources.num_ranks
+
+    def pools(self, group: str, capacity: int, per_rank: int = 1) -> Ints:
+        """Buffers of every GPU: credit pools (rank, buffer), or (rank,) where it has one.
+
+        Parameters
+        ----------
+        group
+            Name for reports.
+        capacity
+            Units that each has room for.
+        """
+
+        def make() -> Ints:
+            several = per_rank > 1
+            pools = [
+                self._graph.credit_pool(
+                    f"{group} {rank}.{index}" if several else f"{group} {rank}",
+                    capacity,
+                    group=group,
+                )
+                for rank in range(self._num_ranks)
+                for index in range(per_rank)
+            ]
+            shape = (self._num_ranks, per_rank) if several else (self._num_ranks,)
+            return np.array(pools, np.int64).reshape(shape)
+
+        return self._resources.once("buffers", (group, capacity, per_rank), make)
+
+    def unnamed(self, name: str, capacity: int) -> Ints:
+        """Buffers that no report lists: (rank,); `name` says where its ``{rank}`` stands."""
+
+        def make() -> Ints:
+            ranks = range(self._num_ranks)
+            pools = [self._graph.credit_pool(name.format(rank=rank), capacity) for rank in ranks]
+            return np.array(pools, np.int64)
+
+        return self._resources.once("unnamed buffers", (name, capacity), make)
+
+    def outboxes(self, servers: Ints) -> Ints:
+        """Room for messages that SMs have begun to issue and that have not left their GPU.
+
+        For each SM, the message that it issues and one more that waits for the uplink; a message is
+        the model's grain. A pool of SMs has room for two messages per SM.
+
+        Parameters
+        ----------
+        servers
+            (message,): the SM that issues each, or the pool of SMs.
+
+        Returns
+        -------
+        (message,) credit pools, one per SM or pool.
+        """
+        used, of = np.unique(servers, return_inverse=True)
+        room = [2 * self._resources.servers_of(int(server)) for server in used]
+        return self._outboxes("SM", used, room)[of]
+
+    def lane_outboxes(self, lanes: Ints) -> Ints:
+        """The same for warps that serve one peer each: (message,) pools of lanes (message,)."""
+        used, of = np.unique(lanes, return_inverse=True)
+        return self._outboxes("lane", used, [2] * len(used))[of]
+
+    def _outboxes(self, what: str, used: Ints, room: list[int]) -> Ints:
+        def make(name: str, capacity: int) -> Ints:
+            return np.array(self._graph.credit_pool(name, capacity), np.int64)
+
+        pools = [
+            self._resources.once(
+                "outboxes", (what, index), partial(make, f"outbox of {what} {index}", capacity)
+            )
+            for index, capacity in zip(used.tolist(), room, strict=True)
+        ]
+        return np.array(pools, np.int64).reshape(-1)
+
+    def lane_rings(self, what: str, lanes: Ints, rows: int) -> Ints:
+        """Ring buffers where few pairs of ranks have one: (message,) pools of lanes (message,).
+
+        Parameters
+        ----------
+        what, lanes
+            Which rings; what is asked for again is the same ring.
+        rows
+            Rows of each.
+        """
+        used, of = np.unique(lanes, return_inverse=True)
+
+        def make(name: str) -> Ints:
+            return np.array(self._graph.credit_pool(name, rows), np.int64)
+
+        pools = [
+            self._resources.once(
+                "lane rings", (what, lane, rows), partial(make, f"{what} ring {lane}")
+            )
+            for lane in used.tolist()
+        ]
+        return np.array(pools, np.int64).reshape(-1)[of]
+
+    def rings(self, num_channels: int, rows: int) -> Ints:
+        """Ring buffers in the receivers' memory: credit pools (source, destination, channel).
+
+        They are allocated once and used by one kernel after the other.
+        """
+
+        def make() -> Ints:
+            shape = (self._num_ranks, self._num_ranks, num_channels)
+            return np.array(
+                [
+                    self._graph.credit_pool(f"ring {src}->{dst} channel {channel}", rows)
+                    for src, dst, channel in np.ndindex(*shape)
+                ],
+                dtype=np.int64,
+            ).reshape(shape)
+
+        return self._resources.once("rings", (num_channels, rows), make)

@@ -1,0 +1,249 @@
+"""The host thread of every GPU: it launches kernels in program order, and waits for what GPUs say.
+
+Every launch occupies the thread, so that a stream of short kernels is as slow as its launches, and
+the thread is ahead of its GPU by as much as the kernels before took longer than their launches. A
+wait of the host takes that lead away: what comes behind it is launched only then. The order of a
+scheme's calls is the order of its program.
+
+A CUDA graph replays what was captured with one launch, at a smaller gap between its kernels. What
+follows a wait of the host depends on what the host has read (sizes, addresses), which no captured
+kernel can, so that a wait ends the captured stretch. Kernels behind it are launched one by one; the
+next layer, whose sizes are fixed again, begins another stretch.
+
+How many launches a stream can hold (about a thousand) is no limit here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import NO_TIME, Time
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.kinds import PhaseKinds
+    from replay.model.machine.notes import Notes
+    from replay.model.machine.resources import Ints, IntsLike, Resources
+    from replay.model.machine.tasks import Tasks
+
+Launch = Literal["eager", "graph"]
+Bools = npt.NDArray[np.bool_]
+
+
+class Operation(NamedTuple):
+    """Something that a host thread does for its GPU.
+
+    Attributes
+    ----------
+    name
+        The kernel, or what is waited for.
+    launches
+        Kernels of this name in a row; 0 for a wait of the host.
+    """
+
+    name: str
+    launches: int
+
+
+class Host:
+    """Launches kernels and waits for what GPUs write to its memory.
+
+    Parameters
+    ----------
+    launch
+        Whether kernels are launched one by one or captured. None for one by one where all kernels
+        until the first wait were launched long ago, as when kernels are measured by themselves.
+    lead
+        (rank,): by how much each thread begins before its GPU.
+
+    Attributes
+    ----------
+    program
+        What every thread has done, in order.
+    last
+        (rank,): the last task of each thread; None before the first.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        resources: Resources,
+        tasks: Tasks,
+        notes: Notes,
+        launch: Launch | None = None,
+        lead: Time = NO_TIME,
+    ) -> None:
+        self._overheads = system.overheads
+        self._resources = resources
+        self._tasks = tasks
+        self._notes = notes
+        self._launch = launch
+        self._is_capturing = launch == "graph"
+        self._replayed: Ints | None = None  # the launch of the graph that is under way
+        self._lead_ps: IntsLike | None = None if launch is None else lead.ps  # what is left of it
+        self.last: Ints | None = None
+        self.program: list[Operation] = []
+
+    @property
+    def lead(self) -> Time | None:
+        """(rank,): what is left of the lead that the threads began with; None without launches."""
+        return None if self._lead_ps is None else Time(self._lead_ps)
+
+    # ---- kernels ---------------------------------------------------------------------------------
+
+    def next_layer(self, *, same_graph: bool = True) -> None:
+        """Come to a layer, whose sizes are known before it runs.
+
+        Parameters
+        ----------
+        same_graph
+            Whether a graph can go on from the layer before; a step has one of its own.
+        """
+        if self._launch == "graph":
+            self._is_capturing = True
+            if not same_graph:
+                self._replayed = None
+
+    def begin(
+        self, after: Ints, name: str, *, has_gap: bool = True, on: Bools | None = None
+    ) -> Ints:
+        """Launch a kernel: (rank,) tasks at which it begins on its GPU.
+
+        Parameters
+        ----------
+        after
+            (rank,) tasks that precede it in its stream.
+        name
+            The kernel's name, as its scheme lists it.
+        has_gap
+            Whether it begins the gap between kernels after them.
+        on
+            (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
+        """
+        self.program.append(Operation(name, 1))
+        ranks = self._resources.ranks if on is None else np.flatnonzero(on)
+        ready = after[ranks]
+        begun = (
+            self._tasks.delay(Kind.LAUNCH, self._gap, ready, ranks)
+            if has_gap
+            else self._tasks.mark(ranks, ready)
+        )
+        graph = self._graph_launched()
+        if graph is not None:
+            self._tasks.order(graph[ranks], begun)
+            self._notes.held_up.append((ready, begun, ranks))
+        else:
+            launched = self._launched(1 if on is None else on.astype(np.int64))
+            if launched is not None:
+                begun = self._later(begun, launched[ranks], ranks)
+        begins = after.copy()
+        begins[ranks] = begun
+        return begins
+
+    def row(self, kind: Kind, times: Time, after: Ints, name: str) -> Ints:
+        """Launch kernels that run one after the other: (rank,) tasks at whose end the last ends.
+
+        A kernel begins when its launch has arrived and the gap behind the one before is over. The
+        row ends with the kernels' own times and gaps behind `after`, or with the launch that holds
+        them up most and all kernels from there on, whichever is later.
+
+        Parameters
+        ----------
+        kind
+            What the kernels are.
+        times
+            (kernel,) or (kernel, rank): how long each takes on a GPU.
+        after
+            (rank,) tasks that precede the first in its stream.
+        name
+            Their name, as the scheme lists them.
+        """
+        each = np.asarray(times.ps, np.int64)
+        count = len(each)
+        if not count:
+            return after
+        self.program.append(Operation(name, count))
+        gap_ps = int(self._gap.ps)
+        whole = Time((each + gap_ps).sum(axis=0))
+        graph, before, lead_ps = self._graph_launched(), self.last, self._lead_ps
+        if graph is not None:
+            return self._tasks.delay(kind, whole, self._later(after, graph, self._resources.ranks))
+        ended = self._tasks.delay(kind, whole, after)
+        if self._launched(count) is None:
+            return ended
+        assert lead_ps is not None
+        # From each launch on: all launches up to it, its kernel and those behind it.
+        left = np.cumsum((each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
+        launches = self._overheads.launch_ps * np.arange(1, count + 1)
+        arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
+        held_up = Time((arrived + left.T).max(axis=-1))
+        held = self._tasks.delay(Kind.HOST, held_up, before)
+        return self._later(ended, held, self._resources.ranks)
+
+    @property
+    def _gap(self) -> Time:
+        """Between two kernels of a stream, or of a graph."""
+        return Time(self._overheads.kernel_gap_ps("graph" if self._is_capturing else "stream"))
+
+    def _graph_launched(self) -> Ints | None:
+        """Tasks that launch the graph which the next kernel is in; None if it is in none."""
+        if not self._is_capturing:
+            return None
+        if self._replayed is None:
+            self._replayed = self._issue(self._overheads.graph_launch_ps)
+        return self._replayed
+
+    def _launched(self, count: IntsLike) -> Ints | None:
+        """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
+        return None if self._lead_ps is None else self._issue(self._overheads.launch_ps * count)
+
+    def _issue(self, time_ps: IntsLike) -> Ints:
+        """Launch for so long, of which the thread's lead takes its part: (rank,) tasks."""
+        assert self._lead_ps is not None
+        time = Time(np.maximum(0, time_ps - self._lead_ps))
+        self._lead_ps = np.maximum(0, self._lead_ps - time_ps)
+        return self._do(Kind.HOST, time)
+
+    def _later(self, begun: Ints, launched: Ints, ranks: Ints) -> Ints:
+        both = self._tasks.mark(ranks, begun)
+        self._tasks.order(launched, both)
+        self._notes.held_up.append((begun, both, ranks))
+        return both
+
+    # ---- waits -----------------------------------------------------------------------------------
+
+    def wait(self, kinds: PhaseKinds, after: Ints, name: str = "counts to the host") -> Ints:
+        """Copy a few bytes from the GPU and synchronise the stream: (rank,) tasks."""
+        return self._block(kinds, Time(self._overheads.host_sync_ps), after, name)
+
+    def poll(self, kinds: PhaseKinds, after: Ints, name: str = "counts to the host") -> Ints:
+        """Poll pinned memory until the GPU has stored to it: (rank,) tasks."""
+        return self._block(kinds, Time(self._overheads.poll_pinned_ps), after, name)
+
+    def _block(self, kinds: PhaseKinds, time: Time, after: Ints, name: str) -> Ints:
+        """Let the thread wait for its GPU: what it launches next is launched after that."""
+        self.program.append(Operation(name, 0))
+        self._is_capturing, self._replayed, self._lead_ps = False, None, 0
+        return self._do(kinds.sync, time, after)
+
+    # ---- the thread ------------------------------------------------------------------------------
+
+    def work(self, kind: Kind, time: Time, after: Ints) -> Ints:
+        """Occupy the thread for work of its own: (rank,) tasks."""
+        return self._do(kind, time, after)
+
+    def _do(self, kind: Kind, time: Time, after: Ints | None = None) -> Ints:
+        """Go on with the program: (rank,) tasks behind the thread's last one, and `after`."""
+        resources, before = self._resources, self.last
+        done = self._tasks.serve(
+            resources.host, time, kind=kind, rank=resources.ranks,
+            after=before if after is None else after,
+        )  # fmt: skip
+        if after is not None and before is not None:
+            self._tasks.order(before, done)
+        self.last = done
+        return done

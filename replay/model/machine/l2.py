@@ -1,0 +1,116 @@
+"""The L2 cache of every GPU: what tiles find there, and what they all draw from it.
+
+Tiles read *blocks*: rows of activations, columns of weights. The cache is a table of the engine
+(ENGINE.md, "Tables") whose keys are blocks and whose room is bytes. Its port has the rate at which
+all SMs together read from it, and what is not there is read from device memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine.resources import Ints, IntsLike, ResourceClass
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.engine import GraphBuilder
+    from replay.model.machine.caches import Caches
+    from replay.model.machine.notes import Read
+    from replay.model.machine.resources import Resources
+
+L2_CACHE = "L2 cache"
+
+
+class L2:
+    """L2 caches; layers share them."""
+
+    def __init__(
+        self, system: System, graph: GraphBuilder, resources: Resources, caches: Caches
+    ) -> None:
+        self._system, self._graph = system, graph
+        self._resources, self._caches = resources, caches
+
+    def new_blocks(self, count: int) -> int:
+        """First of so many blocks that no cache has seen."""
+        return self._caches.new_keys(count)
+
+    def read(
+        self,
+        what: Read,
+        tasks: Ints,
+        rank: Ints,
+        block: Ints,
+        nbytes: IntsLike,
+        *,
+        drawn_bytes: IntsLike | None = None,
+    ) -> None:
+        """Let tasks read blocks when they start; they end when all that they read has come.
+
+        Parameters
+        ----------
+        what
+            What the blocks are, for reports.
+        tasks, rank
+            (read,): tasks on SMs, and their GPUs.
+        block, nbytes
+            (read,): which block, and its bytes in memory. A block larger than the cache is as large
+            as the cache.
+        drawn_bytes
+            (read,): bytes that are read from the cache, if not all of the block: where tiles of one
+            cluster share a load, each draws its share.
+        """
+        l2, hbm = self._system.l2, self._system.hbm
+        self._caches.read(
+            what,
+            tasks,
+            self._tables()[rank],
+            block,
+            nbytes=np.minimum(nbytes, l2.num_bytes),
+            fetch_ps=hbm.stream_ps(nbytes),
+            port_ps=l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes),
+        )
+
+    def write(self, tasks: Ints, rank: Ints, block: Ints, nbytes: IntsLike) -> None:
+        """Let tasks write blocks when they start: what they write is there for who reads it.
+
+        It takes room in the cache, and the memory as long as writing it back does.
+
+        Parameters
+        ----------
+        tasks, rank, block, nbytes
+            (write,), as for `read`.
+        """
+        self._caches.read(
+            "results",
+            tasks,
+            self._tables()[rank],
+            block,
+            nbytes=np.clip(nbytes, 1, self._system.l2.num_bytes),
+            fetch_ps=self._system.hbm.stream_ps(nbytes),
+            port_ps=0,
+        )
+
+    def _tables(self) -> Ints:
+        """(rank,): the caches."""
+
+        def make() -> Ints:
+            ports = self._resources.each("l2", ResourceClass.L2, discipline="line")
+            lag_ps = self._system.compute.tile_overhead_ps  # of what comes last, as in GEMM tiles
+            return np.array(
+                [
+                    self._graph.table(
+                        f"{L2_CACHE} {rank}",
+                        self._system.l2.num_bytes,
+                        group=L2_CACHE,
+                        backing=int(self._resources.hbm[rank]),
+                        port=int(ports[rank]),
+                        lag_ps=lag_ps,
+                    )
+                    for rank in self._resources.ranks.tolist()
+                ],
+                dtype=np.int64,
+            )
+
+        return self._resources.once("tables", L2_CACHE, make)

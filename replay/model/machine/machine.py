@@ -1,0 +1,246 @@
+"""The modelled system as a scheme sees it: parts, each with verbs of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine.buffers import Buffers
+from replay.model.machine.caches import Caches
+from replay.model.machine.communicators import runs_nccl
+from replay.model.machine.domains import Domains
+from replay.model.machine.host import Bools, Host, Launch
+from replay.model.machine.in_switch import InSwitch
+from replay.model.machine.input_buffers import InputBuffers
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.l2 import L2
+from replay.model.machine.merging import Merging
+from replay.model.machine.notes import Notes
+from replay.model.machine.pace import Pace
+from replay.model.machine.paths import Path, Paths
+from replay.model.machine.rdma import Rdma
+from replay.model.machine.resources import Discipline, Ints, IntsLike, Resources
+from replay.model.machine.sms import Sms
+from replay.model.machine.sync import Sync
+from replay.model.machine.tasks import Tasks
+from replay.model.machine.times import NO_TIME, Costs, MemoryTraffic, Time
+from replay.model.machine.transfers import Transfers
+from replay.model.machine.vectors import Vectors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hwmodel import System
+    from replay.engine import GraphBuilder
+    from replay.model.work.node_sample import NodeSample
+
+__all__ = ["Ints", "IntsLike", "Machine", "MemoryTraffic", "Time"]
+
+
+class Machine:
+    """One system in one task graph.
+
+    Parameters
+    ----------
+    system
+        The hardware model.
+    graph
+        Builder that receives the resources and tasks.
+    num_ranks
+        Ranks in use; rank r runs on GPU r.
+    uplinks
+        Discipline of the uplinks.
+    launch, lead
+        How hosts launch kernels, and by how much they begin before their GPUs; see `Host`.
+    set_aside
+        SMs per GPU of a communication stream; see `Sms`.
+    sample
+        The nodes whose ranks are replayed in full, where not all are; see `Pace`.
+
+    Attributes
+    ----------
+    ranks
+        (rank,): their numbers.
+    domains
+        NVLink domains: who shares one, and who is whose peer in another.
+    resources
+        Ports, memories, hosts, hubs.
+    costs
+        Durations of work.
+    network
+        Ports between domains.
+    transfers, switch, merging
+        Stores and loads between GPUs; copies and sums that the switch makes; requests for one
+        address that a proposed switch merges.
+    sms, buffers, caches, l2, host
+        SMs and who holds them, finite buffers, associative memories, the cache that tiles read
+        through, the thread that launches kernels.
+    vectors
+        Vector cores, on machines that have some.
+    sync
+        Barriers, counts, notifications.
+    notes
+        Facts about the tasks that the result reports.
+    serve, mark, gather, join, order, delay, meet
+        See `Tasks`.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        graph: GraphBuilder,
+        num_ranks: int,
+        uplinks: Discipline = "voq",
+        launch: Launch | None = None,
+        lead: Time = NO_TIME,
+        set_aside: int = 0,
+        sample: NodeSample | None = None,
+    ) -> None:
+        self.system = system
+        self.graph = graph
+        self.num_ranks = num_ranks
+        self.resources = Resources(graph, num_ranks, uplinks)
+        self.ranks = self.resources.ranks
+        self.notes = Notes(num_ranks)
+        self.costs = Costs(system)
+        tasks = Tasks(graph, self.resources)
+        self.serve, self.delay = tasks.serve, tasks.delay
+        self.mark, self.gather, self.meet = tasks.mark, tasks.gather, tasks.meet
+        self.order, self.join = tasks.order, tasks.join
+        self._pace = None if sample is None else Pace(tasks, sample)
+        self.domains = Domains(system.fabric, num_ranks)
+        paths = Paths(system, self.resources, self.domains)
+        self._paths = paths
+        self.network = paths.network
+        self.buffers = Buffers(graph, self.resources)
+        input_buffers = InputBuffers(system, graph, self.buffers)
+        rdma = Rdma(system, graph, self.buffers, sample)
+        self.transfers = Transfers(system, graph, paths, input_buffers, rdma)
+        self.sms = Sms(self.resources, system.sm.num_sms, set_aside)
+        self.vectors = Vectors(system, self.resources)
+        self.caches = Caches(graph, self.resources, self.notes)
+        self.l2 = L2(system, graph, self.resources, self.caches)
+        self.host = Host(system, self.resources, tasks, self.notes, launch, lead)
+        self.sync = Sync(system, tasks, paths, self.transfers, rdma)
+        self.switch = InSwitch(
+            system,
+            graph,
+            self.resources,
+            paths,
+            self.transfers,
+            self.buffers,
+            self.caches,
+            input_buffers,
+        )
+        self.merging = Merging(
+            system,
+            graph,
+            self.resources,
+            self.transfers,
+            self.switch,
+            self.caches,
+            input_buffers,
+        )
+
+    @property
+    def has_nccl(self) -> bool:
+        """Whether its GPUs run NCCL; engines beside the SMs copy where they do not."""
+        return runs_nccl(self.system)
+
+    @property
+    def num_domains(self) -> int:
+        """NVLink domains that the ranks in use are in."""
+        return self.domains.num
+
+    def path(self, src: Ints, dst: Ints) -> Iterator[Path]:
+        """Ports that messages between ranks pass; see `Paths`."""
+        return self._paths(src, dst)
+
+    # ---- kernels ---------------------------------------------------------------------------------
+
+    def kernel(
+        self, after: Ints, name: str = "", *, has_gap: bool = True, on: Bools | None = None
+    ) -> Ints:
+        """Launch a kernel behind `after`: (rank,) tasks at which it begins.
+
+        Parameters
+        ----------
+        name
+            Its name in the scheme's list of operations.
+        has_gap
+            False for a kernel that is on the GPU before its input is complete (programmatic
+            dependent launch).
+        on
+            (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
+        """
+        behind = after if self._pace is None else self._pace(after)
+        return self.host.begin(behind, name, has_gap=has_gap, on=on)
+
+    def memory_kernel(
+        self,
+        kind: Kind,
+        nbytes: IntsLike | MemoryTraffic,
+        after: Ints,
+        name: str = "",
+        *,
+        has_gap: bool = True,
+    ) -> Ints:
+        """Run an elementwise kernel that is limited by HBM: (rank,) tasks.
+
+        Parameters
+        ----------
+        nbytes
+            (rank,): what it reads and writes; bytes that are not told apart stream.
+        name
+            Its name in the scheme's list of operations; that of its kind if it is empty.
+        has_gap
+            See `kernel`.
+        """
+        begun = self.kernel(after, name or KIND_NAMES[kind], has_gap=has_gap)
+        late = self.costs.elementwise(nbytes)
+        return self.stream(kind, nbytes, self.ranks, begun, late=late)
+
+    def small_kernels(
+        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str, count: int = 1
+    ) -> Ints:
+        """Run elementwise kernels in a row: (rank,) tasks, those of the last.
+
+        Parameters
+        ----------
+        nbytes
+            (rank,): what they read and write, all together.
+        name
+            Their name in the scheme's list of operations.
+        count
+            How many, 1 or more. The bytes are those of the last.
+        """
+        each = Time(self.system.overheads.small_kernel_ps)
+        before = self.host.row(kind, Time(np.full(count - 1, each.ps)), after, name)
+        return self.stream(
+            kind, nbytes, self.ranks, self.kernel(before, name), late=self.costs.elementwise(nbytes)
+        )
+
+    def stream(
+        self,
+        kind: Kind,
+        nbytes: IntsLike | MemoryTraffic,
+        rank: Ints,
+        after: Ints,
+        *,
+        late: Time = NO_TIME,
+    ) -> Ints:
+        """Read or write device memory: (task,) tasks.
+
+        Parameters
+        ----------
+        nbytes, rank
+            (task,): what is read and written, and whose memory it is; bytes that are not told
+            apart stream.
+        late
+            From the last byte until the result is there.
+        """
+        return self.serve(
+            self.resources.hbm[rank], self.costs.stream(nbytes),
+            kind=kind, rank=rank, after=after, late=late,
+        )  # fmt: skip

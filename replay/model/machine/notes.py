@@ -1,0 +1,177 @@
+"""Notes of a scheme about its tasks, with which a result can explain what its mechanism did.
+
+None of it changes a schedule. Numbers known before the run are counted (`Notes.count`); what only
+the schedule knows is remembered as tasks and touches, and read off it in
+`replay.measure.mechanisms`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from replay.model.machine.resources import Ints, IntsLike
+
+Way = Literal["sent", "combined"]
+Read = Literal["weights", "activations", "gradients", "results"]
+
+
+@dataclass(frozen=True)
+class TouchNotes:
+    """Touches of one group of tables.
+
+    Attributes
+    ----------
+    touch
+        (touch,): places in the graph's list of touches.
+    lookups
+        (touch,): lookups that a touch stands for; all but the first find what it brought.
+    evicted_wire_bytes
+        (touch,): bytes that an eviction by this touch puts on the port of the charged task.
+    missed_wire_bytes
+        (touch,): bytes that a key which had to leave puts on the port of the touching task.
+    """
+
+    touch: Ints
+    lookups: Ints
+    evicted_wire_bytes: Ints
+    missed_wire_bytes: Ints
+
+
+@dataclass
+class Notes:
+    """Everything remembered of one graph.
+
+    Attributes
+    ----------
+    counters
+        By name, (rank,) sums.
+    ratios
+        By name, the counters that are set over one another.
+    tiles
+        Blocks of (tile,) ranks, rows, and rows that a full tile has.
+    polls
+        Blocks of (block,) tasks that take an SM, tasks for which it then waits, and ranks.
+    touches
+        By group of tables.
+    reads
+        By what is read through the L2 cache: blocks of (read,) places in the graph's list of
+        touches.
+    held_up
+        Blocks of (kernel,) tasks after which a kernel could begin but for its launch, tasks at
+        which it begins, and ranks.
+    accesses
+        By what accesses them, blocks of (access,) addresses and tasks.
+    tokens
+        (token,): numbers by which the tokens of the work that is being added are remembered, where
+        it is a part of a layer; None for their own.
+    layer
+        The layer that is being added, counted from 0.
+    """
+
+    num_ranks: int
+    counters: dict[str, Ints] = field(default_factory=dict)
+    ratios: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tiles: list[tuple[Ints, Ints, int]] = field(default_factory=list)
+    polls: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
+    reads: dict[Read, list[Ints]] = field(default_factory=dict)
+    held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    accesses: dict[str, list[tuple[Ints, Ints]]] = field(default_factory=dict)
+    tokens: Ints | None = None
+    layer: int = 0
+    _followed: dict[Way, list[tuple[int, Ints, Ints]]] = field(
+        default_factory=lambda: {"sent": [], "combined": []}
+    )
+
+    def taken(self) -> Notes:
+        """Take everything that was noted since the last time, and forget it."""
+        taken = replace(self)
+        self.counters, self.ratios, self.touches, self.reads = {}, {}, {}, {}
+        self.tiles, self.polls, self.held_up, self.accesses = [], [], [], {}
+        self._followed = {"sent": [], "combined": []}
+        return taken
+
+    def follow(self, what: Way, token: Ints, task: Ints) -> None:
+        """Remember tasks in which tokens are sent, or after which they are combined.
+
+        Parameters
+        ----------
+        what
+            ``"sent"``: the token's way begins when the first of its tasks starts. ``"combined"``:
+            it ends when the last of them is visible.
+        token, task
+            (entry,): a token may have several tasks, and a task several tokens.
+        """
+        numbers = token if self.tokens is None else self.tokens[token]
+        self._followed[what].append((self.layer, numbers, task))
+
+    def followed(self, what: Way) -> tuple[Ints, Ints]:
+        """Tokens and tasks of all that was remembered: two (entry,)."""
+        nothing = np.zeros(0, np.int64)
+        tokens = [tokens for _, tokens, _ in self._followed[what]]
+        tasks = [tasks for _, _, tasks in self._followed[what]]
+        return np.concatenate([nothing, *tokens]), np.concatenate([nothing, *tasks])
+
+    def layers_followed(self, what: Way) -> Ints:
+        """(entry,): the layer of each, of all that was remembered."""
+        blocks = [(layer, len(tasks)) for layer, _, tasks in self._followed[what]]
+        layers, counts = np.array(blocks, np.int64).reshape(-1, 2).T
+        return np.repeat(layers, counts)
+
+    def count(self, name: str, rank: Ints, amount: IntsLike = 1) -> None:
+        """Add amounts to a counter.
+
+        Parameters
+        ----------
+        name
+            What is counted, with its unit, such as ``"rpm sectors"``.
+        rank, amount
+            (entry,): whose it is, and how much.
+        """
+        sums = np.zeros(self.num_ranks, np.int64)
+        np.add.at(sums, rank, amount)
+        self.counters[name] = self.counters.get(name, np.zeros_like(sums)) + sums
+
+    def ratio(self, name: str, over: str, under: str) -> None:
+        """Report one counter over another under a name of its own."""
+        self.ratios[name] = (over, under)
+
+    def tile(self, rank: Ints, rows: Ints, tile_rows: int) -> None:
+        """Remember how full row tiles are.
+
+        Parameters
+        ----------
+        rank, rows
+            (tile,): whose it is, and rows in it.
+        tile_rows
+            Rows of a full tile.
+        """
+        self.tiles.append((rank, rows, tile_rows))
+
+    def poll(self, held: Ints, begun: Ints, rank: Ints) -> None:
+        """Remember blocks that hold an SM while they wait for data.
+
+        Parameters
+        ----------
+        held, begun
+            (block,): the task whose start takes the SM, and the one whose start is the end of the
+            wait.
+        rank
+            (block,): the GPU.
+        """
+        self.polls.append((held, begun, rank))
+
+    def access(self, what: str, address: Ints, task: Ints) -> None:
+        """Remember accesses of GPUs to addresses, of which several GPUs access each.
+
+        Parameters
+        ----------
+        what
+            What accesses them, such as ``"merged loads"``.
+        address, task
+            (access,): numbers of addresses, and the tasks whose starts are the accesses.
+        """
+        self.accesses.setdefault(what, []).append((address, task))

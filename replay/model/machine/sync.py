@@ -1,0 +1,177 @@
+"""Ranks that wait for one another inside running kernels, and tell one another a few bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine.kinds import Kind, flags_of
+from replay.model.machine.rdma import ONE_WRITE, Writes
+from replay.model.machine.times import NO_TIME, Time
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.kinds import PhaseKinds
+    from replay.model.machine.paths import Paths
+    from replay.model.machine.rdma import Rdma
+    from replay.model.machine.resources import Ints
+    from replay.model.machine.tasks import Tasks
+    from replay.model.machine.transfers import Transfers
+
+
+FLAG_BYTES = 8
+
+
+class Sync:
+    """Barriers, counts and notifications."""
+
+    def __init__(
+        self, system: System, tasks: Tasks, paths: Paths, transfers: Transfers, rdma: Rdma
+    ) -> None:
+        self._system, self._tasks = system, tasks
+        self._paths, self._transfers, self._rdma = paths, transfers, rdma
+
+    def barrier(
+        self,
+        kinds: PhaseKinds,
+        after: Ints,
+        *,
+        behind_stores: bool = False,
+        behind_multicast: bool = False,
+        inside: bool = False,
+    ) -> Ints:
+        """All ranks wait for all ranks: (rank,) tasks.
+
+        Parameters
+        ----------
+        inside
+            Whether ranks wait for those of their own NVLink domain alone.
+        behind_stores
+            Whether `after` are stores that have arrived at other GPUs. A flag that tells of them
+            leaves when they have been acknowledged. Between domains flags follow rows in one queue.
+        behind_multicast
+            Whether these are stores that the switch copied, which a fence takes longer to see to.
+
+        Notes
+        -----
+        Between domains the ranks of a domain meet, and each tells the rank of its index in every
+        other one, as DeepEP's ``nvshmem_sync_with_same_gpu_idx`` and barrier of a node do. Both
+        are counted from the last rank on: its own domain waits for the others' flags, too.
+        """
+        domains, fabric = self._paths.domains, self._system.fabric
+        most = min(len(self._paths.ranks), domains.size)
+        ps = self._system.overheads.barrier_ps(most)
+        if behind_stores and most > 1:
+            ps += fabric.uplink_latency_ps + fabric.downlink_latency_ps
+        if behind_multicast and most > 1:
+            ps += self._system.switch.multicast_release_ps
+        alone = inside and domains.num > 1
+        meeting = self._tasks.meet(after, domains.of(self._paths.ranks) if alone else None)
+        met = self._tasks.delay(kinds.sync, Time(ps), meeting)
+        return met if alone or domains.num == 1 else self._meet_peers(kinds, met)
+
+    def _meet_peers(self, kinds: PhaseKinds, met: Ints) -> Ints:
+        """Every rank is told by a rank of each other domain: (rank,) marks."""
+        domains, ranks = self._paths.domains, self._paths.ranks
+        told, by = [], []
+        for domain in range(domains.num):
+            members = domains.members(domain)
+            others = ranks[domains.of(ranks) != domain]
+            told.append(others)
+            by.append(members[domains.local(others) % len(members)])
+        dst, src = np.concatenate(told), np.concatenate(by)
+        poll = Time(self._system.overheads.poll_ps)
+        flags = self._tell(flags_of(kinds.sync), src, dst, FLAG_BYTES, met[src], poll)
+        return self._tasks.gather(flags, dst, met)
+
+    def rails(self, kinds: PhaseKinds, after: Ints) -> Ints:
+        """Ranks of one index in all NVLink domains wait for one another: (rank,) tasks.
+
+        A dissemination barrier through the NICs: in round k a rank tells the one 2^k domains on,
+        and waits for the one 2^k domains before.
+        """
+        domains, ranks = self._paths.domains, self._paths.ranks
+        poll = Time(self._system.overheads.poll_ps)
+        met, distance = after, 1
+        while distance < domains.num:
+            to = domains.peer(ranks, (domains.of(ranks) + distance) % domains.num)
+            told = self._tell(flags_of(kinds.sync), ranks, to, FLAG_BYTES, met, poll)
+            met = self._tasks.gather(told, to, met)
+            distance *= 2
+        return met
+
+    def exchange_counts(self, after: Ints, bytes_to_each: int, *, inside: bool = False) -> Ints:
+        """Every rank stores a few bytes into every other: (rank,) marks when all have arrived.
+
+        Parameters
+        ----------
+        inside
+            Whether only ranks of one NVLink domain do.
+        """
+        ranks = self._paths.ranks
+        others = ~np.eye(len(ranks), dtype=bool)
+        if inside:
+            others &= ~self._paths.domains.crosses(ranks[:, None], ranks)
+        src, dst = np.nonzero(others)
+        kinds = (Kind.COUNT_UP, Kind.COUNT_DOWN)
+        arrived = self._tell(kinds, src, dst, bytes_to_each, after[src], NO_TIME)
+        return self._tasks.gather(arrived, dst, after)
+
+    def notify(
+        self,
+        src: Ints,
+        dst: Ints,
+        nbytes: int,
+        after: Ints,
+        *,
+        kinds: tuple[Kind, Kind] = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
+        waiting: Time = NO_TIME,
+        priority: int = 0,
+        writes: Writes = ONE_WRITE,
+    ) -> Ints:
+        """Store a counter update into another GPU's memory: (message,) tasks, visible to a poll.
+
+        Parameters
+        ----------
+        src, dst
+            (message,) ranks, nowhere equal.
+        kinds
+            What the message is on its way out and on its way in.
+        waiting
+            Pure waiting before and after it, such as a fence and a poll, which is added to its
+            latency.
+        priority
+            Order of the messages on the way out of their GPUs; smaller first.
+        writes
+            How messages to other domains are written there.
+        """
+        return self._tell(kinds, src, dst, nbytes, after, waiting, priority, writes)
+
+    def _tell(
+        self,
+        kinds: tuple[Kind, Kind],
+        src: Ints,
+        dst: Ints,
+        nbytes: int,
+        after: Ints,
+        waiting: Time,
+        priority: int = 0,
+        writes: Writes = ONE_WRITE,
+    ) -> Ints:
+        arrived, late_ps = np.empty(len(src), np.int64), int(waiting.ps)
+        for path in self._paths(src, dst):
+            ready = path.of(after)
+            if path.is_nvlink:
+                wire = self._system.link.write_wire_bytes(nbytes, 1)
+                visible_ps = late_ps + self._system.fabric.write_visibility_ps
+                landed = self._transfers.send(
+                    path, kinds, wire, 0, ready, late_ps=visible_ps, priority=priority
+                )[-1]
+            else:
+                _, landed = self._rdma.write(
+                    path, kinds, nbytes, 0, ready, late_ps=late_ps, priority=priority,
+                    writes=writes,
+                )  # fmt: skip
+            path.assign(arrived, landed)
+        return arrived

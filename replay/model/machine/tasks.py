@@ -1,0 +1,119 @@
+"""Tasks of the simplest kinds: work on a server, pure delays, marks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import NO_TIME, Time
+
+if TYPE_CHECKING:
+    from replay.engine import GraphBuilder
+    from replay.model.machine.resources import Ints, IntsLike, Resources
+
+
+class Tasks:
+    """Adds tasks to one graph."""
+
+    def __init__(self, graph: GraphBuilder, resources: Resources) -> None:
+        self._graph = graph
+        self._resources = resources
+
+    def serve(
+        self,
+        servers: IntsLike,
+        time: Time,
+        *,
+        kind: Kind,
+        rank: Ints,
+        after: Ints | None = None,
+        late: Time = NO_TIME,
+        priority: IntsLike = 0,
+    ) -> Ints:
+        """Occupy servers: (task,) tasks.
+
+        Parameters
+        ----------
+        servers
+            (task,) resources.
+        time
+            How long each is occupied.
+        rank
+            (task,): the GPU each task belongs to.
+        after
+            (task,): what each waits for.
+        late
+            From the end of the service until the result is there.
+        priority
+            Order among what waits for the same server, smaller first.
+        """
+        return self._graph.add(
+            len(rank),
+            resource=servers,
+            duration_ps=time.ps,
+            latency_ps=late.ps,
+            priority=priority,
+            kind=kind,
+            rank=rank,
+            after=after,
+        )
+
+    def mark(self, rank: Ints, after: Ints | None = None) -> Ints:
+        """Add tasks that take no time, one for each entry of `rank`."""
+        return self._graph.add(len(rank), resource=-1, kind=Kind.MARK, rank=rank, after=after)
+
+    def gather(self, ids: Ints, rank: Ints, after: Ints) -> Ints:
+        """One mark for each rank: it waits for `after` and for all `ids` that belong to the rank.
+
+        Parameters
+        ----------
+        ids, rank
+            (task,): tasks, and the rank of each.
+        after
+            (rank,) tasks.
+        """
+        return self.join(ids, rank, self._resources.ranks, after)
+
+    def join(self, ids: Ints, of: Ints, rank: Ints, after: Ints | None = None) -> Ints:
+        """Marks, each of which waits for all tasks that belong to it: (mark,) tasks.
+
+        Parameters
+        ----------
+        ids, of
+            (task,): tasks, and the mark that each belongs to.
+        rank
+            (mark,): the GPU of each mark.
+        after
+            (mark,): what each waits for besides.
+        """
+        marks = self.mark(rank, after)
+        self.order(ids, marks[of])
+        return marks
+
+    def order(self, earlier: Ints, later: Ints) -> None:
+        """Let tasks `later` wait for tasks `earlier`: (task,) each."""
+        self._graph.edges(earlier, later)
+
+    def delay(self, kind: Kind, time: Time, after: Ints | None, rank: Ints | None = None) -> Ints:
+        """Pass time without occupying anything: (task,) tasks, one per rank without `rank`."""
+        return self.serve(
+            -1, time, kind=kind, rank=self._resources.ranks if rank is None else rank, after=after
+        )
+
+    def meet(self, after: Ints, group: Ints | None = None) -> Ints:
+        """One mark of all ranks: (rank,) the same task, which waits for all of `after`.
+
+        Parameters
+        ----------
+        group
+            (rank,): whose ranks meet one another alone, if not all do.
+        """
+        if group is not None:
+            met = np.empty_like(after)
+            for members in (group == number for number in np.unique(group)):
+                met[members] = self._graph.join(after[members], resource=-1, kind=Kind.MARK)
+            return met
+        meeting = self._graph.join(after, resource=-1, kind=Kind.MARK)
+        return np.full(self._resources.num_ranks, meeting, np.int64)

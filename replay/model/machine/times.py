@@ -1,0 +1,227 @@
+"""Times that a scheme may hold but not look into, and what turns sizes into them.
+
+A scheme names its work in bytes, rows and tokens; `Costs` says how long the work takes on this
+machine. The answer is a `Time`: a scheme adds times up, multiplies them by counts and hands them
+to the machine, and has no use for the number inside. Times that a scheme states itself are in
+nanoseconds (`Costs.ns`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.model.machine.resources import IntsLike
+
+if TYPE_CHECKING:
+    from hwmodel import System
+
+PS_PER_NS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Durations: one, or one for each task.
+
+    Attributes
+    ----------
+    ps
+        Whole picoseconds, for the machine alone: `tests/replay/schemes/test_rule.py` keeps schemes
+        from reading them.
+    """
+
+    ps: IntsLike
+
+    def __add__(self, other: Time) -> Time:
+        """One after the other."""
+        return Time(self.ps + other.ps)
+
+    def __mul__(self, times: IntsLike) -> Time:
+        """The same thing so many times, one after the other."""
+        return Time(self.ps * times)
+
+    __rmul__ = __mul__
+
+    def shared_by(self, workers: int) -> Time:
+        """Work that so many workers divide evenly, rounded up."""
+        return Time(-(-self.ps // workers))
+
+    @staticmethod
+    def where(chosen: npt.NDArray[np.bool_], then: Time, otherwise: Time) -> Time:
+        """One time for the tasks that are `chosen` (task,), another for the rest."""
+        return Time(np.where(chosen, then.ps, otherwise.ps))
+
+    @staticmethod
+    def longer(one: Time, other: Time) -> Time:
+        """Two things at once: task by task, the one that takes longer."""
+        return Time(np.maximum(one.ps, other.ps))
+
+
+NO_TIME = Time(0)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTraffic:
+    """Bytes that an elementwise kernel reads from device memory and writes there.
+
+    Attributes
+    ----------
+    read, written
+        (task,).
+    rows
+        (task,): single rows that the kernel copies to other places, as permutes do; none where it
+        reads rows in order, or several at once to add them up.
+    """
+
+    read: IntsLike
+    written: IntsLike
+    rows: IntsLike = 0
+
+
+class Costs:
+    """Durations of work on an idle server of a machine."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def ns(self, nanoseconds: int) -> Time:
+        """A time that a scheme states: an option of its own, or a measured constant of software."""
+        return Time(nanoseconds * PS_PER_NS)
+
+    # ---- one SM ----------------------------------------------------------------------------------
+
+    def sm_store(self, nbytes: IntsLike) -> Time:
+        """One SM stores bytes to peers or into its own GPU's memory."""
+        return Time(self._system.sm.push_ps(nbytes))
+
+    def sm_load(self, nbytes: IntsLike) -> Time:
+        """One SM loads bytes from peers and stores them to its own memory."""
+        return Time(self._system.sm.pull_ps(nbytes))
+
+    def sm_copy(self, nbytes: IntsLike) -> Time:
+        """One SM copies bytes within its GPU."""
+        return Time(self._system.sm.copy_out_ps(nbytes))
+
+    def sm_add(self, nbytes_in: IntsLike, nbytes_out: IntsLike) -> Time:
+        """One SM reads rows of `nbytes_in` in all, adds them up and writes `nbytes_out` of sums."""
+        return Time(self._system.sm.reduce_ps(nbytes_in, nbytes_out))
+
+    # ---- single warps ----------------------------------------------------------------------------
+
+    def warp_scan(self, tokens: IntsLike) -> Time:
+        """A warp looks at tokens one after the other and decides for each whether to go on."""
+        return Time(tokens * self._system.warps.scan_ps)
+
+    def warp_copy(self, row_bytes: int, *, unroll: int, readers: float = 1.0) -> Time:
+        """A warp copies one row; see `hwmodel.warps.Warps.copy_ps`."""
+        return Time(self._system.warps.copy_ps(row_bytes, unroll, readers))
+
+    def warps_add(
+        self, sources: IntsLike, row_bytes: int, *, num_warps: int, waiting_bytes: int
+    ) -> Time:
+        """SM time of adding up one row from its sources; see `hwmodel.warps.Warps.reduce_ps`."""
+        return Time(
+            self._system.warps.reduce_ps(
+                sources, row_bytes, num_warps=num_warps, waiting_bytes=waiting_bytes
+            )
+        )
+
+    def warps_add_late(self, sources: IntsLike, row_bytes: int) -> Time:
+        """From the end of that SM time until the sum is written."""
+        return Time(self._system.warps.reduce_latency_ps(sources, row_bytes))
+
+    def bulk_copies(self, rows: IntsLike, row_bytes: int) -> Time:
+        """SM time of rows that pass shared memory; see `hwmodel.warps.Warps.bulk_ps`."""
+        return Time(self._system.warps.bulk_ps(rows, row_bytes))
+
+    def bulk_late(self, sources: IntsLike, row_bytes: int) -> Time:
+        """From the end of that SM time until the sum of such rows is written."""
+        return Time(self._system.warps.bulk_latency_ps(sources, row_bytes))
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def stream(self, nbytes: IntsLike | MemoryTraffic) -> Time:
+        """Device memory reads or writes bytes, as operands stream or as elementwise kernels do."""
+        hbm = self._system.hbm
+        if isinstance(nbytes, MemoryTraffic):
+            return Time(hbm.elementwise_ps(nbytes.read, nbytes.written))
+        return Time(hbm.stream_ps(nbytes))
+
+    def cached(self, nbytes: IntsLike) -> Time:
+        """All SMs together read or write bytes that are in the L2 cache."""
+        return Time(self._system.l2.read_ps(nbytes))
+
+    def fits_cache(self, nbytes: int) -> bool:
+        """Whether so many bytes stay in the L2 cache from kernel to kernel."""
+        return bool(nbytes <= self._system.l2.num_bytes)
+
+    def elementwise(self, nbytes: IntsLike | MemoryTraffic) -> Time:
+        """An elementwise kernel on top of its bytes."""
+        overheads = self._system.overheads
+        rows = nbytes.rows if isinstance(nbytes, MemoryTraffic) else 0
+        return Time(overheads.small_kernel_ps + overheads.row_copy_ps * rows)
+
+    def memory_load(self) -> Time:
+        """One load that goes to device memory."""
+        return Time(self._system.hbm.latency_ps)
+
+    def cache_load(self) -> Time:
+        """One load that finds its data in the L2 cache."""
+        return Time(self._system.warps.cache_latency_ps)
+
+    def visible(self) -> Time:
+        """From a store's arrival in a GPU's memory until other SMs of the GPU see it."""
+        return Time(self._system.fabric.write_visibility_ps)
+
+    # ---- telling one another ---------------------------------------------------------------------
+
+    def post(self) -> Time:
+        """A warp's work for a write to another domain and for the signal behind it."""
+        return Time(self._system.fabric.network.post_ps)
+
+    def acknowledged(self) -> Time:
+        """From a store's arrival at a peer until its source knows."""
+        fabric = self._system.fabric
+        return Time(fabric.uplink_latency_ps + fabric.downlink_latency_ps)
+
+    def multicast_release(self) -> Time:
+        """What a fence takes longer behind stores that the switch has copied."""
+        return Time(self._system.switch.multicast_release_ps)
+
+    def remote_load(self) -> Time:
+        """One load from a peer's memory, there and back, where nothing else is on the way."""
+        fabric = self._system.fabric
+        one_way = fabric.uplink_latency_ps + fabric.downlink_latency_ps
+        return Time(2 * one_way + fabric.read_access_ps)
+
+    def entering(self, nbytes: IntsLike) -> Time:
+        """Data of loads occupies a GPU's ports in one direction."""
+        link = self._system.link
+        return Time(link.port_duration_ps(link.response_wire_bytes(nbytes, 1)))
+
+    def fence(self) -> Time:
+        """A fence of system scope: what was written is visible to every GPU."""
+        return Time(self._system.overheads.fence_ps)
+
+    def poll(self) -> Time:
+        """Until a loop that polls has seen a flag that is already visible."""
+        return Time(self._system.overheads.poll_ps)
+
+    def flag(self) -> Time:
+        """A flag to another GPU: store, way, visibility, poll."""
+        return Time(self._system.overheads.flag_ps)
+
+    def copy_engine_start(self) -> Time:
+        """Starting one copy on a copy engine."""
+        return Time(self._system.overheads.copy_engine_start_ps)
+
+    def host_flag(self) -> Time:
+        """A flag between a GPU and a thread of its host, either way: a store over PCIe, a poll."""
+        return Time(self._system.overheads.poll_pinned_ps)
+
+    def grid_barrier(self) -> Time:
+        """All thread blocks of one kernel on one GPU meet."""
+        return Time(self._system.overheads.grid_barrier_ps)

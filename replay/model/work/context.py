@@ -1,0 +1,75 @@
+"""What the tokens of a batch attend to: counts for the attention between the layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.work.ragged import Ints, pieces_from, places_in_runs
+
+if TYPE_CHECKING:
+    from replay.model.work.batch import Batch
+    from tracegen import RoutingTrace
+
+
+@dataclass(frozen=True)
+class Context:
+    """Queries, keys and their pairs on every rank.
+
+    A token attends to all positions of its request up to its own. In prefill the tokens of one
+    request on one rank are a *sequence*, whose keys and values are read once; in decode every token
+    reads the cache of its own request.
+
+    Attributes
+    ----------
+    tokens
+        (rank,): tokens of each rank, which are its queries.
+    positions
+        (rank,): positions whose keys and values are read.
+    pairs
+        (rank,): pairs of a query and a key whose product is computed.
+    """
+
+    tokens: Ints
+    positions: Ints
+    pairs: Ints
+
+    @classmethod
+    def of(cls, trace: RoutingTrace, batch: Batch, tile: tuple[int, int]) -> Context:
+        """Count what a batch attends to.
+
+        Parameters
+        ----------
+        tile
+            Queries and keys of a tile of a prefill kernel. A tile is computed in full unless the
+            causal mask hides all of it; the last tile of a sequence may lack queries and keys.
+        """
+        rank, n = batch.source_rank.astype(np.int64), batch.num_ranks
+        reach = trace.tokens.position[batch.rows].astype(np.int64) + 1
+        tokens = np.bincount(rank, minlength=n)
+        if batch.phase == "decode":
+            attended = _sum(rank, reach, n)
+            return cls(tokens, attended, attended)
+        order = np.lexsort((reach, trace.tokens.request[batch.rows], rank))
+        rank, reach = rank[order], reach[order]
+        request = trace.tokens.request[batch.rows].astype(np.int64)[order]
+        sequence = rank * (int(request.max(initial=0)) + 1) + request
+        rows, keys = tile
+        tiles = pieces_from(places_in_runs(sequence) % rows == 0)
+        last = reach[tiles.first + tiles.size - 1]  # the latest query of a tile sees most keys
+        computed = rows * (-(-last // keys) * keys)
+        is_last = np.diff(sequence, append=-1) != 0
+        return cls(
+            tokens=tokens,
+            positions=_sum(rank[is_last], reach[is_last], n),
+            pairs=_sum(rank[tiles.first], computed, n),
+        )
+
+
+def _sum(rank: Ints, values: Ints, num_ranks: int) -> Ints:
+    """(rank,): sum of the values of each rank."""
+    total = np.zeros(num_ranks, np.int64)
+    np.add.at(total, rank, values)
+    return total

@@ -1,0 +1,56 @@
+"""Nodes that have all their rows, where not all have; `replay.model.work.thinned` makes them so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from replay.model.work.ragged import Ints
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """Nodes whose ranks are replayed in full.
+
+    Attributes
+    ----------
+    nodes
+        Their numbers, ascending.
+    of_rank
+        (rank,): node of every rank.
+    models
+        (rank,): the rank of the same index on the sampled node that stands for the rank's node;
+        itself where it is on a sampled node.
+    summary
+        What the routing of the whole layer asks for, see `LayerWork.summary`.
+    """
+
+    nodes: tuple[int, ...]
+    of_rank: Ints
+    models: Ints
+    summary: dict[str, Any]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes there are."""
+        return int(self.of_rank.max()) + 1
+
+    @property
+    def holds(self) -> npt.NDArray[np.bool_]:
+        """(rank,): whether a rank is on a sampled node."""
+        return np.isin(self.of_rank, self.nodes)
+
+    def of_all_nodes(self, time_ps: Ints) -> Ints:
+        """Time in service for all nodes' rows, from that for the rows that are left, rounded up.
+
+        Left are the rows between pairs of nodes of which one is sampled at least; all pairs are
+        taken to exchange as many.
+        """
+        nodes, others = self.num_nodes, self.num_nodes - len(self.nodes)
+        pairs = nodes * (nodes - 1)
+        found: Ints = -(-time_ps * pairs // (pairs - others * (others - 1)))
+        return found

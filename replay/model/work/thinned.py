@@ -1,0 +1,65 @@
+"""Some of the nodes in place of all: whose ranks are replayed in full, and what is left of others.
+
+The ranks of the sampled nodes keep all that they send and are sent. Of every other rank that is
+left which a sampled node takes part in: rows between two nodes of which neither is sampled are left
+out. All ranks and tokens stay, so that who has which expert, how many count and are told, and who
+waits for whom is as in the whole. `replay.model.machine.pace` sees to it that the others, who have
+less to do, are not ahead for that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.work.layer import LayerWork
+from replay.model.work.node_sample import NodeSample
+
+if TYPE_CHECKING:
+    from replay.model.work.ragged import Ints
+
+
+def choose(work: LayerWork, of_rank: Ints, index: Ints, number: int) -> NodeSample:
+    """Choose nodes from the busiest to the least busy, at equal distances, the busiest first.
+
+    It decides how long a layer takes. The others are paced by the sampled node that is busy most
+    nearly as they are.
+
+    Parameters
+    ----------
+    of_rank, index
+        (rank,): node of every rank, and its index in the node; all nodes are full.
+    number
+        Nodes to choose. How busy a node is are the rows of its busiest GPU; of equals the first
+        comes first.
+    """
+    rows = np.bincount(work.pair_rank, minlength=work.num_ranks)
+    num_nodes = int(of_rank.max()) + 1
+    busiest = np.zeros(num_nodes, np.int64)
+    np.maximum.at(busiest, of_rank, rows)
+    order = np.argsort(-busiest, kind="stable")
+    nodes = np.sort(order[np.arange(number) * num_nodes // number])
+    nearest = nodes[np.abs(busiest[:, None] - busiest[nodes]).argmin(axis=1)]
+    nearest[nodes] = nodes
+    rank_at = np.empty((num_nodes, int(index.max()) + 1), np.int64)
+    rank_at[of_rank, index] = np.arange(work.num_ranks)
+    models = rank_at[nearest[of_rank], index]
+    return NodeSample(tuple(nodes.tolist()), of_rank, models, work.summary())
+
+
+def thinned(work: LayerWork, sample: NodeSample) -> LayerWork:
+    """Leave out the rows between nodes that are not sampled."""
+    holds, ids = sample.holds, work.expert_ids
+    meets = holds[work.source_rank][:, None] | holds[work.placement.expert_rank][ids]
+    return LayerWork(
+        np.where(meets, ids, -1).astype(ids.dtype),
+        work.source_rank.astype(np.int32),
+        work.placement,
+        work.shape,
+        work.precision,
+        is_backward=work.is_backward,
+        shared=work.shared,
+        sample=sample,
+        puts_off_weights=work.puts_off_weights,
+    )

@@ -1,0 +1,348 @@
+"""The work of one transformer layer under tensor parallelism, which every scheme is given.
+
+The layer's weights are sliced over a group of GPUs. Attention and feed-forward network each begin
+with a product whose columns are sliced, and end with one whose rows are: every GPU then has partial
+sums of all tokens, which have to be added up. With *sequence parallelism* a GPU owns the rows of an
+equal share of the tokens between these: rows are gathered before the first product, and their sums
+scattered after the second. Without it every GPU has all rows, and sums are added up everywhere.
+
+Everything here is counted from sizes; nothing here knows time. A layer is a sequence of steps, in
+which a scheme finds what it moves: `Enter` (rows of all tokens, then a product), `Core`, `Leave`
+(a product, then sums of all tokens), and `Norm`, which works on the rows that a GPU owns.
+
+Sources: Megatron-LM (arXiv 1909.08053; arXiv 2205.05198 for sequence parallelism and the gathers of
+its backward pass, ``megatron/core/tensor_parallel/layers.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from replay.errors import UserError
+
+if TYPE_CHECKING:
+    from replay.model.work.transformer_shape import LayerShape
+
+BF16 = 2  # bytes of a value of rows, weights and sums
+LOGIT_BYTES, CHOICE_BYTES = 4, 8  # a gate's FP32 score; id and weight of a chosen expert
+
+Part = Literal["layer", "attention-to-mlp", "mlp-to-attention"]
+"""The whole layer, or a *sub-layer*: the last product of one half, the sums of all tokens, the norm
+and the first product of the other half, as the pass comes to them. On the way back attention is
+followed by the network of the layer before."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A GEMM on every GPU: (rows, k) x (k, n), for each of `groups` weight matrices.
+
+    Attributes
+    ----------
+    rows
+        Of all groups together, spread over them as evenly as they go.
+    n, k
+        Columns of the result, and of the operand, on each GPU.
+    groups
+        Weight matrices, one for each expert.
+    """
+
+    rows: int
+    n: int
+    k: int
+    groups: int = 1
+
+    @property
+    def flop(self) -> int:
+        """Operations on each GPU."""
+        return 2 * self.rows * self.n * self.k
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """A kernel that reads and writes so many bytes of each GPU's memory."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention itself, for the heads of each GPU: operations, and bytes read and written."""
+
+    flop: int
+    nbytes: int
+    is_decode: bool
+
+
+Work = Product | Elementwise | Attention
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Residual addition and norm of the rows that a GPU owns, `row_bytes` read and written each."""
+
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class Enter:
+    """Rows of all tokens are needed: `before` and `product` read them."""
+
+    product: Product
+    before: tuple[Work, ...] = ()
+
+
+@dataclass(frozen=True)
+class Core:
+    """What lies between the two products."""
+
+    works: tuple[Work, ...]
+
+
+@dataclass(frozen=True)
+class Leave:
+    """`product` and `after` make partial sums of the rows of all tokens."""
+
+    product: Product
+    after: tuple[Work, ...] = ()
+
+
+Step = Norm | Enter | Core | Leave
+
+
+@dataclass(frozen=True)
+class TensorLayer:
+    """A layer, or a part of one, in one pass.
+
+    Attributes
+    ----------
+    num_ranks
+        GPUs that the weights are sliced over.
+    tokens, hidden
+        Rows of the whole group, and values of a row.
+    steps
+        In the order in which they are carried out. The first step finds its rows in place: those
+        that each GPU owns, or all, as the scheme has it.
+    is_backward
+        Whether gradients flow. Each `Enter` and `Leave` then has the gradient of its weights to
+        make, besides; that of a `Leave` needs the rows of all tokens that the forward pass
+        gathered, which sequence parallelism did not keep.
+    """
+
+    num_ranks: int
+    tokens: int
+    hidden: int
+    steps: tuple[Step, ...]
+    is_backward: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token's row."""
+        return self.hidden * BF16
+
+    @property
+    def owned(self) -> int:
+        """Rows that a GPU owns under sequence parallelism."""
+        return self.tokens // self.num_ranks
+
+    def num(self, kind: type[Step]) -> int:
+        """How many steps are of a kind."""
+        return sum(isinstance(step, kind) for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rows of a batch.
+
+    Attributes
+    ----------
+    tokens
+        Of the whole group.
+    sequence
+        Tokens of each sequence, the last of which may be shorter; in decoding, positions that each
+        token attends to.
+    is_decode
+        Whether every token continues a sequence of its own.
+    query_tile, key_tile
+        Queries and keys of a tile of the attention kernel.
+    """
+
+    tokens: int
+    sequence: int
+    is_decode: bool
+    query_tile: int
+    key_tile: int
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of query and key that are computed: tiles that the causal mask does not hide."""
+        if self.is_decode:
+            return self.tokens * self.sequence
+        full, rest = divmod(self.tokens, self.sequence)
+        return full * self._pairs_of(self.sequence) + self._pairs_of(rest)
+
+    def _pairs_of(self, length: int) -> int:
+        rows, keys = self.query_tile, self.key_tile
+        ends = np.minimum(np.arange(rows, length + rows, rows), length)
+        return rows * keys * int((-(-ends // keys)).sum())
+
+    @property
+    def positions(self) -> int:
+        """Positions whose keys and values are read."""
+        return self.tokens * self.sequence if self.is_decode else self.tokens
+
+
+def layer_of(
+    shape: LayerShape, num_ranks: int, sizes: Sizes, *, is_backward: bool = False,
+    part: Part = "layer",
+) -> TensorLayer:  # fmt: skip
+    """Count the work of one layer.
+
+    Raises
+    ------
+    UserError
+        If heads or widths cannot be sliced over the GPUs, or decoding has a backward pass.
+    """
+    _check(shape, num_ranks, sizes, is_backward=is_backward)
+    counted = _Counted(shape, num_ranks, sizes, is_backward)
+    steps = counted.steps()
+    if part != "layer":
+        steps = _sub_layer(steps, after_attention=part == "attention-to-mlp", backward=is_backward)
+    return TensorLayer(num_ranks, sizes.tokens, shape.hidden, steps, is_backward)
+
+
+def _check(shape: LayerShape, num_ranks: int, sizes: Sizes, *, is_backward: bool) -> None:
+    sliced = (
+        ("attention heads", shape.num_heads),
+        ("inner width", shape.intermediate),
+        ("inner width of shared experts", shape.num_shared_experts * shape.shared_intermediate),
+    )
+    common = math.gcd(*(size for _, size in sliced))
+    for what, size in sliced:
+        if size % num_ranks:
+            fit = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
+            message = (
+                f"{num_ranks} GPUs cannot share the {what} of {shape.name} equally: {size}; "
+                f"these can: {fit} (tp)"
+            )
+            raise UserError(message)
+    kv_heads = shape.num_kv_heads
+    if kv_heads % num_ranks and num_ranks % kv_heads:
+        message = (
+            f"{shape.name} has key-value heads {kv_heads}, which {num_ranks} GPUs can neither "
+            "share nor copy equally"
+        )
+        raise UserError(message)
+    if sizes.is_decode and is_backward:
+        message = "decoding has no backward pass"
+        raise UserError(message)
+
+
+def _sub_layer(
+    steps: tuple[Step, ...], *, after_attention: bool, backward: bool
+) -> tuple[Step, ...]:
+    """Steps from the `Leave` of one half to the `Enter` of the other."""
+    twice = (*steps, *steps)  # the layer behind is like this one
+    leaves = [place for place, step in enumerate(twice) if isinstance(step, Leave)]
+    first = leaves[0 if after_attention != backward else 1]
+    last = next(place for place in range(first, len(twice)) if isinstance(twice[place], Enter))
+    return twice[first : last + 1]
+
+
+class _Counted:
+    """Steps of one layer; see `layer_of`."""
+
+    def __init__(self, shape: LayerShape, num_ranks: int, sizes: Sizes, is_backward: bool) -> None:
+        self._shape, self._n, self._sizes, self._is_backward = shape, num_ranks, sizes, is_backward
+        self._factor = 2 if is_backward else 1  # an elementwise kernel moves twice the bytes
+
+    def steps(self) -> tuple[Step, ...]:
+        norm = Norm(self._factor * 4 * self._shape.hidden * BF16)
+        halves = [self._attention(), self._experts() if self._shape.num_experts else self._mlp()]
+        if self._is_backward:
+            return tuple(step for half in reversed(halves) for step in (*half, norm))
+        return tuple(step for half in halves for step in (norm, *half))
+
+    def _moved(self, values: int) -> Elementwise:
+        return Elementwise(self._factor * values * BF16)
+
+    # ---- attention -------------------------------------------------------------------------------
+
+    def _attention(self) -> tuple[Step, ...]:
+        shape, tokens, hidden = self._shape, self._sizes.tokens, self._shape.hidden
+        heads, width = shape.num_heads // self._n, shape.head_dim
+        kv_heads = max(1, shape.num_kv_heads // self._n)  # copied where there are fewer than GPUs
+        columns = (heads + 2 * kv_heads) * width
+        positions = self._moved(2 * tokens * columns)  # rotation; keys and values to the cache
+        itself = self._itself(heads, kv_heads, width)
+        if self._is_backward:
+            return (
+                Enter(Product(tokens, heads * width, hidden)),
+                Core((itself, positions)),
+                Leave(Product(tokens, hidden, columns)),
+            )
+        return (
+            Enter(Product(tokens, columns, hidden)),
+            Core((positions, itself)),
+            Leave(Product(tokens, hidden, heads * width)),
+        )
+
+    def _itself(self, heads: int, kv_heads: int, width: int) -> Attention:
+        sizes = self._sizes
+        # Forward, scores and sums; backward, the scores again and four gradients.
+        products = 5 if self._is_backward else 2
+        values = (sizes.tokens * heads + sizes.positions * kv_heads) * 2 * width
+        return Attention(
+            2 * sizes.pairs * heads * width * products,
+            self._factor * values * BF16,
+            sizes.is_decode,
+        )
+
+    # ---- feed-forward network --------------------------------------------------------------------
+
+    def _mlp(self) -> tuple[Step, ...]:
+        rows, inner = self._sizes.tokens, self._shape.intermediate // self._n
+        first, second = self._pair(rows, inner)
+        return (Enter(first), Core((self._activation(rows, inner),)), Leave(second))
+
+    def _pair(self, rows: int, inner: int, groups: int = 1) -> tuple[Product, Product]:
+        """The two products of a network of this inner width, in the order of the pass."""
+        up = (2 if self._shape.gated else 1) * inner
+        first, second = (inner, up) if self._is_backward else (up, inner)
+        hidden = self._shape.hidden
+        return Product(rows, first, hidden, groups), Product(rows, hidden, second, groups)
+
+    def _activation(self, rows: int, inner: int) -> Elementwise:
+        return self._moved(rows * ((2 if self._shape.gated else 1) * inner + inner))
+
+    def _experts(self) -> tuple[Step, ...]:
+        """Experts, each sliced over all GPUs; every GPU chooses for all tokens, as they are there.
+
+        Rows are spread evenly over the experts: no routing is known here. Those of zero experts
+        stay as they are.
+        """
+        shape, tokens, hidden = self._shape, self._sizes.tokens, self._shape.hidden
+        with_weights = shape.num_experts - shape.num_zero_experts
+        rows = tokens * shape.topk * with_weights // shape.num_experts
+        inner = shape.intermediate // self._n
+        first, second = self._pair(rows, inner, with_weights)
+        scores = Elementwise(tokens * (shape.num_experts * LOGIT_BYTES + shape.topk * CHOICE_BYTES))
+        gate = Product(tokens, shape.num_experts, hidden)
+        spread = Elementwise((tokens + rows) * hidden * BF16)
+        before: tuple[Work, ...] = (gate, scores, spread)
+        after: tuple[Work, ...] = (Elementwise((rows + tokens) * hidden * BF16),)
+        if self._is_backward:
+            before, after = (spread,), (*after, Product(tokens, hidden, shape.num_experts))
+        width = shape.num_shared_experts * shape.shared_intermediate // self._n
+        if width:
+            one, other = self._pair(tokens, width)
+            before = (*before, one, self._activation(tokens, width), other)
+            after = (*after, self._moved(3 * tokens * hidden))
+        return (
+            Enter(first, before),
+            Core((self._activation(rows, inner),)),
+            Leave(second, after),
+        )

@@ -1,0 +1,123 @@
+"""Checks of who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine.kinds import Kind
+from replay.schemes.contract import basics
+from replay.schemes.contract.bytes_on_ports import row_bytes
+from replay.schemes.contract.case import Case
+
+if TYPE_CHECKING:
+    from replay.engine import TaskGraph
+
+WAYS_OUT, WAYS_IN = ("uplink", "nic-out"), ("downlink", "nic-in")
+GEMMS = {Kind.GEMM1: "GEMM-1", Kind.GEMM2: "GEMM-2"}
+
+
+def experts_wait(case: Case) -> Iterator[str]:
+    """Experts wait for their rows, and owners for their experts' results."""
+    work, waits, sizes = case.work, case.waits, row_bytes(case)
+    carried = case.carried.work
+    first, second = case.gemm_tasks(Kind.GEMM1), case.gemm_tasks(Kind.GEMM2)
+    ends = case.built.ends.tolist()
+    before_end = [waits.before([end]) for end in ends]
+    before_expert = {expert: waits.before(tasks) for expert, tasks in first.items()}
+    after_expert = {expert: waits.after(tasks) for expert, tasks in second.items()}
+    for owner, expert in np.ndindex(work.num_ranks, carried.num_experts):
+        rows = int((carried.expert_ids[carried.source_rank == owner] == expert).sum())
+        rank = int(carried.placement.expert_rank[expert])
+        if not rows:
+            continue
+        before, end = before_expert.get(expert, set()), before_end[owner]
+        who = f"expert {expert} of GPU {rank}"
+        if owner not in before:  # the first tasks are the starts
+            yield f"{who} does not wait for the start of GPU {owner}, whose rows it multiplies"
+        if not end & set(second[expert]):
+            yield f"GPU {owner} ends without waiting for {who}, which has rows of it"
+        elif case.has_one_tile(expert) and not end.issuperset(first[expert] + second[expert]):
+            yield f"GPU {owner} ends without waiting for all GEMM tasks of {who}"
+        if rank == owner or case.scheme.traffic == "none":
+            continue
+        way_back = after_expert.get(expert, set()) & end
+        for tasks, kind, gpu, ports, phase in (
+            (before, Kind.DISPATCH_UP, owner, WAYS_OUT, "dispatch"),
+            (before, Kind.DISPATCH_DOWN, rank, WAYS_IN, "dispatch"),
+            (way_back, Kind.COMBINE_UP, rank, WAYS_OUT, "combine"),
+            (way_back, Kind.COMBINE_DOWN, owner, WAYS_IN, "combine"),
+        ):
+            found = payload_over(case.built.graph, tasks, kind, gpu, ports)
+            if found < rows * sizes[phase]:
+                waiter = who if phase == "dispatch" else f"the end of GPU {owner}"
+                where = ports[0] if len(case.routing.domains) == 1 else " or ".join(ports)
+                yield (
+                    f"{phase}: {waiter} waits for {found:,} bytes on the {where} of GPU "
+                    f"{gpu}; the rows of GPU {owner} for {who} are {rows * sizes[phase]:,} bytes"
+                )
+
+
+def payload_over(
+    graph: TaskGraph, tasks: set[int], kind: Kind, gpu: int, ports: tuple[str, ...]
+) -> int:
+    """Payload of those of the tasks that are of a kind and on one of a GPU's ports."""
+    ids = np.fromiter(tasks, np.int64, len(tasks))
+    groups = np.array([*graph.resources.groups, "none"])[graph.resource[ids]]
+    owner = np.append(graph.resources.owner, -1)[graph.resource[ids]]
+    is_meant = (graph.kind[ids] == int(kind)) & np.isin(groups, ports) & (owner == gpu)
+    return int(graph.payload_bytes[ids[is_meant]].sum())
+
+
+def tokens_wait(case: Case) -> Iterator[str]:
+    """Experts wait for each token, and each token's sum for all its experts."""
+    waits = case.waits
+    sent, combined = case.tasks_of_token("sent"), case.tasks_of_token("combined")
+    tiles = {kind: case.gemm_tasks(kind) for kind in GEMMS}
+    for token, row in enumerate(case.carried.work.expert_ids[case.carried.token].tolist()):
+        if token not in sent or token not in combined:
+            continue  # `tokens` says so
+        after, before = waits.after(sent[token]), waits.before(combined[token])
+        for expert in (expert for expert in row if expert >= 0):
+            for kind, name in GEMMS.items():
+                of_expert = set(tiles[kind][expert])
+                whole = case.has_one_tile(expert)
+                if not (of_expert & after and (not whole or of_expert <= after)):
+                    yield f"{name} of expert {expert} does not wait until token {token} is sent"
+                elif not (of_expert & after & before and (not whole or of_expert <= before)):
+                    yield f"token {token} is combined before {name} of its expert {expert}"
+
+
+def rows_return(case: Case) -> Iterator[str]:
+    """The only token of a rank waits for every row that comes back to the rank."""
+    graph, waits, combined = case.built.graph, case.waits, case.tasks_of_token("combined")
+    back = np.flatnonzero((graph.kind == Kind.COMBINE_DOWN) & (graph.payload_bytes > 0)).tolist()
+    for token, rank in enumerate(case.work.source_rank.tolist()):
+        arriving = {task for task in back if graph.rank[task] == rank}
+        if token not in combined:
+            continue  # `tokens` says so
+        unheeded = arriving - waits.before(combined[token])
+        if unheeded:
+            yield (
+                f"token {token} is combined without waiting for {len(unheeded)} of "
+                f"{len(arriving)} messages with its results"
+            )
+
+
+def starts(case: Case) -> Iterator[str]:
+    """Nothing begins before `start`, and no token is sent before its rank begins."""
+    yield from basics.starts(case)
+    late = case.late
+    added = np.arange(late.graph.num_tasks) >= late.first
+    # A start itself may be followed: the rank begins when it is over.
+    start_ps = np.where(added, late.timeline.start_ps, late.timeline.visible_ps)
+    for token, tasks in case.tasks_of_token("sent", late.machine).items():
+        rank = int(case.work.source_rank[token])
+        leaves = min(int(start_ps[task]) for task in tasks)
+        if leaves < late.begins_ps[rank]:
+            yield (
+                f"token {token} is sent at {leaves:,} ps; its rank {rank} starts at "
+                f"{late.begins_ps[rank]:,} ps"
+            )

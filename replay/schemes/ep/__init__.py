@@ -1,0 +1,1 @@
+"""Schemes of expert parallelism: a file or a folder each."""

@@ -1,0 +1,238 @@
+"""The definition of a scheme of expert parallelism.
+
+It has one method that adds the tasks of one layer to a graph, beside what
+`replay.schemes.base.AnyScheme` has. ``replay/schemes/ADDING.md`` says how to add one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from replay.errors import RefusedError
+from replay.model.compute.row_tiles import padded_rows
+from replay.model.work.capacity import as_it_is
+from replay.schemes.base import AnyScheme
+from replay.schemes.ep.facts import ALL_TYPES, BOTH_PASSES, lacking
+from replay.schemes.ep.memory import intermediates
+from replay.schemes.ep.software import TYPICAL, Listed, Outline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.resources import Discipline
+    from replay.model.work.capacity import Carried
+    from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.facts import Buffer
+
+
+# Counters of rows that a scheme carries out beside those of its layer, and of those it does not.
+PADDED, DROPPED = "rows of padding", "dropped (token, expert)"
+
+
+class LayerRefusedError(RefusedError):
+    """A scheme has no code for a layer, which others may have; see `Scheme.refuses`."""
+
+
+class Scheme(AnyScheme):
+    """One way to carry out dispatch, expert computation and combine.
+
+    Attributes
+    ----------
+    traffic
+        Class of the payload traffic, a key of `replay.schemes.ep.traffic.TRAFFIC`.
+    network
+        How its rows get from one NVLink domain to another, a key of
+        `replay.schemes.ep.traffic.NETWORK`; empty if it knows one domain only.
+    overlap
+        What runs at the same time: "none", or the part of the layer.
+    phases_separated
+        Whether a barrier over all ranks lies between dispatch and combine, so that the busiest
+        ports of the two phases bound the layer one after the other.
+    gemm_types, dispatch_types
+        Number types that the experts' GEMMs, and rows on their way to the experts, may have.
+    combine_types
+        Number types that rows may have on their way back. FP8 takes a scheme that moves rows as
+        they are and has a kernel at the owner that adds them up.
+    passes
+        Passes that its code has: "forward", "backward".
+    puts_off_weights
+        Whether a backward pass of it can leave the gradients of the experts' weights for later.
+    most_ranks
+        Ranks that its code takes at most; None for any number.
+    validity
+        Set-ups that its source was written for or measured on, where those are not any.
+    layout
+        Layout of the experts' rows in memory, of `replay.model.compute.row_tiles.LAYOUTS`.
+    fuses_activation
+        Whether the first GEMM writes what the second reads.
+    keeps_results
+        Whether the second GEMM writes to the memory of its own GPU.
+    unpadded
+        Options with which no tile is padded; the contract counts multiplied rows with them.
+    """
+
+    kind = "ep"
+    traffic: str
+    network: str = ""
+    overlap: str = "none"
+    phases_separated: bool = True
+    gemm_types: frozenset[str] = ALL_TYPES
+    dispatch_types: frozenset[str] = ALL_TYPES
+    combine_types: frozenset[str] = frozenset({"bf16", "fp32"})
+    passes: frozenset[str] = BOTH_PASSES
+    puts_off_weights: bool = False
+    most_ranks: int | None = None
+    validity: str = ""
+    layout: str = "plain"
+    fuses_activation: bool = False
+    keeps_results: bool = True
+    unpadded: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def uplinks(self) -> Discipline:
+        """Discipline by which a GPU's uplink chooses a message; see `GraphBuilder.resource`."""
+        return "voq"
+
+    def refuses(self, work: LayerWork) -> str:
+        """Say why the scheme cannot run a layer, if it cannot.
+
+        A scheme that has more reasons than its facts overrides it and asks this one first.
+
+        Parameters
+        ----------
+        work
+            See `build`.
+
+        Returns
+        -------
+        The reason, as in "its kernels take 1024 tokens per rank at most, a rank has 4096"; empty
+        for a layer that can be built.
+        """
+        return lacking(self, work)
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Say why the scheme cannot run a layer on a system, if `refuses` does not say so.
+
+        A scheme overrides it whose code wants ranks or domains of certain sizes.
+
+        Returns
+        -------
+        The reason, as in "its ranks lie on nodes of 8 GPUs, a node has 4"; empty for none.
+        """
+        return ""
+
+    def carries(self, work: LayerWork) -> Carried:
+        """The layer as it is carried out: with rows of padding that travel, without dropped ones.
+
+        What the contract counts - rows on the ports, rows that are multiplied - it counts of this,
+        and that each of its rows is one of the layer, or is noted as padding or as dropped.
+
+        Returns
+        -------
+        The layer itself, unless the scheme has one capacity for all experts or the like.
+        """
+        return as_it_is(work)
+
+    def carries_on(self, work: LayerWork, system: System) -> Carried:
+        """What `carries` says, for a scheme to which the rates of a system matter."""
+        return self.carries(work)
+
+    def communication_sms(self, system: System) -> int | None:
+        """SMs per GPU that do nothing but communicate, while a kernel of the scheme does.
+
+        Returns
+        -------
+        0 where no SM moves rows, or those that do also compute; all that a GPU has where a kernel
+        takes as many as it finds work for; None where nothing is stated. The contract compares it
+        with the SMs that a layer's tasks hold.
+        """
+        return None
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Device memory that the scheme allocates for a layer.
+
+        It is beside tokens, weights and sums, and beside `intermediates`.
+
+        Returns
+        -------
+        Nothing where nothing is stated.
+        """
+        return ()
+
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """Device memory of what the experts write, see `replay.schemes.ep.memory`."""
+        return intermediates(
+            work, padded_rows(work, self.layout),
+            fuses_activation=self.fuses_activation, keeps_results=self.keeps_results,
+        )  # fmt: skip
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """List the kernels of a layer and the waits of its host, in the order of the program.
+
+        Parameters
+        ----------
+        layer
+            What the list may depend on.
+
+        Returns
+        -------
+        Nothing where a scheme states nothing, such as one from outside.
+        """
+        return ()
+
+    def can_be_captured(self, layer: Outline = TYPICAL) -> bool:
+        """Whether a CUDA graph can hold a whole layer: it is listed, and no host waits in it."""
+        listed = self.operations(layer)
+        return bool(listed) and all(one.launches for one in listed)
+
+    @abstractmethod
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the tasks of one layer.
+
+        The contract (``moereplay schemes check NAME``, `replay.schemes.contract`) demands of them:
+
+        - Rank r does nothing for the layer before ``start[r]``.
+        - Every token that has an expert is followed twice. ``machine.notes.follow("sent", token,
+          task)`` names the task in which it leaves its rank; ``machine.notes.follow("combined",
+          token, task)`` names the task after which it is combined.
+        - Tasks of the experts' GEMMs have the kinds `Kind.GEMM1` and `Kind.GEMM2` and carry the
+          number of their expert as ``tag``. Together they multiply exactly the rows that are routed
+          to the expert, on the rank that has it, and none runs before its rows are there. Tasks
+          of `replay.model.compute.experts` are like this.
+        - Shared experts that the layer has beside its dispatch (`LayerWork.shared`) run on the SMs
+          of their rank, as `replay.model.compute.shared` does it.
+        - The payload on every port is that of the scheme's class of `traffic`, and of its class of
+          `network` where ranks lie in several NVLink domains, to the byte.
+          Payload are the rows alone; indices, weights, counts and flags are ``meta_bytes``, or
+          messages without payload.
+        - What is returned comes after everything that the ranks wait for, and after everything
+          that their SMs do: a later layer begins behind it, with kernels that may have all SMs. No
+          task is on an SM of a rank before that rank's kernel has begun.
+        - The same work gives the same tasks, whenever it is called.
+
+        Parameters
+        ----------
+        work
+            Routing, placement, shape and precision.
+        machine
+            Resources and transfers; its `graph` receives the tasks.
+        start
+            (rank,) tasks: rank r's tokens are routed and in its memory.
+
+        Returns
+        -------
+        (rank,) tasks: rank r's tokens are combined, and its SMs have done what they do for others.
+
+        Raises
+        ------
+        UserError
+            If the options do not fit the machine.
+        """
+
+    def describe(self, system: System | None = None, trials: Sequence[Any] = ()) -> dict[str, Any]:
+        """Describe the scheme with its class of traffic."""
+        return {**super().describe(system, trials), "traffic": self.traffic}

@@ -1,0 +1,259 @@
+"""CCFuser: blocks that fetch rows of another GPU and multiply their own meanwhile.
+
+Source: WongHuLin/CCFuser bcd8816 (PPoPP 2025): ``mix_moe/csrc/cuda/mix_gemm.cu`` (both kernels),
+``csrc/mix_moe.h`` (what stands around them) and ``mix_moe/layers.py`` (who has which block). Tokens
+are copied k-fold into a symmetric heap, a barrier, then kernel 1: a block gets 64 rows of another
+GPU, copies 64 of its own to where the backward pass wants them, multiplies its own rows by all
+columns and then the others. Kernel 2 is the mirror: the others' rows, a put of the results into the
+heap of their owner, its own rows. Nothing is deduplicated or added up on the way.
+
+What the code says against what its paper's abstract does:
+
+- *The get is not hidden behind the block's own product.* NVSHMEM's ``get_nbi_block`` to a peer that
+  is reached by loads and stores is a loop in which each thread loads 16 bytes and stores them
+  (``nvshmemi_memcpy_threadgroup``), so that a block waits for a round trip every 4 KiB. Other SMs
+  multiply meanwhile. `get=engine` lets the block go on, as with a transport of its own.
+- *The tensor cores wait for registers.* Warps load all operands of a step of 32 of the inner
+  dimension from shared memory and then multiply (``myHGEMMAlignedV5``: one set of fragments).
+- *A tile is multiplied whole*, since lengths bound the copies alone.
+- *Kernel 2 does the tiles of a paired block twice* (`repeats`): the branch of pairs has no
+  ``return``. The second time it writes to the wrong rows, so that this is a defect, left out here;
+  the published times have it.
+
+The host makes the list of blocks in Python, which takes no time here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.collectives import nccl
+from replay.model.compute.experts import activation_bytes
+from replay.model.compute.shared import shared_kernels
+from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
+from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
+from replay.model.machine.times import MemoryTraffic
+from replay.schemes.ep.base import Scheme
+from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, Blocks
+from replay.schemes.ep.ccfuser.kernels import WARPS, gemm2_and_put, get_and_gemm1
+from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.software import ACTIVATION, TYPICAL, WGRAD, Listed, Outline, kernels
+from replay.schemes.options import Options, option
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+
+CODE = "WongHuLin/CCFuser bcd8816"
+
+COUNT_BYTES, INDEX_BYTES = 8, 4  # rows for an expert: int64; an expert's id, a position: int32
+LISTS = 7  # of blocks: experts, their places, owners, lengths, addresses; by expert, offsets
+HEAP_COPIES = 2  # of every token, whatever k
+
+# Kernels and copies.
+GATHER, POSITIONS, BLOCK_LIST, BARRIER = "counts to all", "positions", "block list", "barrier"
+SCATTER, ZEROS, TRANSPOSE, GATES = "permute", "zeros", "transpose", "weighted sum"
+FIRST, SECOND = "get and gemm1", "gemm2 and put"
+
+
+@dataclass(frozen=True)
+class CcFuserOptions(Options):
+    """Options of the two kernels."""
+
+    get: str = option(
+        "loop",
+        choices=("loop", "engine"),
+        help="How rows of another GPU come. loop: the block's threads load and store them, and "
+        "multiply nothing meanwhile. engine: somebody else does, and the block waits for them "
+        "when it has multiplied its own.",
+        source="NVSHMEM, nvshmemi_memcpy_threadgroup; the paper's description",
+    )
+    pad_tiles: bool = option(
+        True,
+        help="Whether a partial tile is multiplied, and moved through memory, as if it were full.",
+        source=f"{CODE}, mix_gemm.cu: the product knows no lengths",
+    )
+    loads_ahead: bool = option(
+        False,
+        help="Whether warps load the operands of a step into registers while they multiply those "
+        "of the step before.",
+        source=f"{CODE}, mix_gemm.cu, myHGEMMAlignedV5: one set of fragments",
+    )
+    repeats: bool = option(
+        False,
+        help="Whether kernel 2 multiplies both tiles of a paired block once more, as the released "
+        "one does.",
+        source=f"{CODE}, mix_gemm.cu, moe_second_mm: a defect, which its results show",
+    )
+
+
+class CcFuser(Scheme):
+    """Pairs of own and other rows in each of two kernels."""
+
+    name = "ccfuser"
+    summary = "CCFuser: a block multiplies 64 own rows and 64 that it gets or puts"
+    source = f"{CODE}, csrc/cuda/mix_gemm.cu, csrc/mix_moe.h, mix_moe/layers.py"
+    assumes = (
+        "BF16 stands for FP16; the list of blocks costs the host nothing; experts with a gate take "
+        "the same kernels"
+    )
+    traffic = "pair"
+    overlap = "inside each of two fused kernels"
+    phases_separated = False
+    gemm_types = frozenset({"bf16"})
+    dispatch_types = frozenset({"bf16"})
+    combine_types = frozenset({"bf16"})
+    validity = "4 A100 of one node, top-1 and top-2, widths that are multiples of 512"
+    unpadded = MappingProxyType({"pad_tiles": False, "loads_ahead": True, "repeats": False})
+    options: CcFuserOptions = CcFuserOptions()
+
+    def communication_sms(self, system: System) -> int:
+        """None: blocks that move rows multiply them too."""
+        return 0
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Symmetric heap, and rows in the order of blocks."""
+        blocks = Blocks.of(work, padded=True)
+        most = int(np.diff(work.tokens_of_rank).max(initial=0))
+        copies = max(HEAP_COPIES, work.expert_ids.shape[1])  # it has no room for more than two
+        heap = np.full(work.num_ranks, copies * most * work.dispatch_row_bytes)
+        return (
+            Buffer("symmetric heap", heap, stays=True),
+            Buffer("rows of all blocks", _rows(work, blocks) * work.dispatch_row_bytes),
+        )
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """Kernels of ``first_gemm_forward``, ``second_gemm_forward`` and their backward."""
+        counts: tuple[Listed, ...] = ()
+        if not layer.is_backward:
+            counts = (
+                Listed("layout", moves="an id of each (token, expert)"),
+                *(kernels(GATHER) if layer.num_ranks > 1 else ()),
+                Listed(POSITIONS, moves="an id and a place of each (token, expert)"),
+                Listed("counts to the host", 0),
+                Listed(BLOCK_LIST, LISTS),
+            )
+        gradients = (Listed(TRANSPOSE, moves="rows of all blocks"), WGRAD)
+        back = gradients if layer.is_backward else ()
+        return (
+            *counts,
+            Listed(SCATTER, moves="tokens, and a row for each of their experts"),
+            Listed(ZEROS, 3, "rows of all blocks, results of the first GEMM, those before a put"),
+            *kernels(BARRIER, FIRST),
+            *back,
+            ACTIVATION,
+            Listed(ZEROS, moves="results before their put"),
+            *kernels(SECOND, BARRIER),
+            *back,
+            Listed(ZEROS, moves="a row of each (token, expert); in a backward pass of each token"),
+            Listed("unpermute", moves="every result, into the order of tokens or added to them"),
+            *(() if layer.is_backward else (Listed(GATES, moves="those, the tokens' sums"),)),
+        )
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add what precedes the kernels, the kernels, and what stands between and behind them."""
+        sms = machine.sms.split(f"scheme {self.name!r}", {})
+        pool = sms.pool("sm", machine.sms.count)
+        blocks = Blocks.of(work, padded=self.options.pad_tiles)
+        begun = self._before(work, machine, blocks, start)
+        # Its blocks take every SM, so that shared experts come before them.
+        none_left = machine.sms.split(f"scheme {self.name!r}", {"all": machine.sms.count})
+        begun = shared_kernels(machine, work, none_left, start, begun)
+        begun = machine.kernel(begun, FIRST)
+        does_wait = self.options.get == "loop"
+        loading_warps = 0 if self.options.loads_ahead else WARPS
+        ends = get_and_gemm1(
+            work, machine, blocks, pool, begun, does_wait=does_wait, loading_warps=loading_warps
+        )
+        if work.is_backward:
+            ends = self._gradient(work, machine, blocks, pool, ends, first=True)
+        activated = activation_bytes(work, rows=_rows(work, blocks))
+        ends = machine.memory_kernel(Kind.ACTIVATION, activated, ends)
+        zeros = _rows(work, blocks, remote=True) * work.combine_row_bytes
+        ends = _zeros(machine, Kind.UNPERMUTE, zeros, ends)
+        begun = machine.kernel(ends, SECOND)
+        ends = gemm2_and_put(
+            work, machine, blocks, pool, begun,
+            repeats=self.options.repeats, loading_warps=loading_warps,
+        )  # fmt: skip
+        met = machine.sync.barrier(COMBINE, machine.kernel(ends, BARRIER), behind_stores=True)
+        if work.is_backward:
+            met = self._gradient(work, machine, blocks, pool, met, first=False)
+        return self._added(work, machine, met)
+
+    def _before(self, work: LayerWork, machine: Machine, blocks: Blocks, start: Ints) -> Ints:
+        """Count, list blocks, copy rows into the heap, and meet: (rank,) tasks."""
+        tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
+        if not work.is_backward:
+            ids = rows * INDEX_BYTES
+            start = machine.memory_kernel(Kind.LAYOUT, ids, start)
+            if machine.num_ranks > 1:
+                gathered = machine.num_ranks * COUNT_BYTES * work.num_experts
+                begun = machine.kernel(start, GATHER)
+                start = nccl.run(machine, COUNTS, "all_gather", gathered, begun)
+            start = machine.memory_kernel(Kind.LAYOUT, 3 * ids, start, POSITIONS)
+            machine.host.wait(DISPATCH, start)
+            none = np.zeros(machine.num_ranks, np.int64)
+            start = machine.small_kernels(Kind.LAYOUT, none, start, BLOCK_LIST, LISTS)
+        row_bytes = work.dispatch_row_bytes
+        copied = MemoryTraffic(tokens * row_bytes, rows * row_bytes, rows)
+        ends = machine.memory_kernel(Kind.PERMUTE, copied, start, SCATTER)
+        written = work.precision.token_row_bytes(
+            work.shape.intermediate if work.is_backward else work.shape.gemm1_columns
+        )
+        zeros = _rows(work, blocks) * (row_bytes + written)
+        zeros = zeros + _rows(work, blocks, remote=True) * work.combine_row_bytes
+        ends = _zeros(machine, Kind.PERMUTE, zeros, ends, 3)
+        return machine.sync.barrier(DISPATCH, machine.kernel(ends, BARRIER))
+
+    def _gradient(
+        self,
+        work: LayerWork,
+        machine: Machine,
+        blocks: Blocks,
+        pool: Ints,
+        after: Ints,
+        *,
+        first: bool,
+    ) -> Ints:
+        """Transpose the gradients of all blocks' rows and multiply them: (rank,) tasks."""
+        width = work.shape.hidden if first else work.shape.gemm1_columns
+        moved = _rows(work, blocks) * work.precision.token_row_bytes(width)
+        kind = Kind.PERMUTE if first else Kind.UNPERMUTE
+        ends = machine.memory_kernel(kind, MemoryTraffic(moved, moved), after, TRANSPOSE)
+        return weight_gradient_kernel(machine, work, DOWN if first else UP, pool, ends)
+
+    def _added(self, work: LayerWork, machine: Machine, met: Ints) -> Ints:
+        """Bring what came back into the order of tokens and add it up: (rank,) tasks."""
+        tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
+        back, result = rows * work.combine_row_bytes, tokens * work.result_row_bytes
+        if work.is_backward:  # ``index_add_`` adds each row to its token
+            ends = _zeros(machine, Kind.UNPERMUTE, result, met)
+            ends = machine.memory_kernel(
+                Kind.UNPERMUTE, MemoryTraffic(2 * back, back, rows), ends
+            )  # fmt: skip
+        else:
+            ends = _zeros(machine, Kind.UNPERMUTE, back, met)
+            ends = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(back, back, rows), ends)
+            ends = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(back, result), ends, GATES)
+        machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
+        return ends
+
+
+def _rows(work: LayerWork, blocks: Blocks, *, remote: bool = False) -> Ints:
+    """(rank,): rows of its tiles, or of the remote ones, each counted as full."""
+    rank = blocks.tiles.grid.rank
+    rank = rank[blocks.is_remote] if remote else rank
+    return np.bincount(rank, minlength=work.num_ranks) * TILE_ROWS
+
+
+def _zeros(machine: Machine, kind: Kind, nbytes: Ints, after: Ints, count: int = 1) -> Ints:
+    """Set so many bytes (rank,) to zero: (rank,) tasks."""
+    return machine.small_kernels(
+        kind, MemoryTraffic(np.zeros_like(nbytes), nbytes), after, ZEROS, count
+    )

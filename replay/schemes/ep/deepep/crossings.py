@@ -1,0 +1,190 @@
+"""Rows between nodes under DeepEP's normal kernels: once per (token, node), in chunks of channels.
+
+A row goes from its owner to the GPU of the same index in the node (the *forwarder*), and back. For
+the own node both are one GPU. Chunks are counted per (owner, node, channel), and each has a ring
+of its own in the forwarder's memory, or on the way back in the owner's. Room comes back a chunk at
+a time: a warp that coordinates looks at the others' progress, sleeps, and adds what is free to a
+counter at the other end, through the NIC.
+
+Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/internode.cu``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine import rings
+from replay.model.machine.rdma import Writes
+from replay.model.work.ragged import places, places_in_runs
+
+if TYPE_CHECKING:
+    from replay.model.machine.domains import Domains
+    from replay.model.machine.kinds import Kind, PhaseKinds
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+
+COUNTER_BYTES = 8
+SLEEP_NS = 250  # half of NUM_WAIT_NANOSECONDS, which a coordinating warp sleeps (configs.cuh)
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """Rows and their chunks, in the order in which owners send chunks of equal progress.
+
+    Attributes
+    ----------
+    token, node
+        (row,): each token once for each node that has an expert of it.
+    chunk, place
+        (row,): chunk that each row is in, and its place there.
+    of_copy
+        (copy,): row that each copy of the layer is forwarded from.
+    owner, forwarder, channel, rows
+        (chunk,): ranks at the two ends, channel, and rows.
+    lane, turn
+        (chunk,): number of its ring, and place among the chunks of that.
+    first, number
+        (lane,): first chunk of each in the order of lanes; (chunk,): chunks in that order.
+    chunk_rows
+        Rows of a full chunk.
+    """
+
+    token: Ints
+    node: Ints
+    chunk: Ints
+    place: Ints
+    of_copy: Ints
+    owner: Ints
+    forwarder: Ints
+    channel: Ints
+    rows: Ints
+    lane: Ints
+    turn: Ints
+    first: Ints
+    number: Ints
+    chunk_rows: int
+
+    @classmethod
+    def of(cls, work: LayerWork, domains: Domains, channel: Ints, chunk_rows: int) -> Crossings:
+        """Count each token once per node, however many of the node's GPUs want it.
+
+        Parameters
+        ----------
+        channel
+            (token,): channel of each token at its owner.
+        """
+        key = work.copy_token * domains.num + domains.of(work.copy_rank)
+        once, of_copy = np.unique(key, return_inverse=True)
+        token, node = np.divmod(once, domains.num)
+        owner = work.source_rank[token].astype(np.int64)
+        chunks = rings.cut(owner, domains.peer(owner, node), channel[token], chunk_rows)
+        # A channel's coordinator looks at the nodes in turn and begins with another in each.
+        turn = domains.of(chunks.dst) - domains.of(chunks.src) - chunks.channel
+        in_lane = places_in_runs(chunks.lane)
+        order = np.lexsort((chunks.lane, turn % domains.num, in_lane))
+        number = np.empty(len(order), np.int64)
+        number[order] = np.arange(len(order))
+        of_row = number[chunks.of_row]
+        by_chunk = np.argsort(of_row, kind="stable")
+        place = np.empty(len(of_row), np.int64)
+        place[by_chunk] = places_in_runs(of_row[by_chunk])
+        return cls(
+            token, node, of_row, place, of_copy, chunks.src[order], chunks.dst[order],
+            chunks.channel[order], chunks.rows[order], chunks.lane[order],
+            in_lane[order], np.flatnonzero(in_lane == 0), number, chunk_rows,
+        )  # fmt: skip
+
+    def room_from(self, row: Ints, ring_rows: int) -> Ints:
+        """Chunk whose room in a ring of so many rows each row takes: (row,); -1 for none.
+
+        Parameters
+        ----------
+        row
+            (row,): which rows.
+        """
+        chunk = self.chunk[row]
+        place = self.turn[chunk] * self.chunk_rows + self.place[row] - ring_rows
+        number = self.number[np.maximum(self.first[self.lane[chunk]] + place // self.chunk_rows, 0)]
+        return np.where(place < 0, -1, number)
+
+
+def channels_of_tokens(work: LayerWork, num_channels: int) -> Ints:
+    """(token,): each channel takes a contiguous share of its rank's tokens."""
+    tokens = np.diff(work.tokens_of_rank)
+    per_channel = np.maximum(-(-tokens // num_channels), 1)[work.source_rank]
+    channel: Ints = places(tokens) // per_channel
+    return channel
+
+
+def cross(
+    machine: Machine,
+    kinds: PhaseKinds,
+    ends: tuple[Ints, Ints],
+    rows: Ints,
+    row_bytes: tuple[int, int],
+    ready: Ints,
+    warps: Ints,
+) -> tuple[Ints, Ints]:
+    """Put chunks into rings at the other end: two (chunk,), posted, and seen there by a poll.
+
+    A warp posts one chunk after the other. Chunks for the own node pass no NIC: a fence makes them
+    visible before their tail moves.
+
+    Parameters
+    ----------
+    ends
+        Two (chunk,): ranks that send and that receive.
+    rows, ready
+        (chunk,): rows, and the task after which they can leave.
+    row_bytes
+        Payload of a row, and what travels with it.
+    warps
+        (chunk,): the warp that posts it.
+    """
+    costs, (src, dst), landed = machine.costs, ends, ready.copy()
+    away = src != dst
+    landed[~away] = machine.delay(kinds.sync, costs.fence(), ready[~away], src[~away])
+    src, to = src[away], dst[away]
+    posted = machine.serve(warps[away], costs.post(), kind=kinds.send, rank=src, after=ready[away])
+    landed[away] = machine.transfers.store(
+        kinds, src, to, row_bytes[0], posted,
+        rows=rows[away], meta_bytes=row_bytes[1], writes=Writes(by="warp"),
+    ).arrived  # fmt: skip
+    ended = ready.copy()
+    ended[away] = posted
+    return ended, machine.delay(kinds.sync, costs.poll(), landed, dst)
+
+
+def room_back(
+    machine: Machine,
+    kinds: PhaseKinds,
+    ways: tuple[Kind, Kind],
+    ends: tuple[Ints, Ints],
+    emptied: Ints,
+    asked: Ints,
+) -> Ints:
+    """Tell the senders of chunks that the room of these is free: (chunk,) tasks at their end.
+
+    Of room that nobody takes again nobody is told here; the library tells whoever has left.
+
+    Parameters
+    ----------
+    ways
+        What the counters are on their way out and in.
+    ends
+        Two (chunk,): ranks that sent and that received.
+    emptied
+        (chunk,) tasks that end when nobody reads the chunk any more.
+    asked
+        Chunks whose room somebody waits for.
+    """
+    costs, back = machine.costs, emptied.copy()
+    src, dst = ends[0][asked], ends[1][asked]
+    told = machine.delay(kinds.sync, costs.ns(SLEEP_NS), emptied[asked], dst)
+    away = src != dst
+    told[away] = machine.sync.notify(dst[away], src[away], COUNTER_BYTES, told[away], kinds=ways)
+    back[asked] = machine.delay(kinds.sync, costs.poll(), told, src)
+    return back

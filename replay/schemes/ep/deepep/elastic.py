@@ -1,0 +1,279 @@
+"""DeepEP, second version ("elastic"), inside one NVLink domain.
+
+Traffic as in the first version, one row per (token, GPU) each way. What has changed: rows are
+pushed by TMA straight into a slot at the receiver, which has room for all that may come, so that no
+ring gives credits and no SM receives; the two kernels begin and end with a barrier; counting is
+part of the dispatch; few SMs push, as many as a formula says; and an epilogue on all SMs copies or
+adds up what came. With ``do_expand`` it copies rows to their experts, and the combine adds up those
+of a row before it sends it, so that no kernel of the caller permutes.
+
+Source: deepseek-ai/DeepEP, ``deep_ep/buffers/elastic.py``; kernels in `elastic_kernels`, the number
+of SMs in `elastic_sms`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from replay.errors import UserError
+from replay.model.compute.casts import cast_before_dispatch, cast_received
+from replay.model.compute.experts import separate_kernels
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.row_tiles import CONTIGUOUS_ROWS, padded_rows
+from replay.model.compute.shared import shared_before_wait
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import MemoryTraffic
+from replay.schemes.ep.deepep import elastic_kernels, stack
+from replay.schemes.ep.deepep.elastic_kernels import COMBINE_EPILOGUE, DISPATCH_EPILOGUE, Slots
+from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
+from replay.schemes.ep.deepep.normal import BARE
+from replay.schemes.ep.deepep.stack import CAST, STACKS, VLLM, Stack
+from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.options import Options, option
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
+    from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.staged import Interleave, Stages
+
+BUFFER_ALIGNMENT = 2 << 20  # of the symmetric buffer
+
+EXPANDED = Stack(
+    source="deepseek-ai/DeepGEMM, contiguous layout by prefix sums",
+    layout="skipped",
+    before_dispatch=(CAST,),
+    before_experts=(),
+    between=VLLM.between,
+    after_experts=(),
+)
+"""What stands around the kernels where their output is what the GEMMs read."""
+
+
+@dataclass(frozen=True)
+class ElasticOptions(Options):
+    """Arguments of ``ElasticBuffer.dispatch``, and the stack around it."""
+
+    num_sms: int = option(
+        0,
+        least=0,
+        multiple_of=2,
+        help="SMs of the dispatch kernel and of the combine kernel. 0 takes as many as the "
+        "library's formula says for the number of GPUs and their links, at least 4.",
+        source="num_sms of ElasticBuffer.dispatch, 0 by default",
+    )
+    overlap: bool = option(
+        True,
+        help="Whether computation is to run beside the kernels; if not, the formula gives at least "
+        "64 SMs.",
+        source="prefer_overlap_with_compute of ElasticBuffer, on by default",
+    )
+    do_expand: bool = option(
+        True,
+        help="Whether received rows are laid out by expert, a row for each of a token's experts on "
+        "the GPU, as DeepGEMM reads them, and added up by the combine. If not, the kernels of "
+        "`stack` do both.",
+        source="vLLM's prefill (deepep_v2.py) and rtp-llm; the library's own default is off",
+    )
+    expert_alignment: int = option(
+        CONTIGUOUS_ROWS,
+        least=1,
+        unit="rows",
+        help="Rows that each expert's part of the expanded layout is padded to, 128 or 1. Padding "
+        "is neither written nor multiplied, but the activation goes over it.",
+        source="DeepGEMM's contiguous layout",
+    )
+    cpu_sync: bool = option(
+        True,
+        help="Whether the host waits for the counts of received rows, to size the output. If not, "
+        "the output has room for the worst case, and a CUDA graph can hold the layer.",
+        source="do_cpu_sync of ElasticBuffer.dispatch, on by default",
+    )
+    cached_layout: bool = option(
+        False,
+        help="Whether slots and counts are known from before, as in a backward pass or with "
+        "repeated routing.",
+        source="a layer whose routing is new",
+    )
+    stack: str = option(
+        "vllm",
+        choices=(*STACKS, BARE),
+        help="Whose kernels copy rows to their experts and add them up where `do_expand` is off; "
+        "see `stack` of scheme deepep.",
+        source="as of scheme deepep",
+    )
+
+    def check(self) -> None:
+        """Refuse numbers that the code does not take."""
+        if 0 < self.num_sms < LEAST:
+            message = f"option num_sms={self.num_sms} of scheme 'deepep-v2': 0 or at least {LEAST}"
+            raise UserError(message)
+        if self.expert_alignment not in (1, CONTIGUOUS_ROWS):
+            message = (
+                f"option expert_alignment={self.expert_alignment} of scheme 'deepep-v2': "
+                f"must be 1 or {CONTIGUOUS_ROWS}"
+            )
+            raise UserError(message)
+
+
+class ElasticDeepEp(StagedScheme):
+    """One row per (token, GPU) pushed into its slot between two barriers; epilogues on all SMs."""
+
+    name = "deepep-v2"
+    summary = "DeepEP V2: rows pushed by TMA into slots, SMs by formula, epilogues"
+    source = "deepseek-ai/DeepEP, deep_ep/buffers/elastic.py and its kernels (commit 0297fc8)"
+    assumes = (
+        "an SM pushes rows as fast as those of other kernels; the release of the last barrier "
+        "costs an acknowledgement; GEMMs run on all SMs, behind the epilogue"
+    )
+    traffic = "copy"
+    dispatch_types = frozenset({"bf16", "fp8"})
+    combine_types = frozenset({"bf16"})
+    most_ranks = 1024
+    validity = "the direct mode of one NVLink domain; its hybrid mode between domains is left out"
+    candidates = MappingProxyType({"num_sms": (0, 4, 8, 16, 24, 32, 64)})
+    unpadded = MappingProxyType({"expert_alignment": 1})
+    options: ElasticOptions = ElasticOptions()
+
+    def communication_sms(self, system: System) -> int | None:
+        """Those of the option; the formula's depend on the links."""
+        return self.options.num_sms or None
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """The symmetric buffer, which both kernels use, and the rows for the experts."""
+        slots, n = Slots.of(work), work.num_ranks
+        most = int(np.diff(work.tokens_of_rank).max(initial=0))
+        # Dispatch: a slot for each token of each GPU. Combine: one for each GPU that answers.
+        needed = most * max(n * slots.out, min(n, slots.topk) * slots.back)
+        symmetric = -(-needed // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
+        layout = self._layout if self.options.do_expand else "plain"
+        rows = (
+            padded_rows(work, layout)
+            if self.options.do_expand
+            else work.matrix("copies").sum(axis=0)
+        )
+        return (
+            Buffer("symmetric buffer", np.full(n, symmetric, np.int64), stays=True),
+            Buffer("received rows", rows * work.dispatch_row_bytes),
+        )
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """The library's four kernels with its wait, the cast, the experts."""
+        dispatch = (
+            Listed("dispatch"),
+            *((Listed("counts to the host", 0),) if self._waits(layer) else ()),
+            Listed(DISPATCH_EPILOGUE, moves="received slots, rows for the experts"),
+        )
+        combine = (Listed("combine"), Listed(COMBINE_EPILOGUE, moves="slots, sums"))
+        engine = self._engine(layer)
+        if engine is not None:
+            before, around, after = stack.listed(engine, layer)
+            return (*before, *dispatch, *around, *combine, *after)
+        copies = () if self.options.do_expand else kernels("permute")
+        sums = () if self.options.do_expand else kernels("unpermute")
+        return (
+            *layer.tokens,
+            *dispatch,
+            *layer.received,
+            *copies,
+            *experts(is_backward=layer.is_backward),
+            *sums,
+            *combine,
+        )
+
+    def interleaved(self, kind: Interleave) -> Self:
+        """With SMs for kernels that something runs beside."""
+        assert kind in self.interleaves
+        return self.with_options({"overlap": True})
+
+    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+        """Add cast, dispatch, epilogue, experts, combine and epilogue."""
+        options, engine, split = self.options, self._engine(work), self._split(work, machine)
+        sms = split.channels("elastic", self._num_sms(work, machine))
+        shared = shared_before_wait(machine, work, split, start)
+        if engine is None:
+            cast = yield cast_before_dispatch(machine, work, start)
+        else:
+            cast = yield stack.run(engine.before_dispatch, work, machine, start)
+        received = yield elastic_kernels.dispatch(
+            work, machine, sms, cast, is_cached=options.cached_layout or work.is_backward,
+            expands=options.do_expand, host_waits=options.cpu_sync,
+        )  # fmt: skip
+        done = yield self._experts(work, machine, engine, shared(received))
+        combined = elastic_kernels.combine(work, machine, sms, done, expands=options.do_expand)
+        combined = yield combined
+        if engine is None:
+            return combined
+        return stack.run(engine.after_combine, work, machine, combined)
+
+    def _experts(
+        self, work: LayerWork, machine: Machine, engine: Stack | None, after: Ints
+    ) -> Ints:
+        """Run what stands between epilogue and combine: (rank,) tasks of its end."""
+        pool = machine.sms.for_kernels()
+        copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
+        if engine is not None and not self.options.do_expand:
+            return stack.experts(engine, work, machine, pool, after)
+        if self.options.do_expand:
+            operands = cast_received(machine, work, pairs, after)
+            if engine is None:
+                return separate_kernels(machine, work, pool, operands, layout=self._layout)
+            first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
+            done = gemm_kernel(machine, work, first, pool, operands, layout=self._layout)
+            done = stack.run(engine.between, work, machine, done)
+            return gemm_kernel(machine, work, second, pool, done, layout=self._layout)
+        operands = cast_received(machine, work, copies, after)
+        row, back = work.operand_row_bytes, work.combine_row_bytes
+        moved = MemoryTraffic(copies * row, pairs * row, pairs)
+        permuted = machine.memory_kernel(Kind.PERMUTE, moved, operands)
+        done = separate_kernels(machine, work, pool, permuted)
+        added = MemoryTraffic(pairs * back, copies * back)
+        return machine.memory_kernel(Kind.UNPERMUTE, added, done)
+
+    @property
+    def _layout(self) -> str:
+        """Layout of the expanded rows."""
+        return "skipped" if self.options.expert_alignment > 1 else "plain"
+
+    def _engine(self, layer: LayerWork | Outline) -> Stack | None:
+        """Kernels around the library's; None where nothing but casts, copies and sums is known."""
+        types = {layer.precision.gemm, layer.precision.dispatch}
+        if layer.is_backward or "fp32" in types:
+            return None
+        if self.options.do_expand:
+            return EXPANDED if self.options.expert_alignment > 1 else None
+        return None if self.options.stack == BARE else STACKS[self.options.stack]
+
+    def _waits(self, layer: Outline) -> bool:
+        """Whether the host waits for counts."""
+        options = self.options
+        return options.cpu_sync and not options.cached_layout and not layer.is_backward
+
+    def stream_sms(self, work: LayerWork, system: System) -> int:
+        """Those of the option, or of the formula."""
+        return self._automatic(work, system.sm.num_sms, system.link.line_GB_per_s)
+
+    def _num_sms(self, work: LayerWork, machine: Machine) -> int:
+        """SMs of either kernel."""
+        return self._automatic(work, machine.sms.count, machine.transfers.line_GB_per_s)
+
+    def _automatic(self, work: LayerWork, num_sms: int, line_GB_per_s: float) -> int:
+        each = max((len(local) for local in work.experts_of_rank), default=0) or 1
+        topk = min(work.expert_ids.shape[1], each * work.num_ranks)
+        return self.options.num_sms or automatic_sms(
+            num_sms, line_GB_per_s, work.num_ranks, each * work.num_ranks, topk,
+            self.options.overlap,
+        )  # fmt: skip
+
+    def _split(self, work: LayerWork, machine: Machine) -> Split:
+        """SMs of one of the two kernels, and those that it leaves."""
+        shares = {"num_sms": self._num_sms(work, machine)}
+        return machine.sms.split(f"scheme {self.name!r}", shares)

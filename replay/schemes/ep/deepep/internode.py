@@ -1,0 +1,255 @@
+"""DeepEP's normal dispatch kernel between nodes.
+
+A channel has two SMs. On one, seven warps copy tokens, each token once for every node that has an
+expert of it, into send buffers (or, for the own node, straight into the receive buffer); a warp
+that coordinates puts whole chunks through the NIC, to the GPU of the same index. On the other SM
+eight warps forward, one for each GPU of the node: each walks through all chunks that come, from
+whichever node, looks at every row for whether its GPU wants it, and copies it through shared memory
+into that GPU's ring. On the first SM again, eight warps copy out of the rings of the eight GPUs.
+
+Rings of the network return room chunk by chunk when all eight warps have passed; rings inside the
+node when their rows are copied out. Before the rows, a message per (node, channel) says how many
+they will be.
+
+Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/internode.cu`` (``dispatch``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from replay.model.machine import rings
+from replay.model.machine.kinds import DISPATCH, Kind
+from replay.model.machine.times import NO_TIME, Time
+from replay.model.work.ragged import cut_runs, places_in_runs
+from replay.schemes.ep.deepep.crossings import Crossings, channels_of_tokens, cross, room_back
+from replay.schemes.ep.deepep.messages import NODE_GPUS
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
+    from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.deepep.configs import Config
+
+SENDER_WARPS = 7  # kNumDispatchRDMASenderWarps
+UNROLL = 5  # loads of a lane in flight (UNROLLED_WARP_COPY)
+META_BYTES, ID_BYTES, WEIGHT_BYTES = 8, 4, 4  # SourceMeta; expert ids and weights of a row
+ALIGNMENT = 16
+COUNTS = 2 * NODE_GPUS + 2  # of rows, in the message before them
+COUNT_BYTES = 4
+WAYS = (Kind.SIGNAL_UP, Kind.SIGNAL_DOWN)
+
+
+def row_bytes(payload: int, beside: int) -> tuple[int, int]:
+    """Payload of a row, and what travels beside it until the row is aligned."""
+    return payload, -(-(payload + beside) // ALIGNMENT) * ALIGNMENT - payload
+
+
+def dispatch(
+    work: LayerWork, machine: Machine, config: Config, channels: int, sms: Split, begun: Ints
+) -> Ints:
+    """Add the dispatch kernel: (rank,) marks of its end.
+
+    Parameters
+    ----------
+    config
+        Chunks and rings.
+    channels, sms
+        Channels, and the SMs of the kernel.
+    begun
+        (rank,): the kernel has begun.
+    """
+    channel = channels_of_tokens(work, channels)
+    crossings = Crossings.of(work, machine.domains, channel, config.rdma_chunk)
+    row = row_bytes(
+        work.dispatch_row_bytes,
+        META_BYTES + work.expert_ids.shape[1] * (ID_BYTES + WEIGHT_BYTES),
+    )
+    counted = _counts(machine, channels, begun)
+    sent, ready = _send(work, machine, crossings, (channel, channels), sms, begun)
+    ends = crossings.owner, crossings.forwarder
+    posting = sms.channels("deepep-rdma-post", channels, on="deepep-rdma-send")
+    posted, arrived = cross(
+        machine, DISPATCH, ends, crossings.rows, row, ready,
+        posting[crossings.owner, crossings.channel],
+    )  # fmt: skip
+    forwarded = _forward(work, machine, crossings, config, sms, row, arrived, counted, begun)
+    emptied = machine.join(forwarded.passed, forwarded.chunk, crossings.forwarder, arrived)
+    # A row waits for the room of one before it; a warp, for that of all rows of its token.
+    room = crossings.room_from(np.arange(len(crossings.token)), config.rdma_ring)
+    taken = room >= 0
+    back = room_back(machine, DISPATCH, WAYS, ends, emptied, np.unique(room[taken]))
+    machine.order(back[room[taken]], sent[crossings.token[taken]])
+    return machine.gather(
+        np.concatenate((sent, posted, forwarded.passed, forwarded.received)),
+        np.concatenate((work.source_rank, crossings.owner, forwarded.by, forwarded.at)),
+        counted[0],
+    )
+
+
+def _counts(machine: Machine, channels: int, begun: Ints) -> tuple[Ints, Ints]:
+    """Say how many rows will come: (rank,) and (rank, channel) marks when that is known."""
+    domains, ranks = machine.domains, machine.ranks
+    rank, node, channel = (
+        axis.ravel() for axis in np.indices((machine.num_ranks, domains.num, channels), np.int64)
+    )
+    away = domains.of(rank) != node
+    rank, node, channel = rank[away], node[away], channel[away]
+    to = domains.peer(rank, node)
+    costs = machine.costs
+    come = machine.sync.notify(
+        rank, to, COUNTS * COUNT_BYTES, begun[rank], kinds=WAYS, waiting=costs.poll()
+    )
+    of = np.repeat(ranks, channels)
+    known = machine.join(come, to * channels + channel, of, begun[of])
+    return machine.gather(known, of, begun), known.reshape(-1, channels)
+
+
+def _send(
+    work: LayerWork,
+    machine: Machine,
+    crossings: Crossings,
+    channel_of: tuple[Ints, int],
+    sms: Split,
+    begun: Ints,
+) -> tuple[Ints, Ints]:
+    """Copy tokens: (token,) tasks, and (chunk,) marks when all rows of a chunk are copied.
+
+    Every warp first tells nodes how many rows will come (`_counts`), which they wait for together;
+    then it looks at all tokens of the channel, and copies its own.
+
+    Parameters
+    ----------
+    channel_of
+        (token,): channel of each; and how many there are.
+    """
+    costs, rank, (channel, channels) = machine.costs, work.source_rank, channel_of
+    place = places_in_runs(rank * channels + channel)
+    copies = np.zeros(work.num_tokens, np.bool_)
+    copies[crossings.token] = True
+    looks = np.minimum(place + 1, SENDER_WARPS)
+    a_row = costs.warp_copy(work.dispatch_row_bytes, unroll=UNROLL)
+    told = machine.delay(
+        DISPATCH.sync, costs.post() * -(-machine.num_domains // SENDER_WARPS), begun
+    )
+    warps = sms.warp_lanes("deepep-rdma-send", channels, SENDER_WARPS)
+    sent = machine.serve(
+        warps[rank, channel, place % SENDER_WARPS],
+        costs.warp_scan(looks) + Time.where(copies, a_row, NO_TIME),
+        kind=Kind.DISPATCH_SEND, rank=rank, after=told[rank],
+    )  # fmt: skip
+    machine.notes.follow("sent", crossings.token, sent[crossings.token])
+    ready = machine.join(
+        sent[crossings.token], crossings.chunk, crossings.owner, begun[crossings.owner]
+    )
+    return sent, ready
+
+
+class _Forwarded(NamedTuple):
+    """What forwarding warps have done.
+
+    Attributes
+    ----------
+    passed, chunk, by
+        (task,): a warp has passed rows of a chunk; the chunk; the rank.
+    received, at
+        (piece,): rows are copied out; the rank.
+    """
+
+    passed: Ints
+    chunk: Ints
+    by: Ints
+    received: Ints
+    at: Ints
+
+
+def _forward(
+    work: LayerWork,
+    machine: Machine,
+    crossings: Crossings,
+    config: Config,
+    sms: Split,
+    row: tuple[int, int],
+    arrived: Ints,
+    counted: tuple[Ints, Ints],
+    begun: Ints,
+) -> _Forwarded:
+    """Walk through chunks, copy rows into rings of the node's GPUs, and out of these."""
+    costs, domains = machine.costs, machine.domains
+    channels = counted[1].shape[1]
+    num_chunks = len(crossings.rows)
+    # Copies by (chunk, GPU of its node), in the order of rows.
+    of_row = crossings.of_copy
+    lane = crossings.chunk[of_row] * NODE_GPUS + domains.local(work.copy_rank)
+    order = np.lexsort((crossings.place[of_row], lane))
+    lane, copy = lane[order], order
+    cut = cut_runs(lane, config.chunk)
+    first = cut.first
+    chunk, local = np.divmod(lane[first], NODE_GPUS)
+    # Rows looked at for a piece: from behind the one before to its last, or to the chunk's end.
+    last = crossings.place[of_row[copy[np.append(first[1:], len(copy))[: len(first)] - 1]]] + 1
+    is_last = np.append(lane[first][1:] != lane[first][:-1], True)[: len(first)]
+    last = np.where(is_last, crossings.rows[chunk], last)
+    is_first = np.append(True, lane[first][1:] != lane[first][:-1])[: len(first)]
+    looks = last - np.where(is_first, 0, np.append(0, last[:-1])[: len(first)])
+
+    look = costs.warp_scan(1) + costs.memory_load()
+    through = costs.memory_load() + costs.cache_load()  # loaded to shared memory, and stored
+    lanes = sms.warp_lanes("deepep-forward", channels, NODE_GPUS)
+    by, to = crossings.forwarder[chunk], work.copy_rank[copy[first]].astype(np.int64)
+    pieces = rings.Chunks(
+        by, to, crossings.channel[chunk], cut.size,
+        (crossings.lane[chunk] * NODE_GPUS + local), cut.of_entry,
+    )  # fmt: skip
+    sent = rings.send(
+        machine, DISPATCH, pieces, lanes[by, pieces.channel, local],
+        look * looks + through * pieces.rows, row[0], begun, meta_bytes=row[1],
+    )  # fmt: skip
+    machine.order(arrived[chunk], sent.send)
+    machine.order(counted[1][by, pieces.channel], sent.send)
+
+    # Nothing for a GPU: its warp looks all the same.
+    wanted = np.zeros(num_chunks * NODE_GPUS, np.bool_)
+    wanted[lane[first]] = True
+    nothing, other = np.divmod(np.flatnonzero(~wanted), NODE_GPUS)
+    idle = crossings.forwarder[nothing]
+    looked = machine.serve(
+        lanes[idle, crossings.channel[nothing], other], look * crossings.rows[nothing],
+        kind=Kind.DISPATCH_SEND, rank=idle, after=arrived[nothing],
+    )  # fmt: skip
+    machine.order(counted[1][idle, crossings.channel[nothing]], looked)
+    received = _receive(machine, config, sms, row, pieces, sent, begun, channels)
+    return _Forwarded(
+        np.concatenate((sent.send, looked)), np.concatenate((chunk, nothing)),
+        np.concatenate((by, idle)), received, to,
+    )  # fmt: skip
+
+
+def _receive(
+    machine: Machine,
+    config: Config,
+    sms: Split,
+    row: tuple[int, int],
+    pieces: rings.Chunks,
+    sent: rings.Sent,
+    begun: Ints,
+    channels: int,
+) -> Ints:
+    """Copy rows out of rings, with their ids and weights: (piece,) tasks."""
+    costs = machine.costs
+    moved = 2 * pieces.rows * sum(row)
+    copied = machine.stream(DISPATCH.memory, moved, pieces.dst, sent.arrived)
+    receivers = sms.warp_lanes("deepep-recv", channels, NODE_GPUS, on="deepep-rdma-send")
+    # Its source, the row through shared memory, and then its ids, one load after the other.
+    a_row = costs.memory_load() + costs.cache_load() * 3
+    received = machine.serve(
+        receivers[pieces.dst, pieces.channel, machine.domains.local(pieces.src)],
+        a_row * pieces.rows, kind=DISPATCH.receive, rank=pieces.dst, after=copied,
+    )  # fmt: skip
+    machine.order(begun[pieces.dst], received)
+    lane = (pieces.src * machine.num_ranks + pieces.dst) * channels + pieces.channel
+    pools = machine.buffers.lane_rings("nvlink dispatch", lane, config.ring)
+    rings.return_room(machine, DISPATCH, pieces, sent, received, config.ring, pools=pools)
+    return received

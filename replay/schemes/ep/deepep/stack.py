@@ -1,0 +1,327 @@
+"""The kernels beside DeepEP's own that make up a layer, as serving engines launch them.
+
+One row per kernel, in the order of its launch, with what it reads and writes: ``"pairs row"`` is
+one dispatched row for each (token, expert) of the GPU. `Sizes` says what the words stand for. The
+GEMMs and DeepEP's kernels stand between the lists. LAYER.md, beside this file, prints the list with
+bytes and times for one layer and compares it with a published profile.
+
+Source: sgl-project/sglang, ``layers/moe/token_dispatcher/deepep.py`` (cast, dispatch),
+``layers/moe/moe_runner/deep_gemm.py`` and ``layers/moe/ep_moe/kernels.py`` (everything between).
+vllm-project/vllm, ``layers/fused_moe/deepep_ht_prepare_finalize.py`` (cast, global expert ids, copy
+of the result), ``deep_gemm_moe.py`` and ``deep_gemm_utils.py``. Both on Hopper, where DeepGEMM
+takes FP32 scales by column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from replay.model.compute.casts import cast_received
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.row_tiles import padded_rows
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.precision import SCALE_BLOCK
+from replay.schemes.ep import software
+from replay.schemes.ep.software import Listed
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+    from replay.model.work.precision import Precision
+    from replay.schemes.ep.software import Outline
+
+BF16_BYTES, FLOAT_BYTES, INT_BYTES, LONG_BYTES = 2, 4, 4, 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the words of the lists stand for on each GPU.
+
+    Attributes
+    ----------
+    tokens, copies, pairs, rows, experts
+        (rank,): own tokens; tokens received, once each; (token, expert) pairs of the GPU's
+        experts; rows of the padded layout; experts.
+    hidden, row, operand, result, ids, ids32, weights, places, places32
+        Bytes of a token: in BF16; as dispatched and as GEMM-1 reads it, scales included; of the
+        experts' output; of its
+        expert ids of eight and of four bytes; of its weights; of its rows' places in the layout,
+        likewise.
+    scales, gate_up, product, quantised, product_scales, place
+        Bytes of a row of the layout: its scales; what GEMM-1 writes; what the activation makes of
+        it in BF16; the same as GEMM-2 reads it, scales included; those scales; an expert's number.
+    """
+
+    tokens: Ints
+    copies: Ints
+    pairs: Ints
+    rows: Ints
+    experts: Ints
+    hidden: int
+    row: int
+    operand: int
+    result: int
+    ids: int
+    ids32: int
+    weights: int
+    places: int
+    places32: int
+    scales: int
+    gate_up: int
+    product: int
+    quantised: int
+    product_scales: int
+    place: int = INT_BYTES
+
+    @classmethod
+    def of(cls, work: LayerWork) -> Sizes:
+        """Count them for a layer."""
+        shape, topk, value = work.shape, work.expert_ids.shape[1], work.precision.operand_bytes
+        product_scales = FLOAT_BYTES * -(-shape.intermediate // SCALE_BLOCK)
+        has_scales = work.precision.gemm == "fp8"
+        return cls(
+            tokens=np.diff(work.tokens_of_rank),
+            copies=work.matrix("copies").sum(axis=0),
+            pairs=work.matrix("pairs").sum(axis=0),
+            rows=padded_rows(work, "contiguous"),
+            experts=np.array([len(experts) for experts in work.experts_of_rank], np.int64),
+            hidden=BF16_BYTES * shape.hidden,
+            row=work.dispatch_row_bytes,
+            operand=work.operand_row_bytes,
+            result=work.combine_row_bytes,
+            ids=LONG_BYTES * topk,
+            ids32=INT_BYTES * topk,
+            weights=FLOAT_BYTES * topk,
+            places=LONG_BYTES * topk,
+            places32=INT_BYTES * topk,
+            scales=FLOAT_BYTES * -(-shape.hidden // SCALE_BLOCK),
+            gate_up=work.precision.result_bytes * shape.gemm1_columns,
+            product=BF16_BYTES * shape.intermediate,
+            quantised=value * shape.intermediate + has_scales * product_scales,
+            product_scales=product_scales,
+        )
+
+    def nbytes(self, what: tuple[str, ...]) -> Ints:
+        """(rank,): bytes of all that is named."""
+        total = np.zeros_like(self.tokens)
+        for words in what:
+            of, each = words.split()
+            total = total + getattr(self, of) * getattr(self, each)
+        return total
+
+
+@dataclass(frozen=True)
+class StackKernel:
+    """One kernel of a serving engine.
+
+    Attributes
+    ----------
+    name
+        What its stack calls it.
+    does
+        What it is for.
+    kind
+        What it counts as.
+    reads, writes
+        In words, which `Sizes` explains.
+    fp8
+        What has to be FP8 for the kernel to be there: rows of the ``"dispatch"``, or what the
+        ``"gemm"`` reads; it is always there if empty.
+    scattered
+        What it copies to other places row by row (`MemoryTraffic`), in the same words.
+    """
+
+    name: str
+    does: str
+    kind: Kind
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    fp8: Literal["", "dispatch", "gemm"] = ""
+    scattered: str = ""
+
+    @property
+    def moves(self) -> str:
+        """What it reads and writes, as a formula in the words of `Sizes`."""
+        reads, writes = (
+            " + ".join(words.replace(" ", " x ") for words in of) or "nothing"
+            for of in (self.reads, self.writes)
+        )
+        return f"{reads} in, {writes} out"
+
+    def is_there(self, types: Precision) -> bool:
+        """Whether a layer of these number types has it."""
+        return not self.fp8 or getattr(types, self.fp8) == "fp8"
+
+    def nbytes(self, sizes: Sizes) -> Ints:
+        """(rank,): bytes read plus bytes written."""
+        return sizes.nbytes(self.reads + self.writes)
+
+    def traffic(self, sizes: Sizes) -> Ints | MemoryTraffic:
+        """(rank,): what it reads and writes; activations stream both ways."""
+        if self.kind == Kind.ACTIVATION:
+            return self.nbytes(sizes)
+        rows = getattr(sizes, self.scattered) if self.scattered else 0
+        return MemoryTraffic(sizes.nbytes(self.reads), sizes.nbytes(self.writes), rows)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Kernels of one engine between a layer's routing and its result.
+
+    Attributes
+    ----------
+    source
+        Repository of the engine.
+    layout
+        Layout of the experts' rows, one of `replay.model.compute.row_tiles.LAYOUTS`.
+    before_dispatch, before_experts, between, after_experts, after_combine
+        Lists by place: before the layout kernel; from the dispatch to GEMM-1; between the GEMMs;
+        from GEMM-2 to the combine; after it.
+    """
+
+    source: str
+    layout: str
+    before_dispatch: tuple[StackKernel, ...]
+    before_experts: tuple[StackKernel, ...]
+    between: tuple[StackKernel, ...]
+    after_experts: tuple[StackKernel, ...]
+    after_combine: tuple[StackKernel, ...] = ()
+
+
+CAST = StackKernel(
+    "per_token_group_quant", "rows to FP8 with a scale per 128 values", Kind.TOKEN_CAST,
+    ("tokens hidden",), ("tokens row",), fp8="dispatch",
+)  # fmt: skip
+COUNTS = StackKernel(
+    "copy of counts", "rows per expert from the host", Kind.PERMUTE, (), ("experts place",)
+)
+FILL = StackKernel(
+    "ep_scatter_1", "offsets of the experts; the expert of every row", Kind.PERMUTE,
+    ("experts place",), ("experts place", "rows place"),
+)  # fmt: skip
+EXPAND = StackKernel(
+    "ep_scatter_2", "each token's row to the rows of its experts", Kind.PERMUTE,
+    ("copies operand", "copies ids"), ("pairs operand", "copies places"), scattered="pairs",
+)  # fmt: skip
+ALIGN_INPUT = StackKernel(
+    "tma_align_input_scale", "scales of GEMM-1's input by column", Kind.PERMUTE,
+    ("rows scales",), ("rows scales",), fp8="gemm",
+)  # fmt: skip
+REDUCE = StackKernel(
+    "ep_gather", "weighted sum of a token's rows on this GPU", Kind.UNPERMUTE,
+    ("copies ids", "copies weights", "copies places", "pairs result"), ("copies result",),
+)  # fmt: skip
+
+SGLANG = Stack(
+    source="sgl-project/sglang",
+    layout="contiguous",
+    before_dispatch=(
+        StackKernel(
+            "topk_ids.to(int64)", "expert ids in DeepEP's type", Kind.PERMUTE,
+            ("tokens ids32",), ("tokens ids",),
+        ),
+        CAST,
+    ),
+    before_experts=(COUNTS, FILL, EXPAND, ALIGN_INPUT),
+    between=(
+        StackKernel(
+            "silu_and_mul", "activation, in BF16", Kind.ACTIVATION,
+            ("rows gate_up",), ("rows product",),
+        ),
+        StackKernel(
+            "per_token_group_quant", "its result to FP8", Kind.ACTIVATION,
+            ("rows product",), ("rows quantised",), fp8="gemm",
+        ),
+        StackKernel(
+            "tma_align_input_scale", "scales of GEMM-2's input by column", Kind.ACTIVATION,
+            ("rows product_scales",), ("rows product_scales",), fp8="gemm",
+        ),
+    ),
+    after_experts=(REDUCE,),
+)  # fmt: skip
+VLLM = Stack(
+    source="vllm-project/vllm",
+    layout="skipped",
+    before_dispatch=(CAST,),
+    before_experts=(
+        StackKernel(
+            "expert_topk_ids == -1", "global expert ids, first of three kernels", Kind.PERMUTE,
+            ("copies ids",), (),
+        ),
+        StackKernel(
+            "expert_topk_ids + offset", "second", Kind.PERMUTE, ("copies ids",), ("copies ids",)
+        ),
+        StackKernel("where", "third", Kind.PERMUTE, ("copies ids",), ("copies ids",)),
+        COUNTS,
+        StackKernel(
+            "full", "no expert for rows without a token", Kind.PERMUTE, (), ("rows place",)
+        ),
+        replace(FILL, writes=("experts place", "pairs place")),
+        replace(EXPAND, writes=("pairs operand", "copies places32")),
+        ALIGN_INPUT,
+    ),
+    between=(
+        StackKernel(
+            "silu_mul_per_token_group_quant", "activation and quantisation in one",
+            Kind.ACTIVATION, ("rows gate_up",), ("rows quantised",),
+        ),
+    ),
+    after_experts=(
+        replace(REDUCE, reads=("copies ids", "copies weights", "copies places32", "pairs result")),
+    ),
+    after_combine=(
+        StackKernel(
+            "output.copy_", "result to where the caller wants it", Kind.UNPERMUTE,
+            ("tokens result",), ("tokens result",),
+        ),
+    ),
+)  # fmt: skip
+STACKS = {"sglang": SGLANG, "vllm": VLLM}
+
+
+def listed(engine: Stack, layer: Outline) -> tuple[tuple[Listed, ...], ...]:
+    """List its kernels before the dispatch, from there to the combine, and after that."""
+
+    def those(kernels: tuple[StackKernel, ...]) -> tuple[Listed, ...]:
+        return tuple(
+            Listed(kernel.name, moves=kernel.moves, source=engine.source)
+            for kernel in kernels
+            if kernel.is_there(layer.precision)
+        )
+
+    first, _, second = software.experts(is_backward=False)
+    around = (
+        *layer.received,
+        *those(engine.before_experts),
+        first,
+        *those(engine.between),
+        second,
+        *those(engine.after_experts),
+    )
+    return those(engine.before_dispatch), around, those(engine.after_combine)
+
+
+def run(kernels: tuple[StackKernel, ...], work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    """Run kernels one after the other: (rank,) tasks of the last one's end."""
+    sizes = Sizes.of(work)
+    for kernel in kernels:
+        if kernel.is_there(work.precision):
+            traffic = kernel.traffic(sizes)
+            after = machine.memory_kernel(kernel.kind, traffic, after, kernel.name)
+    return after
+
+
+def experts(stack: Stack, work: LayerWork, machine: Machine, pool: Ints, after: Ints) -> Ints:
+    """Run everything from the dispatch to the combine: (rank,) tasks of its end."""
+    first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
+    operands = cast_received(machine, work, Sizes.of(work).copies, after)
+    ready = run(stack.before_experts, work, machine, operands)
+    done = gemm_kernel(machine, work, first, pool, ready, layout=stack.layout)
+    done = run(stack.between, work, machine, done)
+    done = gemm_kernel(machine, work, second, pool, done, layout=stack.layout)
+    return run(stack.after_experts, work, machine, done)

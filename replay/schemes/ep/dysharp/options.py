@@ -1,0 +1,204 @@
+"""Options of DySHARP and its variants; see `replay.schemes.ep.dysharp.scheme`.
+
+What the paper leaves open is an option with the reading we find likeliest as default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from replay.schemes.options import Options, option
+
+PAPER = "arXiv 2605.05607"
+
+
+def _dispatch_sms(default: int, why: str) -> Any:
+    return option(
+        default,
+        least=1,
+        help="SMs that push rows. In the fused variants the GEMMs have the SMs that are left.",
+        source=f"assumed, the paper gives no numbers: {why}",
+    )
+
+
+@dataclass(frozen=True)
+class RowOptions(Options):
+    """Options of moving and placing rows, with or without the switch's help."""
+
+    dispatch_sms: int = _dispatch_sms(
+        12,
+        "each row is stored once for every GPU, and twelve SMs, as many as DeepEP's kernels have "
+        "senders, keep the port busy",
+    )
+    combine_sms: int = option(
+        8,
+        least=1,
+        help="SMs that pull rows. In the fused variants the GEMMs have the SMs that are left.",
+        source="assumed; the paper gives no numbers",
+    )
+    segment_packets: int = option(
+        0,
+        least=0,
+        unit="packets",
+        help="Packets of a row that are one message; 0 takes all of them. Rows that travel at the "
+        "same time mix at this grain, which decides what the AL-TLB and the reduction buffer see.",
+        source="chosen for the model",
+    )
+    gate_weights: str = option(
+        "packets",
+        choices=("packets", "free"),
+        help="How gate weights reach the experts, whose GEMM-2 applies them. packets: behind each "
+        "row, 4 bytes for each of its experts, and 2 of the expert's id where no list of the "
+        "switch names it. free: at no cost.",
+        source=f"assumed; {PAPER} applies weights in GEMM-2's epilogue and does not say how they "
+        "get there",
+    )
+    answers: str = option(
+        "gpu",
+        choices=("gpu", "expert"),
+        help="Whether a GPU that hosts several experts of a token answers with their sum (gpu), "
+        "which its hub makes at no cost, or for each (expert).",
+        source="assumed; the paper does not state it",
+    )
+    results: str = option(
+        "memory",
+        choices=("memory", "cache"),
+        help="Where a GPU finds the results that it answers with. memory: each row is read from "
+        "device memory, as COMET's is. cache: in the L2 cache, where tiles have left them.",
+        source=f"{PAPER} does not state it; a token is complete when its last expert is, by when "
+        "its first row has left a cache of 50 MB",
+    )
+    tlb_entries: int = option(
+        512,
+        least=0,
+        help="Entries of the AL-TLB, one for each (token, expert); 0 is an ideal one.",
+        source=f"{PAPER} section IV-C",
+    )
+
+
+@dataclass(frozen=True)
+class SwitchOptions(RowOptions):
+    """Options of copies and sums in the switch."""
+
+    dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")
+    addressing: str = option(
+        "dynamic",
+        choices=("dynamic", "explicit", "free"),
+        help="How packets name their targets. dynamic: packets list experts, eight to a flit, and "
+        "the switch finds the ports. explicit: packets carry an address for each GPU, one flit for "
+        "each beyond the first, both on the way to the switch and in what answers. free: names "
+        "cost nothing, the paper's ideal.",
+        source=f"{PAPER} sections III-A and III-B",
+    )
+    target_lists: str = option(
+        "trimmed",
+        choices=("trimmed", "kept", "stripped"),
+        help="What of a dynamic list goes on to a target: the experts of that GPU (trimmed), all "
+        "(kept), or nothing (stripped).",
+        source=f"{PAPER} section III-B",
+    )
+    loopback: bool = option(
+        False,
+        help="Whether the copy and the rows of the own GPU pass through the switch too.",
+        source="assumed; the paper does not state it",
+    )
+    port_rate: str = option(
+        "multimem",
+        choices=("multimem", "line"),
+        help="Rate of a port under packets that the switch copies or adds up. multimem: what is "
+        "left of it for NVLS on today's hardware (`switch.multimem_efficiency`). line: all of it, "
+        "as the paper's simulated switch has.",
+        source="assumed: as NVLS; no such switch has been measured",
+    )
+    reduction: str = option(
+        "evict",
+        choices=("evict", "wait"),
+        help="What a full reduction buffer does. evict sends a partial sum early; wait lets "
+        "requests wait until there is room.",
+        source=f"{PAPER} section III-C",
+    )
+    reduction_timeout_ns: int = option(
+        0,
+        least=0,
+        unit="ns",
+        help="For how long after its last part a sum is not evicted, if anything is.",
+        source="assumed; the paper does not state it",
+    )
+    multimem_queue: int = option(
+        32,
+        least=0,
+        unit="packets",
+        help="Entries of an SM's MultimemQ. A packet holds one from its issue until it has left; 0 "
+        "is any number. The queue holds at least one message, the model's grain, beside the one "
+        "that is being issued.",
+        source=f"{PAPER} section III-B",
+    )
+
+
+@dataclass(frozen=True)
+class TileOptions(RowOptions):
+    """Options of tiles that start as their rows arrive."""
+
+    slots: str = option(
+        "arrival",
+        choices=("arrival", "source"),
+        help="How rows get their slots in the tiles. arrival takes the first free slot, as "
+        "proposed; source fixes slots beforehand in order of source and token, as software would.",
+        source=f"{PAPER}, the proposal",
+    )
+    tile_order: str = option(
+        "arrival",
+        choices=("arrival", "expert"),
+        help="Which ready tile goes first. arrival takes tiles as they became ready; expert takes "
+        "the lowest expert, so that its tiles find weights in the L2 cache (see `fused_tiles`).",
+        source=f"{PAPER} section IV: tiles are paced by tokens, and a row of tiles goes when 128 "
+        "tokens have arrived",
+    )
+    tile_rows: int = option(
+        128,
+        least=1,
+        unit="rows",
+        help="Rows of a tile.",
+        source=f"{PAPER} section IV-B",
+    )
+    tile_entries: int = option(
+        1024,
+        least=0,
+        help="Entries of the Tile-Status table. What does not fit lies in DRAM; 0 is as many as "
+        "are needed.",
+        source=f"{PAPER} section IV-C",
+    )
+    readiness_entries: int = option(
+        1024,
+        least=0,
+        help="Entries of the Output-Readiness table. What does not fit lies in DRAM; 0 is as many "
+        "as are needed.",
+        source=f"{PAPER} section IV-C",
+    )
+
+
+@dataclass(frozen=True)
+class FusedOptions(TileOptions):
+    """Options of the fused kernel."""
+
+    gemm2_sms: int = option(
+        0,
+        least=0,
+        help="SMs of the second GEMM. 0 lets both GEMMs share all SMs that do not move rows.",
+        source="assumed; the paper gives no numbers",
+    )
+
+
+@dataclass(frozen=True)
+class DySharpOptions(FusedOptions, SwitchOptions):
+    """Options of the fused kernel with in-switch computing."""
+
+    dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")
+
+
+@dataclass(frozen=True)
+class TwoKernelOptions(TileOptions, SwitchOptions):
+    """Options of two kernels with in-switch computing."""
+
+    dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")

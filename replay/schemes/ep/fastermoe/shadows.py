@@ -1,0 +1,175 @@
+"""FasterMoE's shadowed experts in its order of kernels: policy, weights, calls, gradients.
+
+Sources: laekov/fastmoe ``fmoe/fastermoe/shadow_policy.py``, ``schedule.py``,
+``cuda/fastermoe/smart_schedule.h``; PyTorch ``ProcessGroupNCCL.cpp`` (an all-gather into a list
+gathers into one tensor and copies its parts). `replay.model.compute.shadows` has what the kernels
+do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.collectives import nccl
+from replay.model.compute import shadows
+from replay.model.compute.calls import Call
+from replay.model.machine.kinds import COUNTS, Kind
+from replay.model.work.shadowed import first_shadow
+from replay.schemes.ep.fastermoe.around import NUMBER_BYTES
+from replay.schemes.ep.fastermoe.experts import compute, computed
+from replay.schemes.ep.software import Listed
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.software import Outline
+
+MATRICES = 2  # parameters of an expert
+
+LOADS = Listed("loads to the GPU", moves="own rows of each expert")
+GATHER = Listed("all-gather of loads", moves="rows of each expert, of each GPU")
+LOADS_KNOWN = Listed("loads to the host", 0)
+FETCH = Listed(shadows.FETCH, MATRICES, "an expert's weights, at home")
+BROADCAST = Listed(shadows.BROADCAST, moves="an expert's weights, out of FIFOs")
+STASH_FIRST = Listed(shadows.STASH, 2 * MATRICES, "an expert's weights, twice")
+STASH = Listed(shadows.STASH, MATRICES, "an expert's weights")
+RESTORE = Listed(shadows.RESTORE, MATRICES, "an expert's weights")
+COLLECT = Listed(shadows.COLLECT, MATRICES, "an expert's gradients")
+REDUCE = Listed(shadows.REDUCE, moves="an expert's gradients, out of FIFOs and own ones")
+ADD = Listed(shadows.ADD, MATRICES, "an expert's gradients, at home")
+
+
+def _summed(num_ranks: int) -> Listed:
+    """A copy for each GPU, their stack, their sum."""
+    return Listed("loads of all GPUs", num_ranks + 2, "rows of each expert, four times")
+
+
+def decide(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+    """Let all hosts learn the rows of all experts: (rank,) tasks. A backward pass knows."""
+    if work.is_backward:
+        return after
+    n, own = work.num_ranks, np.full(work.num_ranks, NUMBER_BYTES * work.num_experts)
+    copied = machine.small_kernels(Kind.PLAN, own, after, LOADS.name)
+    begun = machine.kernel(copied, GATHER.name)
+    gathered = nccl.run(machine, COUNTS, "all_gather", n * int(own[0]), begun)
+    summed = _summed(n)
+    # Copied to tensors of their own and from there into one, which is summed up.
+    done = machine.small_kernels(Kind.PLAN, 5 * n * own, gathered, summed.name, summed.launches)
+    machine.host.wait(COUNTS, done, LOADS_KNOWN.name)
+    return done
+
+
+def decided(layer: Outline) -> tuple[Listed, ...]:
+    """Operations of `decide`."""
+    return () if layer.is_backward else (LOADS, GATHER, _summed(layer.num_ranks), LOADS_KNOWN)
+
+
+class Shadows:
+    """The shadowed experts of a layer.
+
+    Parameters
+    ----------
+    work, carried
+        The layer as it is given, and as it is carried out.
+    experts
+        (shadow,): the experts, ascending.
+    channels
+        Channels that NCCL's kernels have at most.
+    pool
+        (rank,): SMs of GEMMs.
+    """
+
+    def __init__(
+        self, machine: Machine, work: LayerWork, carried: LayerWork, experts: Ints, channels: int,
+        pool: Ints,
+    ) -> None:  # fmt: skip
+        self._machine, self._work, self._carried = machine, work, carried
+        self._experts, self._channels, self._pool = experts.tolist(), channels, pool
+
+    def fetch(self, after: Ints) -> Ints:
+        """Copy their weights into tensors: (rank,) tasks. Backward, they are there."""
+        for expert in () if self._work.is_backward else self._experts:
+            after = shadows.fetch(self._machine, self._work, expert, after)
+        return after
+
+    def broadcast(self, after: Ints) -> list[Ints]:
+        """Send their weights to all GPUs behind the dispatches: (rank,) tasks of each."""
+        ends: list[Ints] = []
+        for expert in self._experts:
+            after = shadows.broadcast(self._machine, self._work, expert, after, self._channels)
+            ends.append(after)
+        return ends
+
+    def forward(self, came: list[Ints], after: Ints) -> Ints:
+        """Run them, each when its weights have come: (rank,) tasks."""
+        for place, arrived in enumerate(came):
+            after = self._machine.gather(arrived, self._machine.ranks, after)
+            after = self._run(place, after)
+        return shadows.restore(self._machine, self._work, after) if came else after
+
+    def backward(self, after: Ints, sent: Ints) -> tuple[Ints, list[Ints], Ints]:
+        """Run them and reduce their gradients on NCCL's stream.
+
+        Parameters
+        ----------
+        after, sent
+            (rank,): what precedes them, and the last of NCCL's kernels.
+
+        Returns
+        -------
+        (rank,) tasks of the last kernel; of each reduce; of the last of NCCL's kernels.
+        """
+        machine, sums = self._machine, []
+        for place, expert in enumerate(self._experts):
+            after = self._run(place, after)
+            after = shadows.collect(machine, self._work, self._call(place).rows, after)
+            ready = machine.gather(after, machine.ranks, sent)
+            sent = shadows.reduce(machine, self._work, expert, ready, self._channels)
+            sums.append(sent)
+        if self._experts:
+            after = shadows.restore(machine, self._work, after)
+        return after, sums, sent
+
+    def add(self, sums: list[Ints], after: Ints) -> Ints:
+        """Add the sums of their gradients at their homes: (rank,) tasks."""
+        for expert, summed in zip(self._experts, sums, strict=True):
+            ready = self._machine.gather(summed, self._machine.ranks, after)
+            after = shadows.add(self._machine, self._work, expert, ready)
+        return after
+
+    def _run(self, place: int, after: Ints) -> Ints:
+        """Exchange weights and multiply a GPU's own rows."""
+        ready = shadows.stash(self._machine, self._work, after, is_first=place == 0)
+        return compute(self._machine, self._carried, self._call(place), self._pool, ready)
+
+    def _call(self, place: int) -> Call:
+        n = self._work.num_ranks
+        expert = first_shadow(self._work) + n * place + np.arange(n)
+        return Call(expert, self._carried.rows_of_expert[expert])
+
+
+def fetched(layer: Outline) -> tuple[Listed, ...]:
+    """Operations of `Shadows.fetch`."""
+    return () if layer.is_backward else (FETCH,) * layer.num_shadowed
+
+
+def broadcasts(layer: Outline) -> tuple[Listed, ...]:
+    """Operations of `Shadows.broadcast`."""
+    return (BROADCAST,) * layer.num_shadowed
+
+
+def run(layer: Outline) -> tuple[Listed, ...]:
+    """Operations of `Shadows.forward`, or of `Shadows.backward`."""
+    after = (COLLECT, REDUCE) if layer.is_backward else ()
+    listed: list[Listed] = []
+    for place in range(layer.num_shadowed):
+        exchange = STASH if place else STASH_FIRST
+        listed += [exchange, *computed(is_backward=layer.is_backward), *after]
+    return (*listed, RESTORE) if listed else ()
+
+
+def added(layer: Outline) -> tuple[Listed, ...]:
+    """Operations of `Shadows.add`."""
+    return (ADD,) * layer.num_shadowed

@@ -1,0 +1,143 @@
+"""HybridEP's dispatch and combine kernels.
+
+Blocks are persistent, one an SM, and take chunks of consecutive tokens in turn. In the dispatch a
+warp loads tokens into a FIFO in shared memory, others store each to all GPUs that want it. In the
+combine the owner's block loads the rows of a token from all GPUs into the FIFO, and a group of
+warps adds them up and stores the sum. Since rows are pushed into buffers that others have read, and
+pulled from buffers that others have written, a kernel of one thread meets all GPUs before and
+behind either kernel. The FIFO (10 to 12 rows) never holds up an SM here: 10 rows of 14 KB in a
+round trip of 1 us are 140 GB/s, more than an SM adds up.
+
+Source: deepseek-ai/DeepEP, branch hybrid-ep, ``csrc/hybrid_ep/backend/hybrid_ep_backend.cuh``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine.kinds import COMBINE, DISPATCH
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.precision import SCALE_BLOCK, SCALE_BYTES, VALUE_BYTES
+from replay.model.work.ragged import places
+from replay.schemes.ep.deepep.pushes import Pushes
+from replay.schemes.ep.hybrid_ep import between
+from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
+
+if TYPE_CHECKING:
+    from replay.model.machine.kinds import PhaseKinds
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
+    from replay.model.work.layer import LayerWork
+
+EXPECTED, MEET = "expected values of flags", "device sync"
+HIDDEN_STEP = 512  # values of which a row must be a multiple
+PROB_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Bytes of a row with all that travels with it.
+
+    Attributes
+    ----------
+    out, back
+        On the way out and on the way back.
+    slot
+        Room for either, without gate weights: values of two bytes, and scales.
+    """
+
+    out: int
+    back: int
+    slot: int
+
+    @classmethod
+    def of(cls, work: LayerWork) -> Rows:
+        """Those of a layer: gate weights of all experts go out, their gradients come back."""
+        hidden = -(-work.shape.hidden // HIDDEN_STEP) * HIDDEN_STEP
+        types, probs = work.precision, all_experts(work)[1] * PROB_BYTES
+        scales = SCALE_BYTES * (hidden // SCALE_BLOCK) if types.dispatch == "fp8" else 0
+        out = VALUE_BYTES[types.dispatch] * hidden + scales
+        back = VALUE_BYTES[types.combine] * hidden
+        slot = 2 * hidden + scales
+        if work.is_backward:
+            return cls(out, back + probs, slot)
+        return cls(out + probs, back, slot)
+
+
+def meet(machine: Machine, kinds: PhaseKinds, after: Ints, *, behind_rows: bool = False) -> Ints:
+    """Launch the kernel of one thread that meets all GPUs of the node: (rank,) tasks of its end."""
+    return machine.sync.barrier(
+        kinds, machine.kernel(after, MEET), behind_stores=behind_rows, inside=True
+    )
+
+
+def _begun(machine: Machine, kinds: PhaseKinds, after: Ints, name: str) -> Ints:
+    """Launch what precedes a kernel, and the kernel: (rank,) tasks of its begin."""
+    nothing = np.zeros(machine.num_ranks, np.int64)
+    expected = machine.memory_kernel(kinds.sync, nothing, after, EXPECTED)
+    return machine.kernel(meet(machine, kinds, expected), name)
+
+
+def _sm_of_token(work: LayerWork, num_sms: int, chunk_tokens: int) -> Ints:
+    """(token,): SM that has the chunk of each."""
+    sm: Ints = places(np.diff(work.tokens_of_rank)) // chunk_tokens % num_sms
+    return sm
+
+
+def dispatch(
+    work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Ints
+) -> Ints:
+    """Add the dispatch kernel between two meetings: (rank,) tasks of the end."""
+    rows, sms = Rows.of(work), split.channels("hybrid-ep", num_sms)
+    begun = _begun(machine, DISPATCH, start, "dispatch")
+    if machine.num_domains > 1:
+        shape = (num_sms, chunk_tokens)
+        pushed = between.dispatch(work, machine, split, shape, (rows.out, rows.back), begun)
+        return meet(machine, DISPATCH, pushed, behind_rows=True)
+    sm = _sm_of_token(work, num_sms, chunk_tokens)[work.copy_token]
+    pushes = Pushes.of(work.copy_source, work.copy_rank, sm, work.num_ranks)
+    pushed, arrived = pushes.push(
+        machine, DISPATCH, sms, machine.costs.sm_store(pushes.rows * rows.out),
+        work.dispatch_row_bytes, begun, meta_bytes=rows.out - work.dispatch_row_bytes,
+    )  # fmt: skip
+    machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
+    return meet(machine, DISPATCH, machine.gather(arrived, pushes.src, begun), behind_rows=True)
+
+
+def combine(
+    work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Ints
+) -> Ints:
+    """Add the combine kernel between two meetings: (rank,) tasks of the end."""
+    rows, row, costs = Rows.of(work), work.combine_row_bytes, machine.costs
+    begun = _begun(machine, COMBINE, start, "combine")
+    if machine.num_domains > 1:
+        shape = (num_sms, chunk_tokens)
+        summed = between.combine(work, machine, split, shape, (rows.out, rows.back), begun)
+        return meet(machine, COMBINE, summed)
+    sm = _sm_of_token(work, num_sms, chunk_tokens)
+    pulls = Pushes.of(work.copy_source, work.copy_rank, sm[work.copy_token], work.num_ranks)
+    loaded = machine.serve(
+        split.channels("hybrid-ep", num_sms)[pulls.src, pulls.sm],
+        costs.sm_add(pulls.rows * rows.back, 0), late=costs.memory_load(),
+        kind=COMBINE.send, rank=pulls.src, after=begun[pulls.src],
+    )  # fmt: skip
+    arrived, remote = loaded.copy(), pulls.src != pulls.dst
+    owner, other = pulls.src[remote], pulls.dst[remote]
+    arrived[remote] = machine.transfers.load(
+        COMBINE, owner, other, row, loaded[remote],
+        rows=pulls.rows[remote], meta_bytes=rows.back - row,
+    ).arrived  # fmt: skip
+    adders = split.channels("hybrid-ep, adding", num_sms, on="hybrid-ep")
+    owner = work.source_rank
+    added = machine.serve(
+        adders[owner, sm], costs.sm_add(0, np.full(work.num_tokens, rows.back)),
+        kind=COMBINE.receive, rank=owner, after=begun[owner],
+    )  # fmt: skip
+    machine.order(arrived[pulls.of_row], added[work.copy_token])
+    sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, rows.back))
+    written = machine.stream(COMBINE.memory, sums, owner, added)
+    machine.notes.follow("combined", np.arange(work.num_tokens), written)
+    return meet(machine, COMBINE, machine.gather(written, owner, begun))

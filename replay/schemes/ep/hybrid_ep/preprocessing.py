@@ -1,0 +1,69 @@
+"""What HybridEP knows before rows travel: who wants which token, and where it goes.
+
+The routing map (a flag for each token and expert) of all GPUs is gathered on each, a scan gives
+every token its place on every GPU, and a second kernel gives each (token, expert) its row. The
+host then waits for the number of rows, unless it has promised a bound.
+
+Source: deepseek-ai/DeepEP, branch hybrid-ep: ``deep_ep/hybrid_ep_buffer.py`` and, under
+``csrc/hybrid_ep``, ``scan`` in ``backend/hybrid_ep_backend.cuh`` and ``extension/permute.cu``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.collectives import nccl
+from replay.model.machine.kinds import COUNTS, DISPATCH, Kind
+from replay.schemes.ep.software import Listed
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+
+GATHER, CLEAR, SCAN, PLACES = (
+    "all-gather of the routing map", "memset of sums", "scan", "permute preprocessing",
+)  # fmt: skip
+COUNTS_WAIT = "counts to the host"
+SCAN_BLOCKS = 108  # num_sms_preprocessing_api
+PLACE_BYTES, SUM_BYTES = 4, 8
+GRID_BARRIERS = 3  # of the kernel that places rows
+PLACE_PASSES = 3  # written, then read and written
+
+KERNELS = (
+    Listed(GATHER, moves="flags of all tokens"),
+    Listed(CLEAR, moves="a sum for each block and GPU"),
+    Listed(SCAN, moves="flags of all tokens; places of the own tokens, flags of those received"),
+    Listed(PLACES, moves="flags of received tokens; a row for each of them and expert"),
+)
+
+
+def all_experts(work: LayerWork) -> tuple[int, int]:
+    """Experts of a GPU, as many on each, and of all GPUs, a multiple of four."""
+    local = max((len(experts) for experts in work.experts_of_rank), default=0) or 1
+    return local, -(-local * work.num_ranks // 4) * 4
+
+
+def preprocessed(work: LayerWork, machine: Machine, start: Ints, *, host_waits: bool) -> Ints:
+    """Gather, scan, place, and let the host wait: (rank,) tasks when rows can travel."""
+    n, every = machine.num_ranks, np.ones(machine.num_ranks, np.int64)
+    local, experts = all_experts(work)
+    most = int(np.diff(work.tokens_of_rank).max(initial=0))  # fewer tokens are padded
+    flags = n * most * experts
+    begun = machine.kernel(start, GATHER)
+    gathered = nccl.run(machine, COUNTS, "all_gather", flags, begun)
+    sums = SCAN_BLOCKS * n * SUM_BYTES
+    cleared = machine.memory_kernel(Kind.LAYOUT, sums * every, gathered, CLEAR)
+    copies = work.matrix("copies").sum(axis=0)
+    placed = flags + most * n * PLACE_BYTES + copies * local
+    scanned = machine.memory_kernel(Kind.LAYOUT, placed, cleared, SCAN)
+    # Each block reads the sums of all blocks before it, one after the other.
+    looks = machine.costs.cache_load() * (SCAN_BLOCKS - 1)
+    scanned = machine.delay(Kind.LAYOUT, looks, scanned)
+    rows = copies * local * (1 + PLACE_PASSES * PLACE_BYTES)
+    known = machine.memory_kernel(Kind.LAYOUT, rows, scanned, PLACES)
+    known = machine.delay(DISPATCH.sync, machine.costs.grid_barrier() * GRID_BARRIERS, known)
+    if host_waits:
+        machine.host.wait(DISPATCH, known, COUNTS_WAIT)
+    return known

@@ -1,0 +1,213 @@
+"""Megatron-LM's all-gather dispatcher: all tokens to all GPUs round a ring, sums scattered back.
+
+Routing map, probabilities and rows of all tokens are gathered, each by NCCL's ring; every GPU picks
+the rows of its experts, runs them, adds the results of each token of anybody into a dense buffer,
+and the buffers are summed up by a ring reduce-scatter. It carries them in the type of the
+probabilities, which is that of the rows back here: BF16, or FP32 with Megatron-LM's
+``--moe-router-dtype fp32`` (``--combine-rows fp32``). Ranks gather equally many tokens; those that
+have fewer than the most add rows of nobody, which is assumed: the code stops there.
+
+Backward, gradients of results are gathered and those of inputs are scattered, as are those of
+probabilities.
+
+Source: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py``
+(``MoEAllGatherTokenDispatcher``); TransformerEngine ``common/triton/permutation.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.collectives import nccl
+from replay.model.compute.shared import shared_kernels
+from replay.model.machine.domains import Domains
+from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.capacity import Carried, with_equal_tokens
+from replay.schemes.ep.base import Scheme
+from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.megatron.experts import ExpertOptions, listed, refused, run_experts
+from replay.schemes.ep.nccl_alltoall import INDEX_BYTES, PERMUTES, ROW_MAP_PASSES
+from replay.schemes.ep.software import TYPICAL, Listed, Outline, kernels
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+
+MAP, PROBS, ROWS = "all-gather of the map", "all-gather of probabilities", "all-gather of rows"
+SUMS, PROB_GRADIENTS = "reduce-scatter of sums", "reduce-scatter of gradients of probabilities"
+OWN = Listed("own experts", 4, "map and probabilities of the own experts; their sums, cast")
+SELECTED = Listed(
+    "own gate weights", 5,
+    source="token_dispatcher.py: two transposes and masked_select, which scans and copies",
+)  # fmt: skip
+ROW_MAP = Listed("row map", 3, "flags, five times a 4-byte index for each", PERMUTES)
+TO_PROBS, TO_TOKENS = "sums in the probabilities' type", "sums as tokens are"
+COUNTS_WAIT, SIZE_WAIT = "counts to the host", "size of the selection to the host"
+
+
+@dataclass(frozen=True)
+class AllGatherOptions(ExpertOptions):
+    """How the experts run."""
+
+
+class MegatronAllGather(Scheme):
+    """Ring all-gathers, experts of the own rows, ring reduce-scatter."""
+
+    name = "megatron-allgather"
+    summary = "Megatron-LM's all-gather dispatcher: rings there and back"
+    source = "Megatron-LM token_dispatcher.py, MoEAllGatherTokenDispatcher; NCCL rings"
+    assumes = (
+        "ranks with fewer tokens add rows of nobody; probabilities have the type of the rows back; "
+        "gradients travel in the types of the layer; rings hold no SMs that others would have"
+    )
+    traffic = "ring"
+    network = "rings"
+    phases_separated = False
+    dispatch_types = frozenset({"bf16", "fp32"})
+    options: AllGatherOptions = AllGatherOptions()
+
+    def refuses(self, work: LayerWork) -> str:
+        """As `megatron`."""
+        return super().refuses(work) or refused(work, self.options)
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Rings go through nodes that are full."""
+        if reason := super().refuses_on(work, system):
+            return reason
+        size = system.fabric.gpus_per_domain
+        full = Domains(system.fabric, work.num_ranks).even
+        return (
+            "" if full else f"{work.num_ranks} ranks do not fill nodes of {size}, as its rings do"
+        )
+
+    def carries(self, work: LayerWork) -> Carried:
+        """Ranks gather equally much."""
+        return with_equal_tokens(work)
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """All tokens, twice; maps and probabilities of all; the rows of the own experts."""
+        work = self.carries(work).work
+        n, tokens = work.num_ranks, work.num_tokens
+        got = work.matrix("pairs").sum(axis=0)
+        pairs = tokens * work.num_experts
+        each = (
+            ("gathered rows", tokens * work.dispatch_row_bytes),
+            ("gathered map and probabilities", pairs * (1 + work.precision.combine_value_bytes)),
+            ("sums for all tokens", tokens * work.combine_row_bytes),
+        )
+        return (
+            *(Buffer(name, np.full(n, nbytes)) for name, nbytes in each),
+            Buffer("permuted rows", got * work.dispatch_row_bytes),
+        )
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """Gathers, own rows, experts, sums, scatter; two waits of the host."""
+        several, back = layer.num_ranks > 1, layer.is_backward
+        token = "fp32" if layer.precision.gemm == "fp32" else "bf16"
+        casts = several and layer.precision.combine != token
+        gathers = kernels(*(() if back else (MAP, PROBS)), ROWS) if several else ()
+        counted: tuple[Listed, ...] = ()
+        if not back:
+            counted = (OWN, Listed(COUNTS_WAIT, 0), ROW_MAP)
+        selected = () if back else (SELECTED, Listed(SIZE_WAIT, 0))
+        scatters = kernels(SUMS, *((PROB_GRADIENTS,) if back else ())) if several else ()
+        return (
+            *gathers, *counted, Listed("permute", moves="rows of the own experts"), *selected,
+            *listed(layer, self.options),
+            Listed("unpermute", moves="own results, a row for each token of anybody"),
+            *(kernels(TO_PROBS) if casts else ()), *scatters,
+            *(kernels(TO_TOKENS) if casts else ()),
+        )  # fmt: skip
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add gathers, permute, experts, unpermute, reduce-scatter."""
+        layer, owner, work = work, work.source_rank, self.carries(work).work
+        n, tokens = work.num_ranks, work.num_tokens
+        got, every = work.matrix("pairs").sum(axis=0), np.full(n, tokens)
+        b_d, b_c, own = work.dispatch_row_bytes, work.combine_row_bytes, work.token_row_bytes
+        flags = tokens * np.array([len(local) for local in work.experts_of_rank])
+        prob = work.precision.combine_value_bytes
+
+        gathered = start
+        if not work.is_backward:
+            for name, each in ((MAP, 1), (PROBS, prob)):
+                nbytes = tokens * work.num_experts * each
+                gathered = self._ring(machine, COUNTS, "all_gather", nbytes, gathered, name)
+        machine.notes.follow("sent", np.arange(len(owner)), gathered[owner])
+        gathered = self._ring(
+            machine, DISPATCH, "all_gather", tokens * b_d, gathered, ROWS, payload=True
+        )
+        if not work.is_backward:
+            # Slices are read and written, flags are summed up; counts are a few bytes.
+            gathered = _small(machine, OWN, gathered, flags * (3 + 2 * prob))
+            machine.host.wait(DISPATCH, gathered, COUNTS_WAIT)
+            gathered = _small(
+                machine, ROW_MAP, gathered, flags * (1 + ROW_MAP_PASSES * INDEX_BYTES)
+            )
+        moved = MemoryTraffic(_copies(work) * b_d, got * b_d, got)
+        rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered)
+        if not work.is_backward:
+            rows = _small(machine, SELECTED, rows, flags * (4 + 3 * prob))
+            machine.host.wait(DISPATCH, rows, SIZE_WAIT)
+        # NCCL's kernels have gone, and have left no SMs to shared experts before.
+        split = machine.sms.split(f"scheme {self.name!r}", {"gathers": machine.sms.count})
+        ready = shared_kernels(machine, layer, split, start, rows)
+        done = run_experts(machine, work, self.options, ready)
+        summed = MemoryTraffic(got * work.result_row_bytes, every * own)
+        done = machine.memory_kernel(Kind.UNPERMUTE, summed, done)
+        casts = n > 1 and b_c != own
+        if casts:
+            moved = MemoryTraffic(every * own, every * b_c)
+            done = machine.memory_kernel(Kind.UNPERMUTE, moved, done, TO_PROBS)
+        done = self._ring(
+            machine, COMBINE, "reduce_scatter", tokens * b_c, done, SUMS, payload=True
+        )
+        if work.is_backward:
+            nbytes = tokens * work.num_experts * prob
+            done = self._ring(machine, COMBINE, "reduce_scatter", nbytes, done, PROB_GRADIENTS)
+        if casts:
+            mine = np.diff(work.tokens_of_rank)
+            moved = MemoryTraffic(mine * b_c, mine * own)
+            done = machine.memory_kernel(Kind.UNPERMUTE, moved, done, TO_TOKENS)
+        machine.notes.follow("combined", np.arange(len(owner)), done[owner])
+        return done
+
+    def _ring(
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        collective: nccl.Collective,
+        nbytes: int,
+        after: Ints,
+        name: str,
+        *,
+        payload: bool = False,
+    ) -> Ints:
+        """Run a collective of `nbytes` of all ranks in a kernel: (rank,) tasks.
+
+        What passes is copied out of FIFOs, and the own part from buffer to buffer; of sums, both
+        summands are read and the last sum is written.
+        """
+        n = machine.num_ranks
+        if n == 1:
+            return after
+        begun = machine.kernel(after, name)
+        done = nccl.run(machine, kinds, collective, nbytes, begun, payload=payload)
+        copied = 2 * nbytes
+        memory = machine.stream(kinds.memory, np.full(n, copied), machine.ranks, begun)
+        return machine.gather(np.concatenate((done, memory)), np.tile(machine.ranks, 2), begun)
+
+
+def _copies(work: LayerWork) -> Ints:
+    """(rank,): tokens that have experts on each GPU."""
+    return np.bincount(work.copy_rank, minlength=work.num_ranks).astype(np.int64)
+
+
+def _small(machine: Machine, one: Listed, after: Ints, nbytes: Ints) -> Ints:
+    """Run small kernels as they are listed: (rank,) tasks."""
+    return machine.small_kernels(Kind.LAYOUT, nbytes, after, one.name, one.launches)

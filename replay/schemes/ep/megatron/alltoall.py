@@ -1,0 +1,70 @@
+"""Megatron-LM's all-to-all dispatcher around its experts.
+
+The dispatcher is that of `replay.schemes.ep.nccl_alltoall`, kernel by kernel. That scheme runs the
+experts as one grouped GEMM, as most others do, so that schemes differ by what moves rows; this one
+runs them as Megatron-LM does (`replay.schemes.ep.megatron.experts`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from replay.schemes.ep.megatron.experts import (
+    ExpertOptions,
+    listed,
+    refused,
+    run_experts,
+    run_weight_gradients,
+)
+from replay.schemes.ep.nccl import NcclOptions
+from replay.schemes.ep.nccl_alltoall import NcclAllToAll
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.software import Listed, Outline
+
+
+@dataclass(frozen=True)
+class MegatronOptions(NcclOptions, ExpertOptions):
+    """Settings of NCCL, and how the experts run."""
+
+
+class Megatron(NcclAllToAll):
+    """The dispatcher of `NcclAllToAll`, experts as calls or as grouped GEMMs."""
+
+    name = "megatron"
+    summary = "Megatron-LM's all-to-all dispatcher, a cuBLAS call per expert"
+    source = "Megatron-LM token_dispatcher.py, experts.py; TransformerEngine grouped_linear.py"
+    assumes = (
+        "NCCL's own channels, chunks and protocols; FP8 with a scale for each 128 values of a row, "
+        "without padding in the router; CPU time of a call beside its launch is none"
+    )
+    dispatch_types = frozenset({"bf16", "fp32"})
+    combine_types = frozenset({"bf16", "fp32"})
+    validity = ""
+    options: MegatronOptions = MegatronOptions()
+
+    def refuses(self, work: LayerWork) -> str:
+        """Rows travel in the type of the tokens; grouped_gemm multiplies BF16."""
+        return super().refuses(work) or refused(work, self.options)
+
+    def _operands(
+        self, work: LayerWork, machine: Machine, rows: Ints, arrived: Ints
+    ) -> tuple[Ints, int]:
+        """Leave rows as they are until they are sorted."""
+        return arrived, work.token_row_bytes
+
+    def _operands_listed(self, layer: Outline) -> tuple[Listed, ...]:
+        return ()
+
+    def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
+        return run_experts(machine, work, self.options, arrived)
+
+    def weight_gradients(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+        """Run them as the experts' other GEMMs run."""
+        return run_weight_gradients(machine, work, self.options, after)
+
+    def _experts_listed(self, layer: Outline) -> tuple[Listed, ...]:
+        return listed(layer, self.options)

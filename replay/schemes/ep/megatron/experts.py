@@ -1,0 +1,168 @@
+"""How Megatron-LM runs the experts of a GPU, behind whichever dispatcher.
+
+``te``: TransformerEngine's grouped linear layer, a cuBLAS call for each expert that has rows
+(`replay.model.compute.calls`). FP8 operands are made by a kernel for each expert, since scales for
+blocks of a row have no kernel for several tensors, from rows that a kernel before the experts has
+padded to 16 an expert; one behind them takes the padding away. What at most 15 rows more of an
+expert are to the kernels in between is left out of account, and so are casts of weights, which are
+the optimizer's.
+
+``cutlass``: one grouped GEMM of the grouped_gemm library, BF16 alone, which Megatron-LM has had
+before. Seven small copies bring its arguments to the GPU before each.
+
+Sources: Megatron-LM ``megatron/core/transformer/moe/experts.py`` (``TEGroupedMLP``; ``GroupedMLP``
+of earlier versions); TransformerEngine ``pytorch/module/grouped_linear.py``, ``fp8_padding.py``
+and ``pytorch/csrc/extensions/cast.cpp`` (``multi_tensor_quantize_impl``); grouped_gemm
+``csrc/grouped_gemm.cu`` (``MakeArguments``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.compute.calls import STREAMS, gradient_calls, per_expert_kernels
+from replay.model.compute.experts import in_turn
+from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import MemoryTraffic
+from replay.schemes.ep.software import Listed, Outline, expert_calls, experts
+from replay.schemes.options import Options, option
+
+if TYPE_CHECKING:
+    from replay.model.compute.gemm import Gemm
+    from replay.model.compute.weight_gradients import Projection
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+
+FP8_ALIGNMENT = 16  # rows of an expert (TransformerEngine ``fp8_padding.py``)
+PROB_BYTES = 4  # FP32
+ARGUMENTS = Listed(
+    "arguments", 7, source="grouped_gemm: leading dimensions and pointers of three matrices, sizes"
+)
+PADDING = Listed("padding", moves="rows, and rows padded to 16 an expert")
+UNPADDING = Listed("unpadding", moves="padded rows, and rows")
+
+
+@dataclass(frozen=True)
+class ExpertOptions(Options):
+    """How the experts run; to be combined with the options of a dispatcher."""
+
+    experts: str = option(
+        "te",
+        choices=("te", "cutlass"),
+        help="Kernels of the experts: a cuBLAS call for each (te), or one grouped GEMM of all "
+        "(cutlass, of earlier versions, for BF16).",
+        source="Megatron-LM experts.py; TransformerEngine grouped_linear.py",
+    )
+    streams: int = option(
+        STREAMS,
+        least=1,
+        help="Streams on which experts=te runs its calls.",
+        source="TransformerEngine common/util/multi_stream.h",
+    )
+
+
+def refused(work: LayerWork, options: ExpertOptions) -> str:
+    """Why these experts, or any behind Megatron-LM's dispatchers, cannot run a layer; or empty."""
+    types = work.precision
+    if options.experts == "cutlass" and types.gemm != "bf16":
+        return f"grouped_gemm (experts=cutlass) multiplies bf16, not {types.gemm}"
+    token = "fp32" if types.gemm == "fp32" else "bf16"
+    if types.dispatch != token:
+        return f"its rows travel in the type of the tokens, {token}, not {types.dispatch}"
+    return ""
+
+
+def run_experts(machine: Machine, work: LayerWork, options: ExpertOptions, after: Ints) -> Ints:
+    """Run the experts on rows that are sorted by expert: (rank,) tasks at their end."""
+    pool = machine.sms.for_kernels()
+    if options.experts == "cutlass":
+        return _grouped(machine, work, pool, after)
+    pads = work.precision.gemm == "fp8"
+    if pads:
+        after = _padded(machine, work, work.token_row_bytes, after)
+    done = per_expert_kernels(machine, work, pool, after, streams=options.streams, quantises=True)
+    return _unpadded(machine, work, done) if pads else done
+
+
+def run_weight_gradients(
+    machine: Machine, work: LayerWork, options: ExpertOptions, after: Ints
+) -> Ints:
+    """Run the experts' weight gradients that a pass put off: (rank,) tasks at their end."""
+    pool = machine.sms.for_kernels()
+    for projection in (DOWN, UP):
+        if options.experts == "cutlass":
+            after = weight_gradient_kernel(machine, work, projection, pool, _copied(machine, after))
+        else:
+            after = gradient_calls(machine, work, projection, pool, after, streams=options.streams)
+    return after
+
+
+def listed(layer: Outline, options: ExpertOptions) -> tuple[Listed, ...]:
+    """Kernels of `run_experts`."""
+    if options.experts == "cutlass":
+        return tuple(
+            entry
+            for one in experts(is_backward=layer.is_backward)
+            for entry in ((ARGUMENTS,) if one.name in ("gemm1", "gemm2", "wgrad") else ()) + (one,)
+        )
+    calls = expert_calls(layer, quantises=True)
+    if layer.precision.gemm != "fp8":
+        return calls
+    # Gate weights are padded like rows, forward; their gradients lose the padding again.
+    twice = (1, 2) if layer.is_backward else (2, 1)
+    before, behind = (replace(PADDING, launches=twice[0]), replace(UNPADDING, launches=twice[1]))
+    return before, *calls, behind
+
+
+def _grouped(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints:
+    """Grouped GEMMs whose arguments are copied first."""
+
+    def multiply(gemm: Gemm, begin: Ints) -> Ints:
+        return gemm_kernel(machine, work, gemm, pool, _copied(machine, begin))
+
+    def gradient(projection: Projection, begin: Ints) -> Ints:
+        return weight_gradient_kernel(machine, work, projection, pool, _copied(machine, begin))
+
+    return in_turn(machine, work, after, multiply, gradient)
+
+
+def _copied(machine: Machine, after: Ints) -> Ints:
+    """Copy the arguments of a grouped GEMM: (rank,) tasks."""
+    return machine.small_kernels(Kind.LAYOUT, 0, after, ARGUMENTS.name, ARGUMENTS.launches)
+
+
+def _padding(work: LayerWork, row_bytes: int) -> tuple[Ints, Ints]:
+    """(rank,): bytes of the rows of a GPU's experts, and of the rows padded."""
+    rows = work.rows_of_expert
+    padded = -(-rows // FP8_ALIGNMENT) * FP8_ALIGNMENT
+    own, all_rows = (
+        np.bincount(work.placement.expert_rank, of, work.num_ranks).astype(np.int64)
+        for of in (rows, padded)
+    )
+    return own * row_bytes, all_rows * row_bytes
+
+
+def _padded(machine: Machine, work: LayerWork, row_bytes: int, after: Ints) -> Ints:
+    """Pad the rows of each expert, forward its gate weights too: (rank,) tasks."""
+    own, padded = _padding(work, row_bytes)
+    done = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), after, PADDING.name)
+    if work.is_backward:
+        return done
+    own, padded = _padding(work, PROB_BYTES)
+    return machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), done, PADDING.name)
+
+
+def _unpadded(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+    """Take the padding from each expert's results: (rank,) tasks; the reverse of `_padded`."""
+    own, padded = _padding(work, work.result_row_bytes)
+    moved = MemoryTraffic(padded, own)
+    done = machine.memory_kernel(Kind.UNPERMUTE, moved, after, UNPADDING.name)
+    if not work.is_backward:
+        return done
+    own, padded = _padding(work, PROB_BYTES)
+    return machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(padded, own), done, UNPADDING.name)

@@ -1,0 +1,375 @@
+"""MoE-Hub: rows are stored to an expert; the receiving GPU's hub finds the address.
+
+Source: arXiv 2605.05888 (ISCA 2026), abstract, introduction and section III; a proposal, no GPU
+does this today, and the switch is left as it is. Right after routing the producer stores one row
+for every (token, expert), naming the expert and the row: nothing is counted, exchanged or laid out
+before. Rows for own experts take the same way inside the GPU. Three units in each GPU's hub:
+
+- *Address allocation* (at the receiver): a row gets the next free slot of its expert, so that rows
+  lie dense in order of arrival. A table of finite size, first in first out, remembers the address
+  of every row for its later packets; what it forgets is looked up in device memory.
+- *Packet manager* (at the sender, option `rpm`): see `replay.schemes.ep.moe_hub.egress`.
+- *Data availability* (at the receiver, option `dam`): counters on the acknowledgements of writes
+  launch the thread blocks of a tile when its rows are there. Without it kernels follow one another,
+  GEMM-1's blocks take SMs in the order of the grid and poll their tile's flag
+  (`replay.model.machine.block_scheduler`).
+
+Each finished row goes back to the token's owner as an ordinary store, to an address that came with
+the row; the owner adds the token's rows when all have come.
+
+Not stated in what is public, hence options: entries and latency of the table, depth of the queues,
+the timer, bytes of the return address, latency of a launch, SMs that the routing kernel holds while
+it stores. Gate weights are applied by the owner and do not travel. GEMM-1's epilogue includes the
+activation, with `dam` and without. A row of a tile is sent when all its columns are done.
+
+The module is long because the scheme has two forms of every step, with `dam` and without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.compute.casts import cast_tiles, casting, tokens_read
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.row_tiles import row_tiles
+from replay.model.compute.shared import shared_tiles
+from replay.model.compute.weight_gradients import (
+    DOWN,
+    UP,
+    joined,
+    weight_gradient_kernel,
+    weight_gradients_beside,
+)
+from replay.model.machine.block_scheduler import BlockScheduler
+from replay.model.machine.kinds import COMBINE, DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.times import MemoryTraffic
+from replay.schemes.ep import memory
+from replay.schemes.ep.base import Scheme
+from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.moe_hub.egress import STORES_FIRST, Egress, Sent
+from replay.schemes.ep.moe_hub.options import MoeHubOptions
+from replay.schemes.ep.software import TYPICAL, WGRAD, Listed, Outline, kernels
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.compute.gemm_tiles import TileTasks
+    from replay.model.compute.row_tiles import RowTiles
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.resources import Discipline
+    from replay.model.work.layer import LayerWork
+
+TILE_ROWS = 128  # rows of a tile; the paper's GEMMs are CUTLASS's, whose tiles have 128
+TABLE = "row-address table"
+TABLE_BYTES = 8  # of an entry in device memory: assumed, an address
+
+
+class MoeHub(Scheme):
+    """Stores without addresses, slots on arrival, merged packets, blocks launched by data."""
+
+    name = "moe-hub"
+    summary = "MoE-Hub: stores without addresses, tiles launched by their data"
+    source = "arXiv 2605.05888 section III"
+    assumes = (
+        "proposed GPU hardware; the table holds 4096 rows, each queue 32 KiB; a packet waits 100 "
+        "ns, a look-up takes 10 ns and a launch 100 ns; return addresses have 8 bytes; 12 SMs store"
+    )
+    proposes = frozenset({"address-allocation", "store-merging", "launch-on-arrival"})
+    traffic = "pair"
+    overlap = "whole layer"
+    phases_separated = False
+    fuses_activation = True
+    keeps_results = False
+    validity = "simulated: 8 GPUs like the H800"
+    candidates = MappingProxyType({"store_sms": (4, 8, 12, 16, 24)})
+    options: MoeHubOptions = MoeHubOptions()
+
+    @property
+    def uplinks(self) -> Discipline:
+        """The packet manager serves destinations in turn; a plain queue blocks behind its head."""
+        return "turns" if self.options.rpm else "fifo"
+
+    def communication_sms(self, system: System) -> int | None:
+        """None: blocks that store have SMs of the same pool as all others."""
+        return 0
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Rows as they come to either side, and the addresses that the table has forgotten."""
+        received, returned = memory.received(work), memory.returned(work)
+        return (
+            Buffer("received rows", received * work.dispatch_row_bytes),
+            Buffer("return addresses", received * self.options.address_bytes),
+            Buffer("row addresses", received * TABLE_BYTES),
+            *memory.cast_received(work, received),
+            Buffer("returned rows", returned * work.combine_row_bytes),
+        )
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """The routing kernel; without dam GEMMs, sums, weight gradients behind it."""
+        if self.options.dam:
+            return kernels("routing")  # its blocks and all others are launched by the hub
+        names = ("gemm2", "gemm1") if layer.is_backward else ("gemm1", "gemm2")
+        behind = (WGRAD, WGRAD) if layer.is_backward else ()
+        return (*kernels("routing", *names, "sums"), *behind)
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the routing kernel's stores, the experts' tiles and the sums."""
+        return _Layer(self.options, work, machine, machine.kernel(start, "routing")).build()
+
+
+class _Layer:
+    """One layer's tasks, with what its parts share.
+
+    Parameters
+    ----------
+    begun
+        (rank,): the routing kernel stores its first row.
+    """
+
+    def __init__(
+        self, options: MoeHubOptions, work: LayerWork, machine: Machine, begun: Ints
+    ) -> None:
+        self.options, self.work, self.machine, self.begun = options, work, machine, begun
+        # Blocks that store hold SMs of the same pool as all others; only their number is limited.
+        machine.sms.split("scheme 'moe-hub'", {"store_sms": options.store_sms})
+        self.pool = machine.sms.pool("sm", machine.sms.count)
+        self.blocks = BlockScheduler(machine, machine.sms.count)
+        self.egress = Egress(
+            machine, self.blocks, self.pool,
+            merges=options.rpm, queue_packets=options.queue_packets,
+            timer=machine.costs.ns(options.rpm_timer_ns), piece_bytes=options.piece_bytes,
+            rows=[
+                (work.dispatch_row_bytes, options.address_bytes), (work.combine_row_bytes, 0),
+            ],
+        )  # fmt: skip
+
+    def build(self) -> Ints:
+        """All tasks; (rank,) marks of the end."""
+        work, machine = self.work, self.machine
+        sent, arrived = self._dispatch()
+        tiles = self._gemms[0][1]
+        machine.notes.tile(tiles.rank, tiles.rows, TILE_ROWS)
+        full = machine.mark(tiles.rank, self.begun[tiles.rank])
+        if self.options.dam:
+            done = self._launched_tiles(full)
+            landed, stored = self._send_back(arrived, tiles, full, done)
+            ends = self._add(self._complete(landed), self.begun)
+            # Other kernels get the SMs when the last block has stored its rows.
+            ends = machine.gather(stored, work.pair_rank, ends)
+            ends = self._after_shared(ends)
+            return machine.gather(*self._weight_gradients(tiles, done), ends)
+        done, ended = self._kernels_of_tiles(full, sent)
+        landed, _ = self._send_back(arrived, tiles, full, done)
+        ended = self._after_shared(ended)
+        # The kernel of the sums is next in the stream; all rows must have come to all GPUs.
+        ended = machine.gather(landed, work.pair_source, ended)
+        met = machine.sync.barrier(COMBINE, ended, behind_stores=True)
+        begun = machine.kernel(met, "sums")
+        ends = self._add(begun[work.source_rank[np.unique(work.pair_token)]], begun)
+        if work.is_backward:
+            for projection in (DOWN, UP):
+                ends = weight_gradient_kernel(machine, work, projection, self.pool, ends)
+        return ends
+
+    # ---- dispatch --------------------------------------------------------------------------------
+
+    def _dispatch(self) -> tuple[Sent, Ints]:
+        """Store every pair's row: what was sent, and (pair,) when its slot is filled."""
+        work, machine, options = self.work, self.machine, self.options
+        src, dst, row_bytes = work.pair_source, work.pair_rank, work.dispatch_row_bytes
+        # The block of a token casts it once, before it stores its first row.
+        made = np.where(np.diff(work.pair_token, prepend=-1) != 0, row_bytes, 0)
+        sent = self.egress.send(
+            DISPATCH, src, dst, row_bytes, tokens_read(machine, work, self.begun)[work.pair_token],
+            making=casting(machine, work, made),
+            meta_bytes=options.address_bytes,
+            resident=machine.buffers.pools("routing kernel's blocks", options.store_sms)[src],
+        )  # fmt: skip
+        machine.notes.follow("sent", work.pair_token, sent.claims)
+        table = machine.caches.tables(TABLE, options.aau_entries, policy="fifo")
+        key = machine.caches.new_keys(len(src)) + np.arange(len(src))
+        row, piece = np.nonzero(sent.pieces >= 0)
+        machine.caches.touch(
+            TABLE, sent.pieces[row, piece], table[dst[row]], key[row],
+            lookups=sent.packets[row, piece], miss=machine.costs.memory_load(),
+        )  # fmt: skip
+        placed = machine.delay(
+            DISPATCH.sync, machine.costs.ns(options.aau_ns), sent.pieces[:, 0], dst
+        )
+        self._await_pieces(sent, placed)
+        return sent, placed
+
+    def _await_pieces(self, sent: Sent, arrived: Ints) -> None:
+        """Let (row,) tasks that wait for the first piece of a row wait for all others too."""
+        row, piece = np.nonzero(sent.pieces[:, 1:] >= 0)
+        self.machine.order(sent.pieces[row, 1 + piece], arrived[row])
+
+    # ---- experts ---------------------------------------------------------------------------------
+
+    def _launched_tiles(self, full: Ints) -> Ints:
+        """Blocks of both GEMMs, launched when their rows are there: (tile,) marks of the end."""
+        launch = self.machine.costs.ns(self.options.launch_ns)
+        tiles = self._gemms[0][1]
+        by_expert = self.options.tile_order == "expert"
+        order = tiles.expert if by_expert else np.zeros_like(tiles.expert)
+        done, inputs = full, None
+        if self.work.precision.casts_dispatched:  # by blocks that the counters launch too
+            ready = self.machine.delay(Kind.LAUNCH, launch, full, tiles.rank)
+            casts = cast_tiles(
+                self.machine, self.work, tiles.rank, tiles.rows, self.pool, ready, order
+            )
+            self.blocks.hold(casts.on_sm, casts.on_sm, tiles.rank, ready, priority=order)
+            done = casts.done
+        for gemm, tiles in self._gemms:
+            ready = self.machine.delay(Kind.LAUNCH, launch, done, tiles.rank)
+            tasks = self._gemm(gemm, tiles, ready, order, inputs)
+            inputs = tasks.outputs
+            self.blocks.hold(
+                tasks.columns, tasks.columns, tiles.rank[tasks.column_tile],
+                ready[tasks.column_tile], priority=order[tasks.column_tile],
+            )  # fmt: skip
+            done = tasks.done
+        return done
+
+    def _kernels_of_tiles(self, full: Ints, sent: Sent) -> tuple[Ints, Ints]:
+        """Both GEMMs as kernels after the routing kernel: (tile,) and (rank,) marks of the end."""
+        machine, work = self.machine, self.work
+        ended = machine.gather(sent.stored, work.pair_source, self.begun)
+        (_, tiles), _ = self._gemms
+        ready = machine.delay(DISPATCH.sync, machine.costs.poll(), full, rank=tiles.rank)
+        grid = np.zeros_like(tiles.expert)
+        done, inputs = full, None
+        for gemm, tiles in self._gemms:
+            begun = machine.kernel(ended, KIND_NAMES[gemm.kind])
+            if inputs is None and work.precision.casts_dispatched:
+                # A block that has polled for its tile casts it, and keeps its SM.
+                polled = machine.mark(tiles.rank, ready)
+                machine.order(begun[tiles.rank], polled)
+                casts = cast_tiles(machine, work, tiles.rank, tiles.rows, self.pool, polled, grid)
+                ready = casts.done
+            tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert), inputs)
+            inputs = tasks.outputs
+            rank = tiles.rank[tasks.column_tile]
+            claims = self.blocks.hold(tasks.columns, tasks.columns, rank, begun[rank])
+            machine.notes.poll(claims, tasks.columns, rank)
+            done = tasks.done
+            ended = machine.gather(done, tiles.rank, begun)
+            ready = done
+        return done, ended
+
+    @cached_property
+    def _gemms(self) -> list[tuple[Gemm, RowTiles]]:
+        """GEMM-1, and GEMM-2 whose results go to the hub instead of memory; the tiles of each.
+
+        Their row tiles are the same, the widths of their column tiles need not be.
+        """
+        work, num_sms = self.work, self.machine.sms.count
+        first, second = Gemm.first(work, fused_activation=True), Gemm.second(work)
+        return [
+            (gemm, row_tiles(self.machine, work, gemm, num_sms, TILE_ROWS))
+            for gemm in (first, replace(second, out_bytes=0))
+        ]
+
+    def _gemm(
+        self, gemm: Gemm, tiles: RowTiles, ready: Ints, order: Ints, inputs: Ints | None
+    ) -> TileTasks:
+        return gemm_tasks(
+            self.machine, self.work, gemm, tiles, self.pool, ready, inputs=inputs, priority=order
+        )
+
+    def _after_shared(self, ended: Ints) -> Ints:
+        """(rank,) tasks: shared experts whose blocks were launched with the layer are done, too."""
+        if self.work.shared is None:
+            return ended
+        machine = self.machine
+
+        def hold(tiles: RowTiles, tasks: TileTasks, ready: Ints) -> None:
+            rank, after = tiles.rank[tasks.column_tile], ready[tasks.column_tile]
+            self.blocks.hold(tasks.columns, tasks.columns, rank, after)
+
+        tasks, ranks = shared_tiles(
+            machine, self.work, self.pool, machine.sms.count, self.begun,
+            tile_rows=TILE_ROWS, hold=hold,
+        )  # fmt: skip
+        return machine.gather(tasks, ranks, ended)
+
+    def _weight_gradients(self, tiles: RowTiles, done: Ints) -> tuple[Ints, Ints]:
+        """Weight gradients where SMs have nothing better to do: tasks and ranks, two (task,)."""
+        return joined(
+            weight_gradients_beside(
+                self.machine, self.work, self.pool, done, tiles.expert,
+                priority=self.work.num_experts, begun=self.begun,
+            )
+        )  # fmt: skip
+
+    # ---- combine ---------------------------------------------------------------------------------
+
+    def _send_back(
+        self, arrived: Ints, tiles: RowTiles, full: Ints, done: Ints
+    ) -> tuple[Ints, Ints]:
+        """Give rows their slots, store each back when its tile is done.
+
+        Returns
+        -------
+        (pair,) marks: it has arrived; and (pair,) tasks: it has left its SM.
+        """
+        work, machine = self.work, self.machine
+        # Rows of a tile leave at one time, in the order of their slots: that of their arrival. What
+        # comes close to it is known here: sources send side by side, each in its own order.
+        place = np.arange(len(work.pair_source)) - np.searchsorted(
+            work.pair_source, work.pair_source
+        )
+        order = np.lexsort((work.pair_source, place))
+        sent = self.egress.send(
+            COMBINE, work.pair_rank[order], work.pair_source[order], work.combine_row_bytes, None
+        )
+        landed = machine.mark(work.pair_source[order], sent.pieces[:, 0])
+        self._await_pieces(sent, landed)
+        of_pair = np.argsort(order)
+        claims = sent.claims[of_pair]
+        by_expert = np.argsort(work.pair_expert, kind="stable")
+        bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
+        for expert in np.flatnonzero(work.rows_of_expert):
+            members = by_expert[bounds[expert] : bounds[expert + 1]]
+            of_expert = slice(*tiles.first_of_expert[expert : expert + 2])
+            machine.graph.gate(
+                arrived[members], claims[members],
+                tiles.rows[of_expert], full[of_expert], done[of_expert],
+            )  # fmt: skip
+        return landed[of_pair], sent.stored[of_pair]
+
+    def _complete(self, landed: Ints) -> Ints:
+        """(sum,): all rows of the token have come, and its sum is launched."""
+        tokens, of_pair = np.unique(self.work.pair_token, return_inverse=True)
+        rank = self.work.source_rank[tokens]
+        complete = self.machine.join(landed, of_pair, rank, self.begun[rank])
+        launch = self.machine.costs.ns(self.options.launch_ns)
+        return self.machine.delay(Kind.LAUNCH, launch, complete, rank)
+
+    def _add(self, ready: Ints, begun: Ints) -> Ints:
+        """Add each token's rows: (rank,) marks when all of a rank's tokens are combined.
+
+        Parameters
+        ----------
+        ready
+            (sum,): when each token that has experts may be summed.
+        begun
+            (rank,): start of the kernel that adds.
+        """
+        work, machine = self.work, self.machine
+        tokens, rows_in = np.unique(work.pair_token, return_counts=True)
+        rank, row_bytes = work.source_rank[tokens], work.combine_row_bytes
+        added = machine.serve(
+            self.pool[rank], machine.costs.sm_add(rows_in * row_bytes, row_bytes),
+            priority=STORES_FIRST, kind=COMBINE.receive, rank=rank,
+        )  # fmt: skip
+        self.blocks.hold(added, added, rank, ready, priority=STORES_FIRST)
+        sums = MemoryTraffic(read=0, written=np.full(len(tokens), row_bytes))
+        written = machine.stream(COMBINE.memory, sums, rank, added)
+        machine.notes.follow("combined", tokens, written)
+        return machine.gather(written, rank, begun)

@@ -1,0 +1,125 @@
+"""Settings of NCCL's grouped sends and receives, for every scheme that uses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.model.collectives.pair_rules import rules_of, rules_on
+from replay.model.machine.domains import Domains
+from replay.schemes.ep.base import Scheme
+from replay.schemes.ep.facts import Buffer
+from replay.schemes.options import Options, option
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.collectives.pair_rules import PairRules
+    from replay.model.machine.communicators import Group
+    from replay.model.machine.machine import Machine
+    from replay.model.work.layer import LayerWork
+
+FIFO_SOURCE = (
+    "NCCL src/transport/p2p.cc: 12 MiB for each peer and channel; net.cc: 16 chunks a channel"
+)
+
+
+@dataclass(frozen=True)
+class NcclOptions(Options):
+    """Settings of NCCL for grouped sends and receives."""
+
+    channels: int = option(
+        0,
+        least=0,
+        help="Channels of the kernel; NCCL takes the next power of two. Each channel occupies one "
+        "SM. 0: as many as NCCL opens on the system.",
+        source="NCCL_MAX_P2P_NCHANNELS; the systems' numbers are in their presets",
+    )
+    chunk_bytes: int = option(
+        524288,
+        least=1,
+        unit="bytes",
+        help="Data of one slot. What goes to a peer has one channel for every eighth of it, up to "
+        "the peer's share of the channels.",
+        source="NCCL_P2P_NVL_CHUNKSIZE",
+    )
+    slots: int = option(
+        8,
+        least=1,
+        help="Slots in the FIFO of a connection.",
+        source="NCCL_STEPS",
+    )
+    ll_bytes: int = option(
+        16384,
+        least=0,
+        unit="bytes",
+        help="Largest message on a channel that protocol LL carries.",
+        source="NCCL_P2P_LL_THRESHOLD",
+    )
+
+    pxn: bool = option(
+        True,
+        help="Whether rows for another node are stored over NVLink to the GPU on the rail of their "
+        "target, whose network card sends them. Otherwise the sender's own card does.",
+        source="NCCL_PXN_DISABLE and NCCL_P2P_PXN_LEVEL, on by default",
+    )
+
+    def rules(self, machine: Machine, group: Group = "all") -> PairRules:
+        """How NCCL's kernels of pairs go about it, in the communicators of a `group`."""
+        return rules_of(machine, group=group, **self._settings)
+
+    def rules_on(self, system: System, num_ranks: int, group: Group) -> PairRules:
+        """The same on a system, for the communicators of a `group` of so many ranks."""
+        return rules_on(system, num_ranks, group=group, **self._settings)
+
+    def num_channels(self, system: System, num_ranks: int | None = None) -> int:
+        """Channels of a kernel, each on an SM; of a communicator of all GPUs by default."""
+        return rules_on(system, num_ranks, **self._settings).num_channels
+
+    def fifos(self, num_ranks: int, system: System) -> Buffer:
+        """FIFOs that a communicator allocates for its peers."""
+        rules = rules_on(system, num_ranks, **self._settings)
+        nbytes = rules.fifo_bytes(num_ranks, system.fabric.gpus_per_domain)
+        return Buffer("FIFOs of NCCL", np.full(num_ranks, nbytes), stays=True, source=FIFO_SOURCE)
+
+    @property
+    def network(self) -> str:
+        """Class of what goes between nodes."""
+        return "rail" if self.pxn else "direct"
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Say why ranks cannot lie on the nodes of a system as they do; empty if they can."""
+        if Domains(system.fabric, work.num_ranks).even or not self.pxn:
+            return ""
+        size = system.fabric.gpus_per_domain
+        return (
+            f"{work.num_ranks} ranks do not fill nodes of {size}: PXN wants a GPU of every rail in "
+            "each, pxn=false does not"
+        )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "channels": self.channels, "chunk_bytes": self.chunk_bytes,
+            "slots": self.slots, "ll_bytes": self.ll_bytes, "pxn": self.pxn,
+        }  # fmt: skip
+
+
+class SendsByNccl(Scheme):
+    """A scheme whose rows travel in NCCL's grouped sends and receives."""
+
+    options: NcclOptions = NcclOptions()
+
+    @property
+    def network(self) -> str:  # type: ignore[override]  # an option decides; nobody sets it
+        """By the rail of the target, unless an option says otherwise."""
+        return self.options.network
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """PXN wants nodes that are full."""
+        return super().refuses_on(work, system) or self.options.refuses_on(work, system)
+
+    def communication_sms(self, system: System) -> int | None:
+        """One a channel."""
+        return self.options.num_channels(system)

@@ -1,0 +1,274 @@
+"""NCCL all-to-all under Megatron-LM's all-to-all token dispatcher.
+
+Sources: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py``: the sequence of kernels,
+what is exchanged and where the host waits. The exchange itself is NCCL's grouped send and receive,
+`replay.model.collectives.point_to_point`, and the counts are an all-gather,
+`replay.model.collectives.nccl`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.collectives import nccl, point_to_point
+from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
+from replay.model.compute.experts import separate_kernels
+from replay.model.compute.shared import shared_before_wait
+from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.precision import NUMBER_TYPES
+from replay.model.work.ragged import places
+from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
+from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.schemes.ep.staged import StagedScheme
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.sms import Split
+    from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.staged import Stages
+
+COUNTS_GATHER, ROWS, WEIGHTS = (
+    "all-gather of counts",
+    "all-to-all of rows",
+    "all-to-all of gate weights",
+)
+SORT = "sort by expert"
+
+# Small kernels of the dispatcher with fused permutes and of Transformer Engine's permutes: name,
+# launches, bytes in words, source.
+DISPATCHER = "Megatron-LM token_dispatcher.py, preprocess"
+PERMUTES = "TransformerEngine common/triton/permutation.py"
+TO_SEND = Listed("splits to send", 1, source=f"{DISPATCHER}: sum by rank")
+TO_RECEIVE = Listed(
+    "splits to receive", 4, source=f"{DISPATCHER}: own columns, sums by rank, group and expert"
+)
+COPIES = Listed(
+    "copies of splits", 3,
+    source="Megatron-LM token_dispatcher.py, four copies to the host; the wait holds the fourth",
+)  # fmt: skip
+ROW_MAP = Listed(
+    "row map", 3, "(token, expert) flags, five times a 4-byte index for each", PERMUTES
+)
+CHUNK_MAP = Listed("chunk map", 1, "a 4-byte index for each received row", PERMUTES)
+INDEX_BYTES, ROW_MAP_PASSES = 4, 5  # written, then twice read and written
+
+COUNT_BYTES = 8  # the rows that a rank has for an expert, an int64
+PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
+
+
+def _sorted(rows: Ints, row_bytes: int) -> MemoryTraffic:
+    """Rows brought into the order of their experts, or back."""
+    return MemoryTraffic(rows * row_bytes, rows * row_bytes, rows)
+
+
+class NcclAllToAll(SendsByNccl, StagedScheme):
+    """One row per (token, expert), counts first, host synchronisation, no overlap."""
+
+    name = "nccl-alltoall"
+    summary = "NCCL all-to-all-v of (token, expert) rows, as Megatron-LM does it"
+    source = "Megatron-LM token_dispatcher.py; NCCL enqueue.cc and sendrecv.h"
+    assumes = "NCCL's own channels, chunks and protocols"
+    traffic = "pair"
+    phases_separated = False
+    combine_types = frozenset(NUMBER_TYPES)
+    validity = (
+        "rows in the model's own type, as Megatron-LM sends them; those in FP8 are the same "
+        "kernels' bytes"
+    )
+    candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32)})
+    options: NcclOptions = NcclOptions()
+
+    def stream_sms(self, work: LayerWork, system: System) -> int:
+        """One a channel of a communicator of the layer's ranks."""
+        return self.options.num_channels(system, work.num_ranks)
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """NCCL's FIFOs, and a tensor for each time that rows change their place."""
+        n, pairs, b_d, b_c = (
+            work.num_ranks, work.matrix("pairs"), work.dispatch_row_bytes, work.combine_row_bytes
+        )  # fmt: skip
+        owned, got = pairs.sum(axis=1), pairs.sum(axis=0)
+        tensors = [
+            Buffer("permuted rows", owned * b_d),
+            Buffer("received rows", got * b_d),
+            Buffer("returned rows", owned * b_c),
+        ]
+        if work.num_experts > n:
+            tensors.insert(2, Buffer("rows by expert", got * work.operand_row_bytes))
+            tensors.insert(3, Buffer("results by source", got * b_c))
+        return self.options.fifos(n, system), *tensors
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """Megatron-LM's kernels with fused permutes, its wait for the splits."""
+        several_ranks = layer.num_ranks > 1  # a rank alone exchanges nothing
+        ways = kernels(ROWS, *(() if layer.is_backward else (WEIGHTS,))) if several_ranks else ()
+        back = kernels(ROWS, *((WEIGHTS,) if layer.is_backward else ())) if several_ranks else ()
+        sort = [Listed(SORT, moves="every received row twice")] if layer.has_several_experts else []
+        counts: tuple[Listed, ...] = ()
+        wait: tuple[Listed, ...] = ()
+        if not layer.is_backward:  # which finds all maps and splits as they were
+            sort = [CHUNK_MAP, *sort] if sort else []
+            layout = Listed("layout", moves="a flag for each (token, expert)")
+            gather = kernels(COUNTS_GATHER) if several_ranks else ()
+            counts = (layout, TO_SEND, *gather, TO_RECEIVE, COPIES, ROW_MAP)
+            wait = (Listed("counts to the host", 0),)
+        return (
+            *counts,
+            *layer.tokens,
+            Listed("permute", moves="tokens, and a row for each of their experts"),
+            *wait,
+            *ways,
+            *self._operands_listed(layer),
+            *sort,
+            *self._experts_listed(layer),
+            *sort,
+            *layer.results,
+            *back,
+            Listed("unpermute", moves="every result, their sums"),
+        )
+
+    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+        """Add permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""
+        tokens = np.diff(work.tokens_of_rank)
+        sent_rows = work.matrix("pairs").sum(axis=1)
+        got_rows = work.matrix("pairs").sum(axis=0)
+        b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
+        result = work.result_row_bytes
+
+        moved = MemoryTraffic(tokens * b_d, sent_rows * b_d, sent_rows)
+        shared = shared_before_wait(machine, work, self._split(machine), start)
+        permuted, counted = self._permuted(work, machine, moved, start)
+        permuted = yield permuted
+        if counted is not None:
+            machine.host.wait(DISPATCH, counted)
+        arrived = self._dispatched(work, machine, permuted)
+        if not work.is_backward:  # the gate weights travel with the rows, their gradients back
+            arrived = self._probs(work, machine, DISPATCH, arrived)
+        arrived = yield arrived
+        arrived, row_bytes = self._operands(work, machine, got_rows, arrived)
+        # One expert per rank needs no sorting by expert.
+        several = work.num_experts > work.num_ranks
+        if several:
+            arrived = self._mapped(work, machine, got_rows, arrived)
+            arrived = machine.memory_kernel(
+                Kind.PERMUTE, _sorted(got_rows, row_bytes), arrived, SORT
+            )
+        done = self._experts(work, machine, shared(arrived))
+        if several:
+            done = self._mapped(work, machine, got_rows, done)
+            done = machine.memory_kernel(Kind.UNPERMUTE, _sorted(got_rows, result), done, SORT)
+        arrived = done = yield cast_results(machine, work, got_rows, done)
+        if machine.num_ranks > 1:
+            back = work.matrix("pairs").T * b_c
+            begun = machine.kernel(done, ROWS)
+            arrived = self._all_to_all(machine, COMBINE, back, begun).done
+        if work.is_backward:
+            arrived = self._probs(work, machine, COMBINE, arrived)
+        arrived = yield arrived
+        added = MemoryTraffic(sent_rows * b_c, tokens * result)
+        ends = machine.memory_kernel(Kind.UNPERMUTE, added, arrived)
+        machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
+        return ends
+
+    # ---- experts, which variants run in other ways -----------------------------------------------
+
+    def _operands(
+        self, work: LayerWork, machine: Machine, rows: Ints, arrived: Ints
+    ) -> tuple[Ints, int]:
+        """Cast received rows: (rank,) tasks, and bytes of a row that is sorted."""
+        return cast_received(machine, work, rows, arrived), work.operand_row_bytes
+
+    def _operands_listed(self, layer: Outline) -> tuple[Listed, ...]:
+        return layer.received
+
+    def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
+        """Run the experts: (rank,) tasks."""
+        pool = machine.sms.for_kernels()
+        # TransformerEngine's grouped linear layer quantises its input itself.
+        return separate_kernels(machine, work, pool, arrived, quantises_apart=True)
+
+    def _experts_listed(self, layer: Outline) -> tuple[Listed, ...]:
+        apart = layer.precision.gemm == "fp8"
+        return experts(is_backward=layer.is_backward, quantises_apart=apart)
+
+    # ---- dispatcher ------------------------------------------------------------------------------
+
+    def _permuted(
+        self, work: LayerWork, machine: Machine, moved: MemoryTraffic, start: Ints
+    ) -> tuple[Ints, Ints | None]:
+        """Permute: (rank,) tasks when rows can go, and when counts can that are not known yet."""
+        n = machine.num_ranks
+        if work.is_backward:
+            cast = cast_before_dispatch(machine, work, start)
+            return machine.memory_kernel(Kind.PERMUTE, moved, cast), None
+        pairs = np.diff(work.tokens_of_rank) * work.num_experts
+        counts = _small(machine, TO_SEND, machine.memory_kernel(Kind.LAYOUT, pairs, start))
+        if n > 1:
+            gathered = n * COUNT_BYTES * work.num_experts
+            begun = machine.kernel(counts, COUNTS_GATHER)
+            counts = nccl.run(machine, COUNTS, "all_gather", gathered, begun)
+        counts = _small(machine, TO_RECEIVE, counts)
+        # Splits go to the host on a stream of their own, beside the permute; both precede the
+        # all-to-all.
+        copied = _small(machine, COPIES, counts)
+        mapped = _small(machine, ROW_MAP, counts, pairs * (1 + ROW_MAP_PASSES * INDEX_BYTES))
+        cast = cast_before_dispatch(machine, work, mapped)
+        return machine.memory_kernel(Kind.PERMUTE, moved, cast), copied
+
+    def _mapped(self, work: LayerWork, machine: Machine, rows: Ints, after: Ints) -> Ints:
+        """Find where the sort moves each row, which a backward pass remembers: (rank,) tasks."""
+        if work.is_backward:
+            return after
+        return _small(machine, CHUNK_MAP, after, rows * INDEX_BYTES)
+
+    def _dispatched(self, work: LayerWork, machine: Machine, ready: Ints) -> Ints:
+        """Send the rows to their experts: (rank,) tasks. A rank alone has them."""
+        if machine.num_ranks == 1:
+            machine.notes.follow("sent", work.pair_token, ready[work.pair_source])
+            return ready
+        begun = machine.kernel(ready, ROWS)
+        row_bytes, n = work.dispatch_row_bytes, machine.num_ranks
+        sizes = work.matrix("pairs") * row_bytes
+        exchanged = self._all_to_all(machine, DISPATCH, sizes, begun)
+        order = np.argsort(work.pair_source * n + work.pair_rank, kind="stable")
+        src, dst = work.pair_source[order], work.pair_rank[order]
+        place = places(work.matrix("pairs").ravel())
+        leaves = exchanged.leaves(src, dst, place * row_bytes)
+        machine.notes.follow("sent", work.pair_token[order], leaves)
+        return exchanged.done
+
+    def _probs(self, work: LayerWork, machine: Machine, kinds: PhaseKinds, after: Ints) -> Ints:
+        """Send the pairs' gate weights to their experts, or their gradients back: (rank,) tasks."""
+        if machine.num_ranks == 1:
+            return after
+        pairs = work.matrix("pairs") if kinds is DISPATCH else work.matrix("pairs").T
+        begun = machine.kernel(after, WEIGHTS)
+        return self._all_to_all(machine, kinds, PROB_BYTES * pairs, begun, payload=False).done
+
+    def _all_to_all(
+        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, begun: Ints, *, payload: bool = True
+    ) -> point_to_point.Exchanged:
+        """One kernel of NCCL's that sends `sizes` bytes (source, destination)."""
+        rules = self.options.rules(machine)
+        split = self._split(machine)
+        channels = split.channels("nccl", rules.num_channels)
+        return point_to_point.all_to_all(
+            machine, kinds, channels, rules, sizes, begun, payload=payload
+        )
+
+    def _split(self, machine: Machine) -> Split:
+        """SMs of such a kernel, and those that it leaves; a rank alone runs none."""
+        alone = machine.num_ranks == 1
+        shares = {} if alone else {"channels": self.options.rules(machine).num_channels}
+        return machine.sms.split(f"scheme {self.name!r}", shares)
+
+
+def _small(machine: Machine, listed: Listed, after: Ints, nbytes: IntsLike = 0) -> Ints:
+    """Launch small kernels as they are listed: (rank,) tasks at their end."""
+    return machine.small_kernels(Kind.LAYOUT, nbytes, after, listed.name, listed.launches)

@@ -1,0 +1,315 @@
+"""Dense exchange with today's in-switch multicast and reduction (NVLink SHARP).
+
+The switch can only copy to, and add from, a fixed group at equal offsets, so the workaround moves
+everything: an all-gather of all tokens with ``multimem.st``, and after the experts a
+reduce-scatter of a dense buffer of all tokens with ``multimem.ld_reduce``.
+
+Kernel by kernel it is Megatron-Core's inference dispatcher (``token_dispatcher_inference.py``,
+``NVLSAllGatherVDispatcher``; ``inference/communication/torch_symm_triton/variable_collectives.py``;
+``inference/moe/permute.py``). Rows, expert ids and gate weights are gathered by three kernels, each
+of which ends with a barrier. Each rank then counts the rows of its experts among all ids, adds the
+counts up and copies the rows. Behind the experts a buffer of all tokens is set to zero, the results
+are added into it, and the reduce-scatter begins with a barrier. No kernel ends with one: the next
+layer's gathers keep a rank from writing into a buffer that others still read. That dispatcher sums
+in FP32 unless it is told otherwise (MCORE_NVLS_RS_BF16); here the sums are of the layer's rows.
+
+That dispatcher is of one node. Over several, blocks go round the nodes of their rail, from GPU to
+GPU of one index, by puts of the GPU; each multicasts what comes and puts it on, and on the way back
+each adds the sum of its node to what comes. So NCCL's symmetric all-gather does
+(``AllGather_RailRing_LsaSTMC``); its reduce-scatter (``ReduceScatter_RailA2A_LsaLDMC``) sends every
+node's sums straight to their owner, which are as many rows for each network card where all GPUs own
+as many tokens. A ring is assumed both ways.
+
+Further source: DySHARP (arXiv 2605.05607) section II-C, which compares with this workaround.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.compute.casts import cast_before_dispatch, cast_received
+from replay.model.compute.experts import separate_kernels
+from replay.model.compute.shared import shared_kernels
+from replay.model.machine import multimem
+from replay.model.machine.domains import Domains
+from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.ragged import places
+from replay.schemes.ep import memory
+from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.options import Options, option
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
+    from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.staged import Stages
+
+ID_BYTES = 8  # of each of a token's experts, as torch.topk gives them
+WEIGHT_BYTES = 4  # FP32
+COUNT_BYTES = 4  # of each expert
+GATHERS = ("all-gather of rows", "all-gather of expert ids", "all-gather of gate weights")
+COUNT, OFFSETS, ZERO, ADD = "count of rows", "offsets of experts", "zeroes", "scatter-add"
+SUM = "reduce-scatter"
+
+
+@dataclass(frozen=True)
+class NvlsOptions(Options):
+    """Options of the dense exchange."""
+
+    num_sms: int = option(
+        16,
+        least=1,
+        help="SMs that issue the multimem instructions.",
+        source="NCCL's NVLS kernels use 16 on Hopper",
+    )
+    block_rows: int = option(
+        8,
+        least=1,
+        unit="rows",
+        help="Rows that one task moves. The whole tensor is one stream; this is the model's grain.",
+        source="chosen for the model",
+    )
+    loopback: bool = option(
+        True,
+        help="Whether the caller's own copy passes the switch too, as it does on real hardware. "
+        "The accounting of arXiv 2605.05607 leaves it out.",
+        source="byte counters on H20 (NVIDIA developer forum, thread 356726)",
+    )
+
+
+class Nvls(StagedScheme):
+    """All-gather by multicast, experts, reduce-scatter by in-switch reduction; dense buffers."""
+
+    name = "nvls"
+    summary = "multicast all-gather and in-switch reduce-scatter of all tokens"
+    source = "Megatron-Core token_dispatcher_inference.py; arXiv 2605.05607 section II-C"
+    needs = frozenset({"multicast", "reduction"})
+    traffic = "dense"
+    network = "ring"
+    validity = "inference; gradients are assumed to take the same kernels"
+    candidates = MappingProxyType({"num_sms": (8, 16, 24, 32)})
+    options: NvlsOptions = NvlsOptions()
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Groups of multicast are whole nodes, and rings want a GPU of each rail in each."""
+        if reason := super().refuses_on(work, system):
+            return reason
+        size = system.fabric.gpus_per_domain
+        full = Domains(system.fabric, work.num_ranks).even
+        return "" if full else f"{work.num_ranks} ranks do not fill nodes of {size}"
+
+    def communication_sms(self, system: System) -> int | None:
+        """Those that issue multimem instructions."""
+        return self.options.num_sms
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Two symmetric buffers of all tokens, which stay, and the own experts' rows."""
+        received, slots = memory.received(work), work.expert_ids.shape[1]
+        gathered = work.dispatch_row_bytes + slots * (ID_BYTES + WEIGHT_BYTES)
+        sums = work.num_tokens * work.combine_row_bytes
+        return (
+            *memory.cast_tokens(work),
+            Buffer("gathered tokens", memory.on_each(work, work.num_tokens * gathered), stays=True),
+            Buffer("rows by expert", received * work.dispatch_row_bytes),
+            *memory.cast_received(work, received),
+            Buffer("sums of all tokens", memory.on_each(work, sums), stays=True),
+        )
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """Cast, all-gathers, counts, permute, experts, zeroes, scatter-add, reduce-scatter."""
+        several_ranks = layer.num_ranks > 1  # a rank alone exchanges nothing
+        look: tuple[Listed, ...] = ()
+        if not layer.is_backward:
+            look = (
+                Listed(COUNT, moves="expert ids of all tokens"),
+                Listed(OFFSETS, moves="a count for each own expert, twice"),
+            )
+        return (
+            *layer.tokens,
+            *kernels(*(GATHERS[:1] if layer.is_backward else GATHERS) if several_ranks else ()),
+            *look,
+            Listed("permute", moves="ids and weights of all tokens, own copies, own rows"),
+            *layer.received,
+            *experts(is_backward=layer.is_backward),
+            Listed(ZERO, moves="a row for each of all tokens"),
+            Listed(ADD, moves="own rows, own sums twice"),
+            *kernels(*((SUM,) if several_ranks else ())),
+        )
+
+    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+        """Add all-gathers, permute, experts, zeroing, scatter-add, reduce-scatter."""
+        rows = work.matrix("pairs").sum(axis=0)
+        copies = work.matrix("copies").sum(axis=0)
+        b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
+        slots = work.num_tokens * work.expert_ids.shape[1]
+        every = np.ones(machine.num_ranks, np.int64)
+
+        cast = yield cast_before_dispatch(machine, work, start)
+        gathered = yield self._all_gather(work, machine, cast)
+        # Every rank looks through all tokens' expert ids, twice, and copies its experts' rows.
+        if not work.is_backward:
+            counted = machine.memory_kernel(Kind.LAYOUT, slots * ID_BYTES * every, gathered, COUNT)
+            local = np.bincount(work.placement.expert_rank, minlength=machine.num_ranks)
+            nbytes = 2 * COUNT_BYTES * local
+            gathered = machine.memory_kernel(Kind.LAYOUT, nbytes, counted, OFFSETS)
+        looked = slots * (ID_BYTES + WEIGHT_BYTES)
+        moved = MemoryTraffic(looked + copies * b_d, rows * b_d, rows)
+        permuted = machine.memory_kernel(Kind.PERMUTE, moved, gathered)
+        # Of the tokens that were gathered, only those copied out are wanted.
+        permuted = cast_received(machine, work, rows, permuted)
+        sms = machine.sms.for_kernels()
+        permuted = shared_kernels(machine, work, self._split(machine), start, permuted)
+        done = separate_kernels(machine, work, sms, permuted)
+        # The dense buffer: zeros for all tokens, to which the own experts' rows are added.
+        zeroes = MemoryTraffic(0 * every, work.num_tokens * b_c * every)
+        zeroed = machine.memory_kernel(Kind.UNPERMUTE, zeroes, done, ZERO)
+        added = MemoryTraffic((rows + copies) * b_c, copies * b_c)
+        summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, zeroed, ADD)
+        return (yield self._reduce_scatter(work, machine, summed))
+
+    def _split(self, machine: Machine) -> Split:
+        """SMs of a kernel of collectives, and those that it leaves."""
+        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
+
+    def _pool(self, machine: Machine) -> Ints:
+        return self._split(machine).pool("nvls-sm", self.options.num_sms)
+
+    def _blocks(self, work: LayerWork, grain: int) -> tuple[Ints, Ints]:
+        """(block,): owner and rows of each block of up to `grain` consecutive tokens."""
+        tokens = np.diff(work.tokens_of_rank)
+        count = -(-tokens // grain)
+        owner = np.repeat(np.arange(work.num_ranks, dtype=np.int64), count)
+        return owner, np.minimum(grain, tokens[owner] - places(count) * grain)
+
+    def _all_gather(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+        """Gather rows, ids and weights: (rank,) tasks. A rank alone has them."""
+        token = np.arange(work.num_tokens)
+        if machine.num_ranks == 1:
+            machine.notes.follow("sent", token, after[work.source_rank])
+            return after
+        row_bytes, grain = work.dispatch_row_bytes, self.options.block_rows
+        owner, rows = self._blocks(work, grain)
+        begun = machine.kernel(after, GATHERS[0])
+        stored, after = self._gather_kernel(machine, owner, rows, begun, row_bytes=row_bytes)
+        machine.notes.follow("sent", token, stored[np.repeat(np.arange(len(owner)), rows)])
+        if work.is_backward:  # ids and weights are known
+            return after
+        for each, name in zip((ID_BYTES, WEIGHT_BYTES), GATHERS[1:], strict=True):
+            nbytes = each * work.expert_ids.shape[1]
+            blocks = self._blocks(work, grain * max(1, row_bytes // nbytes))
+            begun = machine.kernel(after, name)
+            _, after = self._gather_kernel(machine, *blocks, begun, meta_bytes=nbytes)
+        return after
+
+    def _gather_kernel(
+        self,
+        machine: Machine,
+        owner: Ints,
+        rows: Ints,
+        begun: Ints,
+        *,
+        row_bytes: int = 0,
+        meta_bytes: int = 0,
+    ) -> tuple[Ints, Ints]:
+        """One all-gather: (block,) tasks of the SMs, and (rank,) tasks behind its barrier."""
+        pool, costs, nbytes = self._pool(machine), machine.costs, rows * (row_bytes + meta_bytes)
+        first, place, ready = owner[:0], owner, begun[owner]
+        done: list[Ints] = []
+        ranks: list[Ints] = []
+        for hops in range(machine.num_domains):
+            if hops:
+                place, ready = self._put(
+                    machine, DISPATCH, place, self._behind(machine, owner, hops), ready,
+                    row_bytes, rows, meta_bytes,
+                )  # fmt: skip
+            stored = machine.serve(
+                pool[place], costs.sm_store(nbytes), kind=DISPATCH.send, rank=place, after=ready
+            )
+            done, ranks = [*done, stored], [*ranks, place]
+            if hops:
+                machine.order(begun[place], stored)
+            else:
+                first = stored
+            if machine.domains.size == 1:
+                continue
+            spread = multimem.multicast(
+                machine, DISPATCH, place, row_bytes, stored,
+                rows=rows, meta_bytes=meta_bytes, loops=self.options.loopback,
+                on=pool[place],
+            )  # fmt: skip
+            done, ranks = [*done, spread.arrived], [*ranks, spread.member]
+        arrived = machine.gather(np.concatenate(done), np.concatenate(ranks), begun)
+        met = machine.sync.barrier(DISPATCH, arrived, behind_stores=True, behind_multicast=True)
+        return first, met
+
+    def _behind(self, machine: Machine, owner: Ints, hops: int) -> Ints:
+        """The GPU of an owner's index, so many nodes behind its own."""
+        domains = machine.domains
+        return domains.peer(owner, (domains.of(owner) + hops) % domains.num)
+
+    def _put(
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        src: Ints,
+        dst: Ints,
+        after: Ints,
+        row_bytes: int,
+        rows: Ints,
+        meta_bytes: int = 0,
+    ) -> tuple[Ints, Ints]:
+        """Put blocks from node to node: where they are then, and (block,) tasks of who polls."""
+        landed = machine.transfers.store(
+            kinds, src, dst, row_bytes, after,
+            rows=rows, meta_bytes=meta_bytes,
+        ).arrived  # fmt: skip
+        return dst, machine.delay(kinds.sync, machine.costs.poll(), landed, dst)
+
+    def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+        """Sum all ranks' buffers: (rank,) tasks. A rank alone has its sums already."""
+        owner, rows = self._blocks(work, self.options.block_rows)
+        token = np.arange(work.num_tokens)
+        if machine.num_ranks == 1:
+            machine.notes.follow("combined", token, after[work.source_rank])
+            return after
+        begun = machine.sync.barrier(COMBINE, machine.kernel(after, SUM))
+        nbytes = rows * work.combine_row_bytes
+        pool, row_bytes, loops = (
+            self._pool(machine), work.combine_row_bytes, self.options.loopback
+        )  # fmt: skip
+        came = None  # sums of the nodes before
+        done: list[Ints] = []
+        ranks: list[Ints] = []
+        for hops in reversed(range(machine.num_domains)):
+            place = self._behind(machine, owner, hops)
+            total = machine.serve(
+                pool[place], machine.costs.sm_load(nbytes),
+                kind=COMBINE.send, rank=place, after=begun[place],
+            )  # fmt: skip
+            if machine.domains.size > 1:
+                total = multimem.reduce(
+                    machine, COMBINE, place, row_bytes, total, rows=rows, loops=loops
+                )
+            if came is not None:
+                total = machine.serve(
+                    pool[place], machine.costs.sm_add(2 * nbytes, nbytes),
+                    kind=COMBINE.send, rank=place, after=total,
+                )  # fmt: skip
+                machine.order(came, total)
+            # Without loop-back the GPU adds its own dense row to what the switch returns.
+            read = nbytes * (not loops) + nbytes * (came is not None)
+            written = machine.stream(COMBINE.memory, MemoryTraffic(read, nbytes), place, total)
+            done, ranks = [written, *done], [place, *ranks]
+            if hops:
+                following = self._behind(machine, owner, hops - 1)
+                _, came = self._put(machine, COMBINE, place, following, written, row_bytes, rows)
+        machine.notes.follow("combined", token, done[0][np.repeat(np.arange(len(owner)), rows)])
+        return machine.gather(np.concatenate(done), np.concatenate(ranks), begun)

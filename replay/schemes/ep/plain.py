@@ -1,0 +1,135 @@
+"""The scheme to copy: un-overlapped stores of one row per (token, expert), there and back.
+
+Modelled: what a first implementation over NVLink does. SMs of the dispatch kernel store each row
+straight into the memory of its expert's GPU; a barrier over all GPUs says that all rows are there;
+the experts run as kernels one after the other; SMs of the combine kernel store each result straight
+back; after a second barrier a kernel adds the results of each token. Nothing is counted or packed.
+
+Source: definition. It is found by name (``--scheme plain``) and left out of comparisons that ask
+for no scheme by name, which are about published ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
+from replay.model.compute.experts import separate_kernels
+from replay.model.compute.shared import shared_kernels
+from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.precision import NUMBER_TYPES
+from replay.schemes.ep import memory
+from replay.schemes.ep.base import Scheme
+from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
+from replay.schemes.options import Options, option
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
+    from replay.model.work.layer import LayerWork
+
+
+@dataclass(frozen=True)
+class PlainOptions(Options):
+    """Options of the two kernels that store rows."""
+
+    num_sms: int = option(
+        16, least=1, help="SMs that store rows, in either direction.", source="chosen"
+    )
+
+
+class Plain(Scheme):
+    """Direct stores, experts as separate kernels, direct stores back."""
+
+    name = "plain"
+    summary = "direct stores of (token, expert) rows, no overlap; the one to copy"
+    source = "definition"
+    traffic = "pair"
+    platform = ""
+    combine_types = frozenset(NUMBER_TYPES)
+    options: PlainOptions = PlainOptions()
+
+    def communication_sms(self, system: System) -> int | None:
+        """Those that store."""
+        return self.options.num_sms
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Rows as they come to either side, and what is cast."""
+        received, returned = memory.received(work), memory.returned(work)
+        return (
+            *memory.cast_tokens(work),
+            Buffer("received rows", received * work.dispatch_row_bytes),
+            *memory.cast_received(work, received),
+            *memory.cast_results(work, received),
+            Buffer("returned rows", returned * work.combine_row_bytes),
+        )
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """A cast, two kernels that store, those of the experts, one that adds."""
+        return (
+            *layer.tokens,
+            Listed("dispatch"),
+            *layer.received,
+            *experts(is_backward=layer.is_backward),
+            *layer.results,
+            Listed("combine"),
+            Listed("unpermute", moves="every result, their sums"),
+        )
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add dispatch, barrier, experts, combine, barrier and sums."""
+        owner, expert_rank = work.pair_source, work.pair_rank
+        cast = cast_before_dispatch(machine, work, start)
+        begun = machine.kernel(cast, "dispatch")
+        stored, arrived = self._store(
+            machine, DISPATCH, owner, expert_rank, work.dispatch_row_bytes, begun
+        )
+        machine.notes.follow("sent", work.pair_token, stored)
+        landed = machine.gather(arrived, expert_rank, begun)
+        dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
+
+        dispatched = shared_kernels(machine, work, self._split(machine), start, dispatched)
+        rows = work.matrix("pairs").sum(axis=0)
+        every_sm = machine.sms.pool("sm", machine.sms.count)
+        operands = cast_received(machine, work, rows, dispatched)
+        done = separate_kernels(machine, work, every_sm, operands)
+        begun = machine.kernel(cast_results(machine, work, rows, done), "combine")
+
+        _, arrived = self._store(
+            machine, COMBINE, expert_rank, owner, work.combine_row_bytes, begun
+        )
+        landed = machine.gather(arrived, owner, begun)
+        combined = machine.sync.barrier(COMBINE, landed, behind_stores=True)
+        # Reads the results of every token, writes their sum.
+        summed = MemoryTraffic(
+            read=work.matrix("pairs").sum(axis=1) * work.combine_row_bytes,
+            written=np.diff(work.tokens_of_rank) * work.result_row_bytes,
+        )
+        ends = machine.memory_kernel(Kind.UNPERMUTE, summed, combined)
+        token = np.arange(work.num_tokens)
+        machine.notes.follow("combined", token, ends[work.source_rank])
+        return ends
+
+    def _split(self, machine: Machine) -> Split:
+        """SMs of a kernel that stores rows, and those that it leaves."""
+        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
+
+    def _store(
+        self, machine: Machine, kinds: PhaseKinds, src: Ints, dst: Ints, row_bytes: int, begun: Ints
+    ) -> tuple[Ints, Ints]:
+        """Store a row per pair: (pair,) tasks that store it, and those after which it is there."""
+        pool = self._split(machine).pool("plain-store", self.options.num_sms)
+        time = machine.costs.sm_store(np.full(len(src), row_bytes))
+        stored = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
+        arrived, remote = stored.copy(), src != dst  # rows of the own GPU stay in its memory
+        src, dst = src[remote], dst[remote]
+        arrived[remote] = machine.transfers.store(
+            kinds, src, dst, row_bytes, stored[remote], on=pool[src]
+        ).arrived
+        return stored, arrived

@@ -1,0 +1,336 @@
+"""Tutel: experts in batches of one capacity, all-to-alls in chunks beside them.
+
+Each rank sends each expert the same number of rows, its *capacity* (`replay.model.work.capacity`).
+With capacity 0 that is the largest load of any expert of any rank, found by an all-reduce that the
+host waits for; all else is padded to it, and padding travels and is multiplied. Above 0 rows are
+dropped, which the result counts. Capacities are cut into chunks: on one NCCL stream all dispatches
+stand before all combines, S0 .. Sn-1, R0 .. Rn-1, each a kernel; the experts of a chunk run when it
+has come, on the SMs that NCCL leaves. Backward, chunks go in reverse, which changes nothing, since
+they are alike.
+
+Sources: microsoft/tutel ``tutel/impls/moe_layer.py``, ``overlap.py``, ``fast_dispatch.py``
+(`replay.schemes.ep.tutel.sparse`), ``communicate.py``, ``tutel/custom/custom_kernel.cpp``,
+``tutel/experts/ffn.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.collectives import nccl, point_to_point
+from replay.model.compute.experts import separate_kernels
+from replay.model.compute.shared import shared_before_wait
+from replay.model.machine.domains import Domains
+from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.capacity import Carried, cut, largest_load, with_capacity
+from replay.schemes.ep.base import DROPPED, PADDED
+from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
+from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
+from replay.schemes.ep.tutel import hierarchical, sparse
+from replay.schemes.options import option
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.collectives.pair_rules import PairRules
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
+    from replay.model.work.layer import LayerWork
+
+ROWS, AGREE = "all-to-all of rows", "all-reduce of the capacity"
+TO_EXPERTS, TO_RANKS = "order of experts", "order of ranks"
+WAIT = "capacity to the host"
+NUMBER_BYTES = 4
+MOST_ALIGNED, ALIGNMENT = 256, 128  # larger alignments are multiples of 128 (moe_layer.py)
+
+
+@dataclass(frozen=True)
+class TutelOptions(NcclOptions):
+    """Capacity, chunks, and settings of NCCL."""
+
+    capacity: float = option(
+        0.0,
+        help="Capacity factor. 0: room for the largest load of any expert of any rank, so that "
+        "nothing is dropped. Above 0: that many times the mean load, rounded up for one choice and "
+        "multiplied by the choices; more is dropped. Below 0: whichever of the two is less.",
+        source="Tutel's own is 1, which drops tokens; 0 does as other schemes do",
+    )
+    overlap_degree: int = option(
+        1,
+        least=1,
+        most=32,
+        help="Chunks of the capacity. With several, experts run beside NCCL, on the SMs it leaves.",
+        source="Tutel moe_layer.py, a2a_ffn_overlap_degree; communicate.py, max_num_split",
+    )
+    use_2dh: bool = option(
+        False,
+        help="Whether rows for other nodes are first exchanged inside the node and then between "
+        "GPUs of one index, both times in few long messages (2DH). One node has one exchange.",
+        source="Tutel moe_layer.py, use_2dh, off by default",
+    )
+
+    def rows(self, work: LayerWork) -> int:
+        """Rows of each (source rank, expert)."""
+        each = -(-int(np.diff(work.tokens_of_rank).max(initial=0)) // work.num_experts)
+        bound = int(work.expert_ids.shape[1]) * int(abs(self.capacity) * each)
+        if self.capacity > 0:
+            rows = bound
+        else:
+            rows = largest_load(work)
+            rows = min(rows, bound) if self.capacity < 0 else rows
+        alignment = self.overlap_degree
+        if alignment > MOST_ALIGNED:
+            alignment = -(-alignment // ALIGNMENT) * ALIGNMENT
+        return -(-rows // alignment) * alignment
+
+    @property
+    def network(self) -> str:
+        """Class of what goes between nodes."""
+        return "rail" if self.use_2dh else super().network
+
+
+class Tutel(SendsByNccl):
+    """Batches of one capacity, padded or dropped, in chunks."""
+
+    name = "tutel"
+    summary = "Tutel: equal capacity per (rank, expert), padding sent and multiplied"
+    source = "microsoft/tutel impls/moe_layer.py, overlap.py, fast_dispatch.py; NCCL"
+    assumes = (
+        "gate and up projection are one batched GEMM; messages to experts of one GPU are one; with "
+        "several chunks GEMMs have the SMs that NCCL's kernels leave"
+    )
+    overlap = "chunks of experts beside all-to-alls, if there are several"
+    traffic = "pair"
+    phases_separated = False
+    gemm_types = frozenset({"bf16", "fp32"})
+    dispatch_types = frozenset({"bf16", "fp32"})
+    candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32), "overlap_degree": (1, 2, 4)})
+    options: TutelOptions = TutelOptions()
+
+    def refuses(self, work: LayerWork) -> str:
+        """Ranks have equally many experts, rows the type of the tokens."""
+        if reason := super().refuses(work):
+            return reason
+        types = work.precision
+        if types.dispatch != types.gemm:
+            return f"its rows travel in the type of its GEMMs, {types.gemm}, not {types.dispatch}"
+        if len({len(own) for own in work.experts_of_rank}) > 1:
+            return "its ranks have equally many experts"
+        return ""
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """2DH and PXN want nodes that are full."""
+        if reason := super().refuses_on(work, system):
+            return reason
+        if self.options.use_2dh and not Domains(system.fabric, work.num_ranks).even:
+            size = system.fabric.gpus_per_domain
+            return f"{work.num_ranks} ranks do not fill nodes of {size}, as 2DH wants"
+        return ""
+
+    def carries(self, work: LayerWork) -> Carried:
+        """Every (rank, expert) has the capacity."""
+        return with_capacity(work, self.options.rows(work))
+
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """Those of all capacities."""
+        return super().intermediates(self.carries(work).work)
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """NCCL's FIFOs; the buffer of all experts in FP32 and as it travels, there and back."""
+        sent = work.num_experts * self.options.rows(work)  # as many as are received
+        fp32, there, back = (
+            np.full(work.num_ranks, sent * nbytes)
+            for nbytes in (
+                sparse.FP32 * work.shape.hidden, work.dispatch_row_bytes, work.combine_row_bytes
+            )
+        )  # fmt: skip
+        found = [
+            self.options.fifos(work.num_ranks, system),
+            Buffer("encoded rows", there),
+            Buffer("received rows", there),
+            Buffer("returned rows", back),
+        ]
+        if work.precision.dispatch != "fp32":
+            found.append(Buffer("encoded rows in FP32", fp32))
+        if work.precision.combine != "fp32":
+            found.append(Buffer("returned rows in FP32", fp32))
+        if work.num_experts > work.num_ranks:
+            found += [Buffer("rows by expert", there), Buffer("results by source", back)]
+        return tuple(found)
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """Locations, capacity, encode; chunks; decode."""
+        before: tuple[Listed, ...] = ()
+        if not layer.is_backward:  # which finds locations and capacity as they were
+            before = sparse.located(layer)
+            if self.options.capacity <= 0:
+                agree = (Listed(AGREE),) if layer.num_ranks > 1 else ()
+                before += (sparse.LARGEST, *agree, Listed(WAIT, 0))
+        chunks = self._chunks(layer.num_ranks)
+        ways: tuple[Listed, ...] = (Listed(ROWS, chunks),) if layer.num_ranks > 1 else ()
+        if self.options.use_2dh and layer.num_domains > 1:
+            ways = hierarchical.LISTED * chunks
+        several = layer.has_several_experts
+        there = (Listed(TO_EXPERTS, moves="every row of a chunk"),) if several else ()
+        back = (Listed(TO_RANKS, moves="every result of a chunk"),) if several else ()
+        return (
+            *before, *sparse.encoded(layer), *ways,
+            *(there + experts(is_backward=layer.is_backward) + back) * chunks,
+            *ways, *sparse.decoded(layer),
+        )  # fmt: skip
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add locations, encode, chunks of dispatch, experts and combine, decode."""
+        carried = self.carries(work)
+        machine.notes.count(PADDED, machine.ranks, carried.padding)
+        machine.notes.count(DROPPED, machine.ranks, carried.dropped(work))
+        shared = shared_before_wait(machine, work, self._split(machine), start)
+        begun = sparse.encode(machine, work, carried, self._agreed(work, machine, start))
+        parts = cut(carried, self._chunks(work.num_ranks), self.options.rows(work))
+        sent = self._dispatched(work, machine, carried, parts, begun)
+        computed = shared(sent[0])
+        ends = []
+        for part, arrived in zip(parts, sent, strict=True):
+            computed = machine.gather(computed, machine.ranks, arrived)
+            computed = self._computed(part, machine, computed)
+            ends.append(computed)
+        back = sent[-1]
+        for part, done in zip(parts, ends, strict=True):
+            back = machine.gather(done, machine.ranks, back)
+            if machine.num_ranks > 1:
+                sizes = part.matrix("pairs").T * work.combine_row_bytes
+                back = self._all_to_all(machine, COMBINE, sizes, back).done
+        decoded = sparse.decode(machine, work, carried, back)
+        machine.notes.follow("combined", np.arange(work.num_tokens), decoded[work.source_rank])
+        return decoded
+
+    def _agreed(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Count the places of rows, and learn the capacity: (rank,) tasks."""
+        if work.is_backward:
+            return start
+        placed = sparse.locate(machine, work, start)
+        if self.options.capacity > 0:
+            return placed
+        tokens, largest = np.diff(work.tokens_of_rank), sparse.LARGEST
+        nbytes = 3 * tokens * work.expert_ids.shape[1] * NUMBER_BYTES  # read, written, read
+        placed = machine.small_kernels(Kind.LAYOUT, nbytes, placed, largest.name, largest.launches)
+        if machine.num_ranks > 1:
+            begun = machine.kernel(placed, AGREE)
+            placed = nccl.run(machine, COUNTS, "all_reduce", NUMBER_BYTES, begun)
+        machine.host.wait(COUNTS, placed, WAIT)
+        return placed
+
+    def _dispatched(
+        self,
+        work: LayerWork,
+        machine: Machine,
+        carried: Carried,
+        parts: list[LayerWork],
+        begun: Ints,
+    ) -> list[Ints]:
+        """Send the chunks one after the other: (rank,) tasks of each when it has come."""
+        row_bytes, came, done = work.dispatch_row_bytes, [], begun
+        exchanged: list[point_to_point.Exchanged | hierarchical.Hierarchical] = []
+        if machine.num_ranks == 1:
+            kept = (carried.work.expert_ids[carried.token] >= 0).any(axis=1)
+            token = np.flatnonzero(kept)
+            machine.notes.follow("sent", token, begun[work.source_rank[token]])
+            return [begun] * len(parts)
+        for part in parts:
+            sizes = part.matrix("pairs") * row_bytes
+            exchanged.append(self._all_to_all(machine, DISPATCH, sizes, done))
+            done = exchanged[-1].done
+            came.append(done)
+        self._follow(work, machine, carried, exchanged)
+        return came
+
+    def _follow(
+        self,
+        work: LayerWork,
+        machine: Machine,
+        carried: Carried,
+        exchanged: list[point_to_point.Exchanged | hierarchical.Hierarchical],
+    ) -> None:
+        """Note in which task every token leaves."""
+        whole, capacity = carried.work, self.options.rows(work)
+        size = max(capacity // max(len(exchanged), 1), 1)
+        local = np.zeros(work.num_experts, np.int64)  # place of an expert on its GPU
+        for own in work.experts_of_rank:
+            local[own] = np.arange(len(own))
+        token = np.full(whole.num_tokens, -1, np.int64)
+        token[carried.token] = np.arange(work.num_tokens)
+        offset = local[whole.pair_expert] * size + carried.location % size
+        real = token[whole.pair_token]
+        for index, chunk in enumerate(exchanged):
+            mine = np.flatnonzero((carried.location // size == index) & (real >= 0))
+            leaves = chunk.leaves(
+                whole.pair_source[mine], whole.pair_rank[mine],
+                offset[mine] * work.dispatch_row_bytes,
+            )  # fmt: skip
+            machine.notes.follow("sent", real[mine], leaves)
+
+    def _computed(self, part: LayerWork, machine: Machine, after: Ints) -> Ints:
+        """Run the experts on a chunk: (rank,) tasks."""
+        rows = part.matrix("pairs").sum(axis=0)
+        several = part.num_experts > part.num_ranks
+        if several:
+            moved = _copied(rows, part.dispatch_row_bytes)
+            after = machine.memory_kernel(Kind.PERMUTE, moved, after, TO_EXPERTS)
+        if self._chunks(part.num_ranks) > 1:
+            split = self._split(machine)
+            num_sms = split.left
+            pool = split.pool("tutel-experts", num_sms)
+        else:
+            num_sms = machine.sms.count
+            pool = machine.sms.pool("sm", num_sms)
+        done = separate_kernels(machine, part, pool, after, num_sms=num_sms)
+        if several:
+            moved = _copied(rows, part.combine_row_bytes)
+            done = machine.memory_kernel(Kind.UNPERMUTE, moved, done, TO_RANKS)
+        return done
+
+    def _all_to_all(
+        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, after: Ints
+    ) -> point_to_point.Exchanged | hierarchical.Hierarchical:
+        """Send `sizes` bytes (source, destination): a kernel of NCCL's, or those of 2DH."""
+        rules = self.options.rules(machine)
+        channels = self._split(machine).channels("nccl", rules.num_channels)
+        exchange = partial(_exchanged, machine=machine, kinds=kinds, channels=channels, rules=rules)
+        if self.options.use_2dh and machine.num_domains > 1:
+            return hierarchical.all_to_all(machine, kinds, sizes, after, exchange)
+        return exchange(sizes, machine.kernel(after, ROWS))
+
+    def _split(self, machine: Machine) -> Split:
+        """SMs of such a kernel, and those that it leaves; a rank alone runs none."""
+        alone = machine.num_ranks == 1
+        shares = {} if alone else {"channels": self.options.rules(machine).num_channels}
+        rest = "compute" if self._chunks(machine.num_ranks) > 1 else ""
+        return machine.sms.split(f"scheme {self.name!r}", shares, rest=rest)
+
+    def _chunks(self, num_ranks: int) -> int:
+        """Chunks; a rank alone has one."""
+        return self.options.overlap_degree if num_ranks > 1 else 1
+
+
+def _exchanged(
+    sizes: Ints,
+    begun: Ints,
+    *,
+    machine: Machine,
+    kinds: PhaseKinds,
+    channels: Ints,
+    rules: PairRules,
+) -> point_to_point.Exchanged:
+    """One kernel of NCCL's, from (rank,) begins."""
+    return point_to_point.all_to_all(machine, kinds, channels, rules, sizes, begun, payload=True)
+
+
+def _copied(rows: Ints, row_bytes: int) -> MemoryTraffic:
+    """Rows brought into another order."""
+    return MemoryTraffic(rows * row_bytes, rows * row_bytes, rows)

@@ -1,0 +1,156 @@
+"""The definition of a scheme of tensor parallelism.
+
+A scheme says how rows of all tokens come to every GPU (`gather`) and how partial sums are added up
+(`reduce`), or how these are one with the products beside them (`enter`, `leave`). Like schemes of
+experts it has no clock and no randomness, and moves bytes by verbs of the machine.
+
+The kinds of a gather's tasks are those of a dispatch, the kinds of a reduction's tasks those of a
+combine: results call these phases by their own names.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.model.work.transformer_layer import Core, Enter, Leave, Norm
+from replay.schemes.base import AnyScheme
+from replay.schemes.tp.kernels import Kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.transformer_layer import Step, TensorLayer
+    from replay.schemes.tp.traffic import TensorTraffic
+
+GATHER, REDUCE = DISPATCH, COMBINE
+
+
+class TensorScheme(AnyScheme):
+    """One way to move rows and sums of a layer under tensor parallelism.
+
+    Attributes
+    ----------
+    sequence_parallel
+        Whether a GPU owns the rows of a share of the tokens between the halves. Without it, all
+        GPUs have all rows there, and `gather` moves nothing.
+    traffic
+        Classes of its payload (`replay.schemes.tp.traffic`).
+    exact
+        Options under which the payload is that of the classes to the byte, where a finite table
+        makes it more otherwise.
+    """
+
+    kind = "tp"
+    sequence_parallel: bool = True
+    traffic: TensorTraffic
+    exact: Mapping[str, Any] = MappingProxyType({})
+
+    def refuses(self, layer: TensorLayer) -> str:
+        """Say why the scheme cannot run a layer; empty if it can."""
+        if self.sequence_parallel and layer.tokens % layer.num_ranks:
+            return f"{layer.num_ranks} GPUs cannot own equal shares of {layer.tokens} tokens"
+        return ""
+
+    def communication_sms(self, machine: Machine) -> int:
+        """SMs per GPU that do nothing but communicate, while a kernel of the scheme does."""
+        return 0
+
+    # ---- a layer ---------------------------------------------------------------------------------
+
+    def build(self, layer: TensorLayer, machine: Machine, start: Ints) -> Ints:
+        """Add the tasks of a layer.
+
+        The contract (``moereplay schemes check NAME``, `replay.schemes.contract`) demands:
+
+        - Rank r does nothing for the layer before ``start[r]``, and everything that its SMs do for
+          it is over when the task returned for it is visible.
+        - The payload on every port is that of the closed forms of the scheme's classes
+          (`replay.schemes.tp.traffic`), to the byte. Flags, requests and packets of
+          synchronisation are no payload.
+        - Tasks of products have the kinds `Kind.GEMM1` (of `Enter`) and `Kind.GEMM2` (of `Leave`),
+          and multiply exactly the rows of the layer; none runs before its rows are there.
+
+        Parameters
+        ----------
+        machine
+            Resources and transfers; its `graph` receives the tasks.
+        start
+            (rank,) tasks: the rows that the first step needs are in place.
+
+        Returns
+        -------
+        (rank,) tasks.
+        """
+        kernels = Kernels(machine, layer, layer.owned if self.sequence_parallel else layer.tokens)
+        return self.carry_out(kernels, layer.steps, start)
+
+    def carry_out(self, kernels: Kernels, steps: tuple[Step, ...], after: Ints) -> Ints:
+        """Carry out steps one after the other: (rank,) tasks."""
+        for step in steps:
+            after = self.step(kernels, step, after)
+        return after
+
+    def step(self, kernels: Kernels, step: Step, after: Ints) -> Ints:
+        """Carry out one step: (rank,) tasks."""
+        if isinstance(step, Norm):
+            return kernels.norm(step, after)
+        if isinstance(step, Core):
+            return kernels.works(step.works, after)
+        return (self.enter if isinstance(step, Enter) else self.leave)(kernels, step, after)
+
+    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Gather rows and multiply them; backward, also make the weights' gradient: (rank,) tasks.
+
+        Parameters
+        ----------
+        step
+            An `Enter`.
+        """
+        assert isinstance(step, Enter)
+        gathered = self.gather(kernels, after)
+        done = kernels.product(step.product, Kind.GEMM1, kernels.works(step.before, gathered))
+        return kernels.gradient(step.product, done) if kernels.layer.is_backward else done
+
+    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Multiply and add partial sums up; backward, also make the weights' gradient.
+
+        Parameters
+        ----------
+        step
+            A `Leave`.
+
+        Returns
+        -------
+        (rank,) tasks.
+        """
+        assert isinstance(step, Leave)
+        is_backward = kernels.layer.is_backward
+        # The rows that the forward pass gathered, which the weights' gradient needs.
+        ready = self.gather(kernels, after) if is_backward else after
+        done = kernels.product(step.product, Kind.GEMM2, ready)
+        summed = self.reduce(kernels, kernels.works(step.after, done))
+        return kernels.gradient(step.product, summed) if is_backward else summed
+
+    @abstractmethod
+    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+        """Bring the rows of all tokens to every GPU: (rank,) tasks; `after` if they are there."""
+
+    @abstractmethod
+    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+        """Add the partial sums of all GPUs up: (rank,) tasks.
+
+        Every GPU gets the sums of the rows that it owns, or of all where none owns any.
+        """
+
+    def describe(self, system: System | None = None, trials: Sequence[Any] = ()) -> dict[str, Any]:
+        """Describe the scheme with its classes of traffic and who owns rows."""
+        return {
+            **super().describe(system, trials),
+            "sequence_parallel": self.sequence_parallel,
+            "traffic": self.traffic._asdict(),
+        }

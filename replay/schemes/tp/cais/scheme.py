@@ -1,0 +1,216 @@
+"""CAIS: products that load their rows from, and push their sums to, other GPUs through the switch.
+
+With sequence parallelism each half of a layer begins with a product that needs the rows of all
+GPUs and ends with one whose sums belong to all. Here the tiles of these products load the rows and
+push the sums themselves, and there is no collective. Three parts can be switched off:
+
+- `merge`: the switch makes one of what several GPUs ask for (`replay.model.machine.merging`). Rows
+  leave their owner once and sums reach it once, so that a gather loads downlinks, a reduction
+  uplinks.
+- `coordination`: blocks of one number on all GPUs are launched, and access addresses, together.
+- `overlap`: the last product of a half, the norm, and the first product of the next are one kernel,
+  in which tiles of both alternate: both directions of the links are in use.
+
+How far apart GPUs access an address follows from their blocks alone: tiles of own rows wait for
+nobody, ports and memory have queues, and the grid has an order.
+
+Source: arXiv 2605.05628 (HPCA 2026).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from replay.model.machine.kinds import Kind
+from replay.model.work.transformer_layer import Enter, Leave, Norm
+from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
+from replay.schemes.tp.cais.grid import Grid
+from replay.schemes.tp.cais.kernels import Blocks
+from replay.schemes.tp.cais.moves import Moves
+from replay.schemes.tp.cais.norms import interleaved, normalise
+from replay.schemes.tp.cais.options import CaisOptions
+from replay.schemes.tp.traffic import TensorTraffic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.transformer_layer import Step, TensorLayer
+    from replay.schemes.tp.cais.kernels import Pushing
+    from replay.schemes.tp.kernels import Kernels
+
+
+class Cais(TensorScheme):
+    """Computing kernels whose loads and reductions the switch merges."""
+
+    name = "cais"
+    summary = "products load rows and push sums, which the switch merges"
+    source = "arXiv 2605.05628 (HPCA 2026)"
+    assumes = (
+        "a GPU loads a row once, by the first block that needs it; other blocks find it in the L2 "
+        "cache or in memory. Loads and reductions share queues of ports, where the paper adds "
+        "virtual channels that take turns. The switch lets entries of its tables go in the order "
+        "of their last use, also those that wait for data"
+    )
+    traffic = TensorTraffic("merged", "merged")
+    needs = frozenset({"multicast", "reduction"})
+    proposes = frozenset({"request-merging"})
+    options: CaisOptions = CaisOptions()
+
+    def with_options(self, given: Mapping[str, Any]) -> Self:
+        """The scheme with some options replaced; without the merge unit every GPU gets all rows."""
+        changed = super().with_options(given)
+        way = "merged" if changed.options.merge else "direct"
+        changed.traffic = TensorTraffic(way, way)
+        return changed
+
+    # ---- a layer ---------------------------------------------------------------------------------
+
+    def build(self, layer: TensorLayer, machine: Machine, start: Ints) -> Ints:
+        """Add the tasks of a layer, which GPUs begin up to `launch_skew_us` apart."""
+        last = max(machine.num_ranks - 1, 1)
+        late = machine.costs.ns(round(self.options.launch_skew_us * 1000)) * machine.ranks
+        if self.options.launch_skew_us:
+            start = machine.delay(Kind.LAUNCH, late.shared_by(last), start)
+        return super().build(layer, machine, start)
+
+    def carry_out(self, kernels: Kernels, steps: tuple[Step, ...], after: Ints) -> Ints:
+        """Carry out steps; with overlap, product, norm and product become one kernel."""
+        place = 0
+        while place < len(steps):
+            three = _in_one(steps[place : place + 3])
+            if self.options.overlap and kernels.layer.num_ranks > 1 and three is not None:
+                after = self._across(kernels, *three, after)
+                place += 3
+            else:
+                after = self.step(kernels, steps[place], after)
+                place += 1
+        return after
+
+    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Multiply rows that tiles load; where something reads rows before, load them alone."""
+        if not _is_plain(step) or kernels.layer.num_ranks == 1:
+            return super().enter(kernels, step, after)
+        blocks, machine = self._blocks(kernels), kernels.machine
+        begun = machine.kernel(machine.sync.barrier(GATHER, after), "ag-gemm")
+        grid = self._grid(machine)
+        loading = blocks.load_and_multiply(step.product)
+        grid.add(loading.first, loading.end, loading.place)
+        grid.launch(begun)
+        done = _ended(machine, loading.end, begun)
+        return kernels.gradient(step.product, done) if kernels.layer.is_backward else done
+
+    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Push sums tile by tile; where something changes them first, push them alone."""
+        if not _is_plain(step) or kernels.layer.num_ranks == 1:
+            return super().leave(kernels, step, after)
+        blocks, machine = self._blocks(kernels), kernels.machine
+        begun = machine.kernel(after, "gemm-rs")
+        grid = self._grid(machine)
+        pushing = blocks.multiply_and_push(step.product, begun)
+        grid.add(pushing.first, pushing.end, pushing.place)
+        done = self._summed(machine, grid, pushing, begun)
+        if not kernels.layer.is_backward:
+            return done
+        return kernels.gradient(step.product, self.gather(kernels, done))
+
+    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+        """Load the rows of all tokens, in a kernel of its own."""
+        if kernels.layer.num_ranks == 1:
+            return after
+        blocks, machine = self._blocks(kernels), kernels.machine
+        begun = machine.kernel(machine.sync.barrier(GATHER, after), "all-gather")
+        grid = self._grid(machine)
+        loading = blocks.load_alone()
+        grid.add(loading.first, loading.end, loading.place)
+        grid.launch(begun)
+        return _ended(machine, loading.end, begun)
+
+    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+        """Push the sums of all tokens, in a kernel of its own."""
+        if kernels.layer.num_ranks == 1:
+            return after
+        blocks, machine = self._blocks(kernels), kernels.machine
+        begun = machine.kernel(after, "reduce-scatter")
+        grid = self._grid(machine)
+        pushing = blocks.push_alone()
+        grid.add(pushing.first, pushing.end, pushing.place)
+        return self._summed(machine, grid, pushing, begun)
+
+    def _summed(self, machine: Machine, grid: Grid, pushing: Pushing, begun: Ints) -> Ints:
+        """Launch a kernel that pushes: (rank,) tasks at which all GPUs have their sums."""
+        grid.launch(begun)
+        done = _ended(machine, pushing.end, begun)
+        machine.order(pushing.added.tasks, done[pushing.added.rank])
+        return machine.sync.barrier(REDUCE, done, behind_stores=True)
+
+    # ---- product, norm and product ---------------------------------------------------------------
+
+    def _across(
+        self, kernels: Kernels, leave: Leave, norm: Norm, enter: Enter, after: Ints
+    ) -> Ints:
+        """Product, norm and product in one kernel: (rank,) tasks."""
+        blocks, machine, layer = self._blocks(kernels), kernels.machine, kernels.layer
+        begun = machine.kernel(after, "gemm-rs, norm, ag-gemm")
+        grid = self._grid(machine)
+        pushing = blocks.multiply_and_push(leave.product, begun)
+        loading = blocks.load_and_multiply(enter.product)
+        norming = normalise(kernels, norm, pushing, loading)
+        ahead = self.options.ahead_blocks or machine.sms.compute
+        grid.add(pushing.first, pushing.end, 2 * pushing.place)
+        grid.add(norming.first, norming.end, 2 * (norming.follows + ahead))
+        grid.add(loading.first, loading.end, 2 * (interleaved(loading, norming) + ahead) + 1)
+        ends = [loading.end, pushing.end]
+        if layer.is_backward:  # rows of the forward pass, for the gradient of the first weights
+            again = blocks.load_alone()
+            count = len(again.tile)
+            spread = np.arange(count) * len(pushing.tile) // count
+            grid.add(again.first, again.end, np.tile(2 * spread + 1, (machine.num_ranks, 1)))
+            ends.append(again.end)
+        grid.launch(begun)
+        done = _ended(machine, np.concatenate(ends, axis=1), begun)
+        machine.order(pushing.added.tasks, done[pushing.added.rank])
+        if layer.is_backward:
+            done = kernels.gradient(leave.product, done)
+            done = kernels.gradient(enter.product, done)
+        return done
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    @property
+    def _is_coordinated(self) -> bool:
+        return self.options.merge and self.options.coordination
+
+    def _blocks(self, kernels: Kernels) -> Blocks:
+        order = self.options.order
+        if order == "auto":
+            order = "spread" if self.options.merge else "rotated"
+        return Blocks(
+            kernels, Moves(kernels.machine, self.options), self.options,
+            is_coordinated=self._is_coordinated, order=order,
+        )  # fmt: skip
+
+    def _grid(self, machine: Machine) -> Grid:
+        return Grid(machine, GATHER, self.options.group_blocks if self._is_coordinated else 0)
+
+
+def _ended(machine: Machine, tasks: Ints, begun: Ints) -> Ints:
+    """(rank,) marks; all tasks (rank, block) are over."""
+    rank = np.repeat(machine.ranks, tasks.shape[1])
+    return machine.gather(tasks.ravel(), rank, begun)
+
+
+def _is_plain(step: Enter | Leave) -> bool:
+    """Whether a product is one matrix and reads, or makes, the rows themselves."""
+    around = step.before if isinstance(step, Enter) else step.after
+    return step.product.groups == 1 and not around
+
+
+def _in_one(steps: tuple[Step, ...]) -> tuple[Leave, Norm, Enter] | None:
+    """A product, a norm and a product that can be one kernel; None if steps are anything else."""
+    match steps:
+        case (Leave() as leave, Norm() as norm, Enter() as enter):
+            return (leave, norm, enter) if _is_plain(leave) and _is_plain(enter) else None
+    return None

@@ -1,0 +1,158 @@
+"""Schemes that overlap products with the collectives beside them.
+
+They overlap a product with the sums behind it, and with sequence parallelism a product with the
+gather before it, where nothing lies between the two and the product is one matrix. In front of
+experts, and behind them, rows are gathered and sums added up by a kernel alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+
+from replay.model.work.transformer_layer import Enter, Leave
+from replay.schemes.tp.base import TensorScheme
+from replay.schemes.tp.traffic import TensorTraffic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.transformer_layer import Product, TensorLayer
+    from replay.schemes.options import Options
+    from replay.schemes.tp.kernels import Kernels
+
+WITHOUT_GATHERS = (
+    "the sources overlap a product with the all-reduce behind it; with sequence_parallel=true the "
+    "all-reduce's first half is overlapped with the product before it, and the gather, which they "
+    "do not have, with the product behind it, as its mirror"
+)
+
+
+class Overlapping(TensorScheme):
+    """Products and collectives at the same time.
+
+    The option ``sequence_parallel`` decides whether there are gathers, and with them the classes of
+    payload.
+
+    Parameters
+    ----------
+    moves
+        Class of payload of gathers and of sums.
+    options
+        See `TensorScheme`.
+    """
+
+    def __init__(self, moves: str, options: Options | None = None) -> None:
+        self._moves = moves
+        super().__init__(options)
+        self._settle()
+
+    def with_options(self, given: Mapping[str, Any]) -> Self:
+        """See `TensorScheme`."""
+        changed = super().with_options(given)
+        changed._settle()
+        return changed
+
+    def _settle(self) -> None:
+        """Take over what follows from the options."""
+        self.sequence_parallel = self.options.sequence_parallel
+        moves = self._moves
+        self.traffic = (
+            TensorTraffic(moves, moves)
+            if self.sequence_parallel
+            else TensorTraffic("none", f"{moves}-all")
+        )
+
+    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Overlap the gather with the product, if nothing lies between them."""
+        assert isinstance(step, Enter)
+        product, layer = step.product, kernels.layer
+        if step.before or not self.sequence_parallel or not _overlaps(product, layer):
+            return super().enter(kernels, step, after)
+        done = self.gather_and_multiply(kernels, product, after)
+        return kernels.gradient(product, done) if layer.is_backward else done
+
+    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Overlap the product with the sums, if nothing lies between them."""
+        assert isinstance(step, Leave)
+        product, layer = step.product, kernels.layer
+        if step.after or not _overlaps(product, layer):
+            return super().leave(kernels, step, after)
+        ready = self.gather(kernels, after) if layer.is_backward else after
+        summed = self.multiply_and_reduce(kernels, product, ready)
+        return kernels.gradient(product, summed) if layer.is_backward else summed
+
+    @abstractmethod
+    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Gather rows while tiles of which rows are there are multiplied: (rank,) tasks."""
+
+    @abstractmethod
+    def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Multiply while partial sums that are there are added up: (rank,) tasks."""
+
+
+def _overlaps(product: Product, layer: TensorLayer) -> bool:
+    return product.groups == 1 and layer.num_ranks > 1
+
+
+# ---- rows of owners ------------------------------------------------------------------------------
+
+
+class RowBlocks(NamedTuple):
+    """Rows of all tokens, cut into blocks: each owner's share into equal parts.
+
+    Attributes
+    ----------
+    first
+        (block + 1,): first row of each, and the number of rows; the blocks of owner o are ``[o p,
+        (o + 1) p)`` with p parts.
+    parts
+        Of each share.
+    """
+
+    first: Ints
+    parts: int
+
+    @classmethod
+    def of(cls, tokens: int, num_ranks: int, parts: int = 1) -> RowBlocks:
+        """Cut; row r belongs to owner ``r num_ranks // tokens``."""
+        share = -(-np.arange(num_ranks + 1) * tokens // num_ranks)
+        size = np.diff(share)[:, None]
+        inside = share[:-1, None] + size * np.arange(parts) // parts
+        return cls(np.append(inside.ravel(), tokens), parts)
+
+    def touched(self, first_row: Ints, rows: Ints) -> tuple[Ints, Ints]:
+        """Blocks in which tiles have rows: two (tile,), the first and the last; some are empty."""
+        found = np.searchsorted(self.first, (first_row, first_row + rows - 1), side="right") - 1
+        return found[0], found[1]
+
+
+def pairs_of(first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """All pairs of an entry and a number in its ``[first, last]``: two (pair,)."""
+    count = last - first + 1
+    entry = np.repeat(np.arange(len(first)), count)
+    return entry, np.arange(len(entry)) - np.repeat(np.cumsum(count) - count, count) + first[entry]
+
+
+def when_rows_are_known(
+    machine: Machine, blocks: RowBlocks, rank: Ints, first_row: Ints, rows: Ints, begun: Ints,
+    known: Ints,
+) -> Ints:  # fmt: skip
+    """Marks at which a GPU knows of all rows of each tile: (tile,).
+
+    Parameters
+    ----------
+    rank, first_row, rows
+        (tile,).
+    begun
+        (rank,): when the product's kernel runs.
+    known
+        (rank, block): when a GPU knows of the rows of a block.
+    """
+    ready = machine.mark(rank, begun[rank])
+    tile, block = pairs_of(*blocks.touched(first_row, rows))
+    machine.order(known[rank[tile], block], ready[tile])
+    return ready

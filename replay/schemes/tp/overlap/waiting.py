@@ -1,0 +1,93 @@
+"""Products whose tiles begin as their rows come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from replay.model.compute.gemm_tiles import GROUP_TILES
+from replay.schemes.tp import matrices
+from replay.schemes.tp.overlap.pieces import chunks_of, pieces_between
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from replay.model.compute.row_tiles import RowTiles
+    from replay.model.machine.kinds import Kind
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.transformer_layer import Product, TensorLayer
+    from replay.schemes.tp.overlap.pieces import Pieces
+
+
+class InOrder(NamedTuple):
+    """Row tiles in the order in which GPUs take them.
+
+    Attributes
+    ----------
+    cuts
+        Row tiles and their first rows; see `replay.schemes.tp.matrices.cut`.
+    run
+        (tile,): number of the run of tiles that begin together, over all GPUs.
+    """
+
+    cuts: tuple[RowTiles, Ints]
+    run: Ints
+
+
+def in_order(
+    machine: Machine, layer: TensorLayer, product: Product, kind: Kind, place: Callable[..., Ints]
+) -> InOrder:
+    """Sort row tiles, and cut them into runs that begin together.
+
+    Weights are read once for all tiles that a kernel goes through together, which therefore begin
+    when the rows of all of them are there: tiles of the same place, as many as fewest are.
+
+    Parameters
+    ----------
+    place
+        Of a rank (tile,), a chunk (tile,) and a first row (tile,): its place (tile,) among the
+        tiles of its GPU, smaller first; tiles of one place follow one another.
+    """
+    tiles, first_row = matrices.cut(machine, product, kind, machine.sms.compute)
+    chunk = chunks_of(tiles, first_row, layer)[0]
+    of = place(tiles.rank, chunk, first_row)
+    order = np.lexsort((first_row, of, tiles.rank))
+    tiles, first_row, of = tiles.only(order), first_row[order], of[order]
+    begins = np.flatnonzero(np.diff(of, prepend=-1) | np.diff(tiles.rank, prepend=-1))
+    place_in = np.arange(len(of)) - begins[np.searchsorted(begins, np.arange(len(of)), "right") - 1]
+    run = np.cumsum(place_in % GROUP_TILES[0] == 0) - 1
+    return InOrder((tiles, first_row), run)
+
+
+def product(
+    machine: Machine,
+    what: Product,
+    kind: Kind,
+    pool: Ints,
+    begun: Ints,
+    *,
+    ordered: InOrder,
+    pieces: Pieces,
+    there: Ints,
+    tell: Callable[[Ints, Ints], Ints],
+) -> Ints:
+    """Multiply rows as they come: (rank,) marks of the kernel's end.
+
+    Parameters
+    ----------
+    begun
+        (rank,): the kernel runs.
+    there
+        (rank, piece): tasks with which a piece of rows is in a GPU's memory.
+    tell
+        Of ranks (run,) and marks (run,): tasks (run,) with which SMs know that rows are there.
+    """
+    (tiles, first_row), run = ordered.cuts, ordered.run
+    rank_of_run = tiles.rank[np.flatnonzero(np.diff(run, prepend=-1))]
+    ready = machine.mark(rank_of_run, begun[rank_of_run])
+    tile, piece = pieces_between(pieces, first_row, tiles.rows)
+    machine.order(there[tiles.rank[tile], piece], ready[run[tile]])
+    known = tell(rank_of_run, ready)
+    tiled = matrices.tiles_of(machine, what, kind, pool, known[run], cuts=ordered.cuts)
+    return machine.gather(tiled.tasks.done, tiles.rank, begun)

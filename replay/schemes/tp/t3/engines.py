@@ -1,0 +1,62 @@
+"""Copies that completed stores trigger, by engines beside the SMs, and sums made in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from replay.model.machine.kinds import PhaseKinds
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.times import Time
+    from replay.schemes.tp.t3.options import T3Options
+
+
+class Engines:
+    """Trackers, copy engines and memories of all GPUs.
+
+    A tracker counts what is stored into a piece. When nothing is missing, it lets the engine go
+    that has the command for the piece, which reads the piece from memory. Commands do not wait for
+    one another: each pays for its start, and the link is what they share.
+
+    Attributes
+    ----------
+    trigger
+        From the last store into a piece until its command goes, or until those who wait know.
+    """
+
+    def __init__(self, machine: Machine, options: T3Options) -> None:
+        self.machine = machine
+        self.trigger = machine.costs.ns(options.trigger_ns)
+        self._start: Time = self.trigger
+        if options.engine_start:
+            self._start += machine.costs.copy_engine_start()
+
+    def started(self, kinds: PhaseKinds, rank: Ints, ready: Ints) -> Ints:
+        """Let commands of GPUs `rank` (command,) go when their pieces are `ready`: (command,)."""
+        return self.machine.delay(kinds.sync, self._start, ready, rank)
+
+    def read(self, kinds: PhaseKinds, rank: Ints, nbytes: Ints, ready: Ints) -> Ints:
+        """Start commands, and read their pieces from memory: (command,) tasks."""
+        started = self.started(kinds, rank, ready)
+        return self.machine.stream(kinds.memory, nbytes, rank, started)
+
+    def copy(
+        self, kinds: PhaseKinds, src: Ints, dst: Ints, rows: Ints, row_bytes: Ints, ready: Ints
+    ) -> Ints:
+        """Copy pieces (command,) to the memory of another GPU: (command,) tasks, written there."""
+        machine, nbytes = self.machine, rows * row_bytes
+        sent = machine.transfers.store(
+            kinds, src, dst, row_bytes, self.read(kinds, src, nbytes, ready),
+            rows=rows, engine="copy_engine",
+        )  # fmt: skip
+        return machine.stream(kinds.memory, nbytes, dst, sent.arrived)
+
+    def wait(self, rank: Ints, one: Ints, other: Ints) -> Ints:
+        """Wait for two things: (piece,) marks on GPUs `rank` (piece,)."""
+        both = self.machine.mark(rank, one)
+        self.machine.order(other, both)
+        return both
+
+    def tell(self, kinds: PhaseKinds, rank: Ints, ready: Ints) -> Ints:
+        """Let those who wait on GPUs `rank` (piece,) know of complete pieces: (piece,) tasks."""
+        return self.machine.delay(kinds.sync, self.trigger, ready, rank)

@@ -1,0 +1,112 @@
+"""What is not the same in two results or comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from replay.errors import check_kind
+from replay.experiments.base.load import load_of
+from replay.experiments.layer.experiment import EXPERIMENT as LAYER
+from replay.experiments.layer.result import Comparison, Result
+from replay.studies.differences.inputs import changes
+from replay.studies.differences.outcome import outcome
+from replay.studies.differences.pairs import Pair, pair
+from replay.studies.differences.parts import Change, Difference
+
+if TYPE_CHECKING:
+    from replay.studies.differences.parts import Outcome
+
+Given = Result | Comparison | str | Path
+
+
+def diff(before: Given, after: Given) -> Difference:
+    """Say what entered otherwise in two replays, and what came out otherwise, by cause.
+
+    Parameters
+    ----------
+    before, after
+        Results or comparisons, or files of them; one result is a comparison of one scheme.
+
+    Raises
+    ------
+    UserError
+        If a file cannot be read or holds neither.
+    """
+    one, other = loaded(before), loaded(after)
+    paired = pair(_results(one), _results(other))
+    inputs = changes(paired.pairs) + _of_comparisons(one, other)
+    pairs = sorted(paired.pairs, key=lambda each: each.before.totals.makespan_us)
+    outcomes = [outcome(each) for each in pairs]
+    then = [each.name for each in pairs]
+    now = [each.name for each in sorted(pairs, key=lambda each: each.after.totals.makespan_us)]
+    alone = paired.only_before + paired.only_after
+    same_out = not alone and all(_is_same(each) for each in pairs)
+    return Difference(
+        is_same=same_out and not inputs,
+        inputs=inputs,
+        outcomes=outcomes,
+        only_before=paired.only_before,
+        only_after=paired.only_after,
+        order_before=then,
+        order_after=now,
+        swapped=_swapped(outcomes),
+        notes=list(_notes(pairs, inputs, same_out=same_out)),
+    )
+
+
+def loaded(given: Given) -> Result | Comparison:
+    """Read a file, or take what is a result already."""
+    if isinstance(given, str | Path):
+        found: Result | Comparison = load_of(LAYER, given)
+        return found
+    check_kind("before or after", given, (Result, Comparison), "a Result, a Comparison or a file")
+    return given
+
+
+def _results(given: Result | Comparison) -> list[Result]:
+    return given.results if isinstance(given, Comparison) else [given]
+
+
+def _of_comparisons(one: Result | Comparison, other: Result | Comparison) -> list[Change]:
+    """What two comparisons have beside their results."""
+    if not isinstance(one, Comparison) or not isinstance(other, Comparison):
+        return []
+    found = []
+    if one.baseline != other.baseline:
+        found.append(Change(what="baseline", before=one.baseline, after=other.baseline))
+    for name in {**one.left_out, **other.left_out}:
+        values = one.left_out.get(name), other.left_out.get(name)
+        if values[0] != values[1]:
+            found.append(Change(what=f"left out: {name}", before=values[0], after=values[1]))
+    return found
+
+
+def _is_same(each: Pair) -> bool:
+    """Whether all that was measured is the same."""
+    one, other = each.before, each.after
+    return (one.layers, one.chain, one.totals) == (other.layers, other.chain, other.totals)
+
+
+def _swapped(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
+    """Pairs of schemes whose order is another."""
+    return [
+        (one.name, other.name)
+        for one, other in combinations(outcomes, 2)
+        if one.before_us < other.before_us and one.after_us > other.after_us
+    ]
+
+
+def _notes(pairs: Sequence[Pair], inputs: Sequence[Change], *, same_out: bool) -> list[str]:
+    if not pairs:
+        return ["the files have no scheme in common"]
+    if same_out or not pairs:
+        return []
+    moved = [one.name for one in pairs if not _is_same(one)]
+    if moved and not [one for one in inputs if not one.what.startswith("version")]:
+        if all(one.before.run_id == one.after.run_id for one in pairs):
+            return ["both say that they are one replay, by one code: a file was changed by hand"]
+        return ["nothing else entered otherwise: other code gives other results"]
+    return []

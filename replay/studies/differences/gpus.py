@@ -1,0 +1,49 @@
+"""What GPUs do with the time of a result, in whole picoseconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replay.studies.differences.path import ps
+
+if TYPE_CHECKING:
+    from replay.experiments.layer.result import Result
+    from replay.measure.result import Measures
+
+COMPUTING = "computing, launching"
+WIRES, OTHERS, LATENCIES = "waiting for wires", "waiting for other GPUs", "waiting for latencies"
+EXPOSED = "exposed"
+LAST = "waiting for the last GPU"
+PARTS = (COMPUTING, WIRES, OTHERS, LATENCIES, EXPOSED, LAST)
+"""All that a GPU does or waits for; `EXPOSED` where an older version does not say for what."""
+
+
+def of_gpus(result: Result) -> dict[tuple[str, str], int]:
+    """What a GPU does in the mean.
+
+    Returns
+    -------
+    Picoseconds, summed over the parts of a result; they add up to the time of all its layers.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for measures in result.measured:
+        for what, time in _of_gpu(measures).items():
+            found[what, ""] = found.get((what, ""), 0) + time
+    return found
+
+
+def _of_gpu(measures: Measures) -> dict[str, int]:
+    """The mean GPU of one schedule: it works or waits until its own end, and then for the last."""
+    ends = measures.rank_end_us
+    waits = {EXPOSED: measures.exposed_communication_us_per_gpu}
+    if measures.exposure is not None:
+        by_time = measures.exposure.by_time
+        waits = {
+            WIRES: by_time.wires_us,
+            OTHERS: by_time.imbalance_us,
+            LATENCIES: by_time.latency_us,
+        }
+    mean = {what: ps(sum(times) / len(times)) for what, times in waits.items()}
+    end = ps(sum(ends) / len(ends))
+    computing = {COMPUTING: end - sum(mean.values())}
+    return computing | mean | {LAST: ps(measures.makespan_us) - end}

@@ -1,0 +1,74 @@
+"""What entered two replays and is not the same, by value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hwmodel.units import unit_of
+from replay.experiments.base.identity import BY_VALUE
+from replay.studies.differences.parts import Change
+
+if TYPE_CHECKING:
+    from replay.experiments.layer.result import Result
+    from replay.studies.differences.pairs import Pair
+
+BY_RESULT = BY_VALUE | {"precision", "gemm_type", "dispatch_rows", "combine_rows", "launch"}
+"""Settings of a spec that a result states by what they came to, and not by what was asked."""
+
+RESTS_ON = ("source", "assumes", "traffic")
+"""What a scheme says of itself in sentences: a revision of the scheme, if it is not the same."""
+
+
+def entered(result: Result) -> dict[str, Any]:
+    """Everything that entered a replay, by dotted name."""
+    found: dict[str, Any] = {"version of moereplay": result.version}
+    found |= _dotted("trace", result.trace.model_dump(mode="json"))
+    found |= {"system.name": result.system.name, "system.num_gpus": result.system.num_gpus}
+    found |= _dotted("system", result.system.values)
+    scheme = result.scheme.model_dump(mode="json")
+    found |= {"scheme.name": scheme["name"], "scheme.code": scheme["code"]}
+    found |= {f"scheme.{name}": scheme[name] for name in RESTS_ON}
+    found |= {f"scheme.{name}": ", ".join(scheme[name]) for name in ("proposes", "lacking")}
+    found |= _dotted("option", scheme["options"])
+    found |= _dotted("batch", result.batch.model_dump(mode="json"))
+    found |= _dotted("type", result.types.model_dump(mode="json"))
+    found |= {"placement": result.placement, "launch": result.launch}
+    settings = result.spec.model_dump(mode="json", by_alias=True, exclude=set(BY_RESULT))
+    # Ranks, tokens and phase may be left to the trace: the batch says what they came to.
+    given = {"ranks", "tokens_per_rank", "phase", "step"}
+    found |= {name: value for name, value in settings.items() if name not in given}
+    found["layers replayed"] = _layers(result)
+    return found
+
+
+def changes(pairs: Sequence[Pair]) -> list[Change]:
+    """What entered otherwise: once if it holds for all pairs, else with the pairs it holds for."""
+    found: dict[tuple[str, str], tuple[Any, Any, list[str]]] = {}
+    for one in pairs:
+        before, after = entered(one.before), entered(one.after)
+        for what in {**before, **after}:
+            values = before.get(what), after.get(what)
+            if values[0] != values[1]:
+                key = (what, repr(values))
+                found.setdefault(key, (*values, []))[2].append(one.name)
+    return [
+        Change(
+            what=what,
+            unit=unit_of(what) if what.startswith("system.") else "",
+            before=before,
+            after=after,
+            schemes=[] if len(names) == len(pairs) else names,
+        )
+        for (what, _), (before, after, names) in found.items()
+    ]
+
+
+def _layers(result: Result) -> list[int]:
+    """Positions of the layers, in order, each once."""
+    layers: Iterator[Any] = iter(result.layers if result.chain is None else result.chain.layers)
+    return list(dict.fromkeys(layer.layer_index for layer in layers))
+
+
+def _dotted(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}.{name}": value for name, value in values.items()}

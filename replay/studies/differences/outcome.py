@@ -1,0 +1,82 @@
+"""What came out of two replays of a scheme, by cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from replay.studies.differences.parts import Outcome, Part, Quantity
+from replay.studies.differences.path import by_cause, by_phase, ps
+
+if TYPE_CHECKING:
+    from replay.experiments.layer.result import Result
+    from replay.measure.parts import PortBytes
+    from replay.studies.differences.pairs import Pair
+    from replay.studies.differences.path import Ps
+
+
+def outcome(pair: Pair) -> Outcome:
+    """Compare the results of one scheme."""
+    before, after = pair.before.totals.makespan_us, pair.after.totals.makespan_us
+    return Outcome(
+        name=pair.name,
+        before_us=before,
+        after_us=after,
+        change_us=(ps(after) - ps(before)) / 1e6,
+        by_cause=_parts(by_cause(pair.before), by_cause(pair.after)),
+        by_phase=_parts(by_phase(pair.before), by_phase(pair.after)),
+        quantities=list(quantities(pair.before, pair.after)),
+    )
+
+
+def _parts(before: Ps, after: Ps) -> list[Part]:
+    """Parts of both, the largest change first; those that neither has are left out."""
+    parts = [
+        Part(
+            name=name,
+            before_us=before.get(name, 0) / 1e6,
+            after_us=after.get(name, 0) / 1e6,
+            change_us=(after.get(name, 0) - before.get(name, 0)) / 1e6,
+        )
+        for name in {**before, **after}
+        if before.get(name) or after.get(name)
+    ]
+    return sorted(parts, key=lambda part: -abs(part.change_us))
+
+
+def quantities(before: Result, after: Result) -> Iterator[Quantity]:
+    """Give what is measured or counted in both, and is not the same."""
+    then, now = dict(_measured(before)), dict(_measured(after))
+    for name in then:
+        if name in now and then[name] != now[name]:
+            yield Quantity(name=name[0], unit=name[1], before=then[name], after=now[name])
+
+
+def _measured(result: Result) -> Iterator[tuple[tuple[str, str], float]]:
+    """Name and unit of each quantity, and its sum over the parts of a result and the GPUs."""
+    all_of = result.measured
+    yield ("exposed communication, mean of the GPUs", "us"), result.totals.exposed_communication_us
+    yield ("bound", "us"), result.totals.bound_us
+    for phase in ("dispatch", "combine"):
+        yield (f"{phase} payload", "bytes"), _bytes(one.payload_bytes[phase] for one in all_of)
+        yield (f"{phase} on the wires", "bytes"), _bytes(one.wire_bytes[phase] for one in all_of)
+    spent = [one.sm_time_us for one in all_of if one.sm_time_us is not None]
+    for name in ("computing", "copying", "waiting_for_l2", "waiting_for_hbm"):
+        if spent:
+            time = sum(sum(getattr(one, f"{name}_us")) for one in spent)
+            yield (f"SMs {name.replace('_', ' ').replace(' l2', ' L2').replace(' hbm', ' HBM')}",
+                   "us"), time  # fmt: skip
+    if result.room is not None:
+        yield ("memory of the GPU that needs most", "bytes"), result.room.needed_bytes
+    counted: Counter[str] = Counter()
+    for one in all_of:
+        counted.update({name: sum(of) for name, of in one.mechanisms.counters.items()})
+    for name, count in counted.items():
+        yield (name, ""), count
+    yield ("tasks", ""), sum(one.num_tasks for one in all_of)
+
+
+def _bytes(ports: Iterable[PortBytes]) -> int:
+    """Bytes that left all GPUs."""
+    return sum(sum(port.uplink) for port in ports)

@@ -1,0 +1,85 @@
+"""Which result of one file belongs to which of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from replay.experiments.base.names import row_names
+
+if TYPE_CHECKING:
+    from replay.experiments.layer.result import Result
+
+
+class Pair(NamedTuple):
+    """Results of one scheme in two files, under the name it has in tables."""
+
+    name: str
+    before: Result
+    after: Result
+
+
+class Paired(NamedTuple):
+    """Pairs of results, and names of those that one file alone has."""
+
+    pairs: list[Pair]
+    only_before: list[str]
+    only_after: list[str]
+
+
+class _Row(NamedTuple):
+    """A result, and its name in the tables of its file."""
+
+    name: str
+    result: Result
+
+    @property
+    def scheme(self) -> str:
+        return self.result.scheme.name
+
+    @property
+    def placement(self) -> str:
+        return self.result.placement
+
+
+SAME: tuple[Callable[[_Row], tuple[str, ...]], ...] = (
+    lambda row: (row.name, row.placement),
+    lambda row: (row.scheme, row.placement),
+    lambda row: (row.scheme,),
+)
+"""What two results have in common that belong together. Rows of one name are one; else only one
+row on either side may have it, or it would be a guess."""
+
+
+def pair(before: Sequence[Result], after: Sequence[Result]) -> Paired:
+    """Pair results of the same name and placement, and then of the same scheme if one is left.
+
+    Two files of one result each are about this one, whatever its scheme.
+    """
+    left, right = _rows(before), _rows(after)
+    if len(left) == len(right) == 1:
+        return Paired([Pair(_both(*left, *right), before[0], after[0])], [], [])
+    found = []
+    for key in SAME:
+        for one in list(left):
+            others = [row for row in right if key(row) == key(one)]
+            alone = len(others) == 1 == sum(key(row) == key(one) for row in left)
+            if alone or (others and key is SAME[0]):
+                found.append(Pair(_both(one, others[0]), one.result, others[0].result))
+                left = [row for row in left if row is not one]
+                right = [row for row in right if row is not others[0]]
+    return Paired(found, [row.name for row in left], [row.name for row in right])
+
+
+def _rows(results: Sequence[Result]) -> list[_Row]:
+    return [
+        _Row(name, result)
+        for name, result in zip(row_names(results, marked=False), results, strict=True)
+    ]
+
+
+def _both(one: _Row, other: _Row) -> str:
+    """Name of two: the scheme's, with what tells it from others in the file where there are any."""
+    if one.scheme != other.scheme:
+        return " -> ".join(row_names([one.result, other.result], marked=False))
+    return one.name if other.name == other.scheme else other.name

@@ -1,0 +1,136 @@
+"""What two results are told apart by: the schema ``moereplay-difference/1``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, JsonValue
+
+from replay.files import write_text
+from tracegen.shared.display.frames import flat
+from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
+
+DIFFERENCE_FORMAT: Literal["moereplay-difference/1"] = "moereplay-difference/1"
+
+
+class Document(Strict, Shown):
+    """What is written as one JSON file, and shows itself."""
+
+    def to_json(self) -> str:
+        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
+        document = self.model_dump(mode="json")
+        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, all of it or nothing.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_json())
+
+
+class Change(Strict):
+    """Something that entered and is not the same.
+
+    Attributes
+    ----------
+    what, unit
+        Such as ``system.link.links_per_gpu``, and the unit of its value if it has one.
+    before, after
+        The values; None where there is none.
+    schemes
+        Whose replays it entered; nothing where it entered all that both files have.
+    """
+
+    what: str
+    unit: str = ""
+    before: JsonValue
+    after: JsonValue
+    schemes: list[str] = Field(default_factory=list)
+
+
+class Part(Strict):
+    """A part of the time of a result, in microseconds."""
+
+    name: str
+    before_us: float
+    after_us: float
+    change_us: float
+
+
+class Quantity(Strict):
+    """Something measured or counted that is not the same."""
+
+    name: str
+    unit: str
+    before: float
+    after: float
+
+
+class Outcome(Strict):
+    """One scheme in both files.
+
+    Attributes
+    ----------
+    name
+        Of the scheme, with its placement where a file has several.
+    before_us, after_us, change_us
+        Time of all its layers.
+    by_cause, by_phase
+        Parts of the critical path, which add up to the time and to its change: by what the time was
+        spent on (`CriticalPath.by_cause_us`, queueing by what was served meanwhile), and by the
+        phase of the layer that it was spent in.
+    quantities
+        What else is not the same.
+    """
+
+    name: str
+    before_us: float
+    after_us: float
+    change_us: float
+    by_cause: list[Part]
+    by_phase: list[Part]
+    quantities: list[Quantity]
+
+
+class Difference(Document):
+    """What is not the same in two results or comparisons, the first being before.
+
+    Attributes
+    ----------
+    is_same
+        Whether all that entered and all that came out is.
+    inputs
+        What entered and is not.
+    outcomes
+        Every scheme in both files, in the first one's order of time.
+    only_before, only_after
+        Schemes that one file alone has.
+    order_before, order_after
+        Schemes in both files, the fastest first.
+    swapped
+        Pairs of which the first was faster before and the second is after.
+    notes
+        What else must be known.
+    """
+
+    format: Literal["moereplay-difference/1"] = DIFFERENCE_FORMAT
+    is_same: bool
+    inputs: list[Change]
+    outcomes: list[Outcome]
+    only_before: list[str]
+    only_after: list[str]
+    order_before: list[str]
+    order_after: list[str]
+    swapped: list[tuple[str, str]]
+    notes: list[str]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each scheme in both."""
+        return [flat(one.model_dump(mode="json")) for one in self.outcomes]

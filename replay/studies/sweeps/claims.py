@@ -1,0 +1,156 @@
+"""What a paper states, beside what its study finds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from replay.errors import UserError, unknown
+from replay.studies.sweeps.points import show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from replay.studies.sweeps.points import Choice
+    from replay.studies.sweeps.study import Claim, Column, Grid
+
+HEADINGS = ["paper", "published", "replayed", "replayed / published"]
+NUM_LABELS = 2
+
+
+class Mean(Protocol):
+    """What a column says of a point: `replay.studies.sweeps.table.Cell`."""
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+
+
+class Filled(Protocol):
+    """What claims ask of a table, which is `replay.studies.sweeps.table.GridTable`."""
+
+    grid: Grid
+    where: str
+    axes: dict[str, list[Choice]]
+    columns: list[Column]
+
+    def rows(self) -> Iterable[tuple[str, ...]]:
+        """Labels of every point."""
+
+    def cell(self, labels: tuple[str, ...], column: Column) -> Mean | None:
+        """Return what a column says of a point."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The number that stands beside a published one.
+
+    Attributes
+    ----------
+    value
+        None if no point has one.
+    num_found, num_wanted
+        Points that have a value, and that the claim is about.
+    """
+
+    value: float | None
+    num_found: int
+    num_wanted: int
+
+    def text(self, digits: int) -> str:
+        """The number, with how many points it is of where some have none."""
+        if self.value is None:
+            return "-"
+        of = f" ({self.num_found} of {self.num_wanted})"
+        return f"{self.value:,.{digits}f}" + (of if self.num_found < self.num_wanted else "")
+
+
+def check_claim(claim: Claim, table: Filled) -> None:
+    """Refuse a claim about what its grid has not.
+
+    Raises
+    ------
+    UserError
+        Saying what the grid has.
+    """
+    where = f"{table.where}: claim {claim.says!r}"
+    headers = [column.header for column in table.columns]
+    if claim.column not in headers:
+        message = f"{where}: {unknown('column', claim.column, headers)}"
+        raise UserError(message)
+    for name, wanted in _wanted(claim).items():
+        if name not in table.axes:
+            message = f"{where}: {unknown('axis', name, table.axes)}"
+            raise UserError(message)
+        known = [choice.label for choice in table.axes[name]]
+        for label in wanted:
+            if label not in known:
+                message = f"{where}: {unknown(f'value of axis {name!r}', label, known)}"
+                raise UserError(message)
+    if claim.published <= 0:
+        message = f"{where}: published = {claim.published:g} must be above 0"
+        raise UserError(message)
+
+
+def replayed(claim: Claim, table: Filled) -> Replayed:
+    """What the points that a claim is about come to, each as the mean over its seeds."""
+    column = column_of(claim, table)
+    points = [labels for labels in table.rows() if _is_meant(claim, table, labels)]
+    cells = [table.cell(labels, column) for labels in points]
+    values = [cell.mean for cell in cells if cell is not None]
+    value = _reduced(claim.reduce, values) if values else None
+    return Replayed(value, len(values), len(points))
+
+
+def column_of(claim: Claim, table: Filled) -> Column:
+    """The column that a claim is about."""
+    return next(column for column in table.columns if column.header == claim.column)
+
+
+def _wanted(claim: Claim) -> dict[str, list[str]]:
+    """Labels of the points that a claim is about, by axis."""
+    return {
+        name: [show(one) for one in value] if isinstance(value, list) else [show(value)]
+        for name, value in claim.where.items()
+    }
+
+
+def _is_meant(claim: Claim, table: Filled, labels: tuple[str, ...]) -> bool:
+    chosen = dict(zip(table.axes, labels, strict=True))
+    return all(chosen[name] in wanted for name, wanted in _wanted(claim).items())
+
+
+def _reduced(how: str, values: list[float]) -> float | None:
+    if how == "geomean":
+        if min(values) <= 0:
+            return None
+        return math.exp(sum(map(math.log, values)) / len(values))
+    if how == "mean":
+        return sum(values) / len(values)
+    return min(values) if how == "min" else max(values)
+
+
+def claim_lines(table: Filled) -> list[list[str]]:
+    """Rows of the table of claims, under `HEADINGS`; the first `NUM_LABELS` come from the study."""
+    rows = []
+    for claim in table.grid.claims:
+        found = replayed(claim, table)
+        digits = column_of(claim, table).digits
+        ratio = "-" if found.value is None else f"{found.value / claim.published:.2f}"
+        rows.append([claim.says, f"{claim.published:g}", found.text(digits), ratio])
+    return rows
+
+
+def claims_json(table: Filled) -> list[dict[str, Any]]:
+    """Claims as objects, each with the number that was replayed."""
+    found = [(claim, replayed(claim, table)) for claim in table.grid.claims]
+    return [
+        {
+            **claim.model_dump(),
+            "replayed": one.value,
+            "num_found": one.num_found,
+            "num_wanted": one.num_wanted,
+        }
+        for claim, one in found
+    ]

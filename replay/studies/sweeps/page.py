@@ -1,0 +1,274 @@
+"""A study as a page: curves over what was varied, and the table of every point."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from replay.report.command import command_words
+from replay.report.provenance import NO_COMMAND, provenance
+from replay.studies.sweeps.saved import SavedSweep
+from replay.studies.sweeps.study import study_names
+from tracegen.shared.display.content import (
+    Axis,
+    Bars,
+    Column,
+    Line,
+    Page,
+    Part,
+    Plot,
+    Section,
+    Table,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from replay.studies.sweeps.result import SweepResult
+    from replay.studies.sweeps.saved import SavedCell, SavedGrid, SavedRow
+    from tracegen.shared.display.content import Cell, Chart, Item
+
+MOST_LINES = 10
+"""Lines that one picture takes where an axis may be chosen for them."""
+
+MOST_CHARTS = 24
+"""Charts of one grid; further ones are left to the table."""
+
+SPREAD = 8
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+
+OF_SCHEMES = "scheme"
+OWN_FILE = f"{NO_COMMAND}the study was a file that its result does not name."
+
+
+def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
+    """Make the page of a study.
+
+    Parameters
+    ----------
+    command
+        The command line that made it, where that is known; that of a study that comes with the
+        package is.
+    """
+    study = result if isinstance(result, SavedSweep) else _saved(result)
+    grids = [_in_order(grid) for grid in study.grids]
+    points = sum(len(grid.rows) for grid in grids)
+    several = len(grids) > 1
+    entries: dict[str, Cell] = {"study": study.name, "points": points}
+    if not command and study.name in study_names():
+        command = command_words(["moereplay", "sweep", study.name, "-o", "FOLDER"])
+    return Page(
+        title=study.title,
+        summary=f"{study.question.strip()} {_summary(grids, points)}".strip(),
+        sections=[
+            *(_section(grid, number, several=several) for number, grid in enumerate(grids, 1)),
+            *([Section("Notes", [study.notes.strip()])] if study.notes.strip() else []),
+            provenance(entries, command=command, why_none=OWN_FILE),
+        ],
+        command=command,
+    )
+
+
+def _in_order(grid: SavedGrid) -> SavedGrid:
+    """The same with its axes in the study's order, which files lose: the last varies fastest."""
+
+    def first_change(axis: str) -> int:
+        labels = [row.labels[axis] for row in grid.rows]
+        return next((n for n, label in enumerate(labels) if label != labels[0]), len(labels))
+
+    ordered = sorted(grid.axes, key=first_change, reverse=True)
+    return grid.model_copy(update={"axes": {axis: grid.axes[axis] for axis in ordered}})
+
+
+def _saved(result: SweepResult) -> SavedSweep:
+    return SavedSweep.model_validate_json(result.to_json())
+
+
+def _summary(grids: Sequence[SavedGrid], points: int) -> str:
+    refused = sum(row.refused is not None for grid in grids for row in grid.rows)
+    failed = sum(row.failed is not None for grid in grids for row in grid.rows)
+    tables = f" in {len(grids)} tables" if len(grids) > 1 else ""
+    notes = [f"{points} points{tables}"]
+    notes += [f"{refused} cannot run"] if refused else []
+    notes += [f"{failed} failed"] if failed else []
+    return ", ".join(notes) + "."
+
+
+def _section(grid: SavedGrid, number: int, *, several: bool) -> Section:
+    charts = list(itertools.islice(_charts(grid, number), MOST_CHARTS))
+    wanted = len(grid.columns) * math.prod(map(len, _facets(grid).values()))
+    left_out = [f"The first {MOST_CHARTS} of {wanted} charts."] if wanted > MOST_CHARTS else []
+    fixed = ", ".join(f"{name}={value}" for name, value in sorted(grid.fixed.items()))
+    seeds = ", ".join(map(str, grid.seeds))
+    items: list[Item] = [
+        *([grid.notes.strip()] if grid.notes.strip() else []),
+        *charts,
+        *left_out,
+        _table(grid, number),
+        *([_claims(grid, number)] if grid.claims else []),
+        *([f"Fixed: {fixed}."] if fixed else []),
+        *([f"Mean, least and largest over seeds {seeds}."] if seeds else []),
+    ]
+    title = grid.title or (f"Table {number}" if several else "What came out")
+    return Section(title, items)
+
+
+def _numbers(labels: Sequence[str]) -> list[float] | None:
+    """Values of an axis that are numbers; None where one is not, or two are the same."""
+    try:
+        found = [float(label) for label in labels]
+    except ValueError:
+        return None
+    is_scale = all(map(math.isfinite, found)) and len(set(found)) == len(found)
+    return found if is_scale else None
+
+
+def _labels(grid: SavedGrid, axis: str) -> list[str]:
+    return [choice.label for choice in grid.axes[axis]]
+
+
+def _along(grid: SavedGrid) -> str | None:
+    """Axis that curves go along: the numeric one with the most values, of two and more."""
+    numeric = [
+        axis for axis in grid.axes if len(grid.axes[axis]) > 1 and _numbers(_labels(grid, axis))
+    ]
+    return max(numeric, key=lambda axis: len(grid.axes[axis]), default=None)
+
+
+def _of_lines(grid: SavedGrid) -> str | None:
+    """Axis that tells lines apart: schemes, or the longest of those that a picture can hold."""
+    others = [axis for axis in grid.axes if axis != _along(grid) and len(grid.axes[axis]) > 1]
+    if OF_SCHEMES in others:
+        return OF_SCHEMES
+    few = [axis for axis in others if len(grid.axes[axis]) <= MOST_LINES]
+    return max(few, key=lambda axis: len(grid.axes[axis]), default=None)
+
+
+def _facets(grid: SavedGrid) -> dict[str, list[str]]:
+    """Labels of the axes that remain: there is a chart for each combination of them."""
+    drawn = (_along(grid), _of_lines(grid))
+    return {axis: _labels(grid, axis) for axis in grid.axes if axis not in drawn}
+
+
+def _charts(grid: SavedGrid, number: int) -> Iterator[Chart]:
+    """Charts of the first column, then of the next."""
+    facets = _facets(grid)
+    by_labels = {tuple(row.labels[axis] for axis in grid.axes): row for row in grid.rows}
+    for index, column in enumerate(grid.columns, 1):
+        for place, chosen in enumerate(itertools.product(*facets.values()), 1):
+            fixed = dict(zip(facets, chosen, strict=True))
+            told = [f"{axis} {label}" for axis, label in fixed.items() if len(facets[axis]) > 1]
+            title = ", ".join([column.header, *told])
+            name = f"grid-{number}-{index}-{place}"
+            chart = _chart(grid, by_labels, fixed, column.header, name, title)
+            if chart is not None:
+                yield chart
+
+
+def _chart(
+    grid: SavedGrid,
+    rows: Mapping[tuple[str, ...], SavedRow],
+    fixed: Mapping[str, str],
+    header: str,
+    name: str,
+    title: str,
+) -> Chart | None:
+    """Curves of one column, or bars where no axis has numbers."""
+    along, of_lines = _along(grid), _of_lines(grid)
+
+    def cell(**labels: str) -> SavedCell | None:
+        chosen = {**fixed, **labels}
+        row = rows.get(tuple(chosen[axis] for axis in grid.axes))
+        return None if row is None else row.cells[header]
+
+    lines = [{}] if of_lines is None else [{of_lines: label} for label in _labels(grid, of_lines)]
+    if along is None:
+        named = [(next(iter(one.values()), header), cell(**one)) for one in lines]
+        there = [(label, found.mean) for label, found in named if found is not None]
+        if not there:
+            return None
+        labels, means = zip(*there, strict=True)
+        return Bars(name, title, list(labels), [Part(header, list(means))], "")
+    x = _numbers(_labels(grid, along)) or []
+    drawn = []
+    for one in lines:
+        found = [
+            (at, value)
+            for at, label in sorted(zip(x, _labels(grid, along), strict=True))
+            for value in [cell(**one, **{along: label})]
+            if value is not None
+        ]
+        if found:
+            drawn.append(_line(next(iter(one.values()), header), found))
+    if not drawn:
+        return None
+    return Plot(
+        name,
+        title,
+        Axis(along, log=_is_wide(x), from_zero=False),
+        Axis(header, log=_is_wide([value for line in drawn for value in line.y])),
+        drawn,
+    )
+
+
+def _line(name: str, found: Sequence[tuple[float, SavedCell]]) -> Line:
+    """A curve of means; a band from least to largest where there are several seeds."""
+    has_band = any(cell.count > 1 for _, cell in found)
+    return Line(
+        name,
+        [at for at, _ in found],
+        [cell.mean for _, cell in found],
+        [cell.min for _, cell in found] if has_band else None,
+        [cell.max for _, cell in found] if has_band else None,
+    )
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) / min(values) >= SPREAD
+
+
+def _table(grid: SavedGrid, number: int) -> Table:
+    """Every point with every column; with seeds, its least and largest value too."""
+    has_seeds = len(grid.seeds) > 1
+    columns = [Column(axis) for axis in grid.axes]
+    for column in grid.columns:
+        form = f",.{column.digits}f"
+        columns.append(Column(column.header, "", form))
+        if has_seeds:
+            columns.append(Column(f"least {column.header}", "", form, rank=2))
+            columns.append(Column(f"largest {column.header}", "", form, rank=2))
+    columns.append(Column("why not", rank=1))
+    rows: list[list[Cell]] = []
+    for row in grid.rows:
+        cells: list[Cell] = [row.labels[axis] for axis in grid.axes]
+        for column in grid.columns:
+            found = row.cells[column.header]
+            cells.append(None if found is None else found.mean)
+            if has_seeds:
+                cells += [None, None] if found is None else [found.min, found.max]
+        rows.append([*cells, row.refused or row.failed])
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return Table(f"points-{number}", grid.title or "Every point", columns, rows)
+
+
+def _claims(grid: SavedGrid, number: int) -> Table:
+    columns = [
+        Column("paper"),
+        Column("published", "", ",.4g"),
+        Column("replayed", "", ",.4g"),
+        Column("replayed / published", "", ".2f"),
+        Column("points", rank=1),
+    ]
+    rows = [
+        (
+            one.says,
+            one.published,
+            one.replayed,
+            one.replayed / one.published if one.replayed is not None and one.published else None,
+            f"{one.num_found} of {one.num_wanted}",
+        )
+        for one in grid.claims
+    ]
+    return Table(f"claims-{number}", "What papers state, and what was replayed", columns, rows)

@@ -1,0 +1,253 @@
+"""The settings of every point that a study spans, by name.
+
+==========================  =======================================================================
+setting                     is
+==========================  =======================================================================
+``scheme``                  a scheme
+``SCHEME.OPTION``           an option of a scheme, heeded where ``scheme`` is that scheme
+``system``                  a preset or a TOML file
+``system.SECTION.KEY``      a hardware value, such as ``system.link.links_per_gpu``
+``trace.file``              a recorded trace: a name of the library, or a file; ``trace.model``
+                            gives the shape of its model, where it has none
+``trace.KEY``               what a trace is generated from: ``kind``, ``model``, ``layers`` (1
+                            unless given), ``seed``, ``group_limited``, parameters of the kind
+``shape.KEY``               a size in place of the model's, such as ``shape.topk``
+``total_tokens``            tokens of all ranks, in place of ``tokens_per_rank``
+`RUN_SETTINGS`              those of `replay.experiments.layer.spec.RunSpec`
+==========================  =======================================================================
+
+Ranks, tokens and phase of a generated trace are those of the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from replay.errors import UserError, shown, unknown
+from replay.experiments.layer.spec import RunSpec
+from replay.schemes.registry import COMPARED
+
+if TYPE_CHECKING:
+    from replay.studies.sweeps.study import Grid, Scalar, Study
+
+REFERENCES = frozenset({"trace", "content_id", "model", "scheme", "options", "system", "overrides"})
+"""Settings of a replay that a study gives in groups of their own."""
+RUN_SETTINGS = tuple(word for word in RunSpec.words() if word not in REFERENCES)
+TRACE_SETTINGS: dict[str, tuple[type, ...]] = {
+    "file": (str,),
+    "kind": (str,),
+    "model": (str,),
+    "layers": (int,),
+    "seed": (int,),
+    "group_limited": (bool,),
+}
+OTHER_SETTINGS: dict[str, tuple[type, ...]] = {
+    "scheme": (str,),
+    "system": (str,),
+    "total_tokens": (int,),
+}
+LEAST: dict[str, int] = {"total_tokens": 1, "trace.layers": 1, "trace.seed": 0}
+PREFIXES = ("trace", "shape", "system")
+SEED = "trace.seed"
+LABEL = "label"
+MOST_POINTS = 100_000  # planning takes about a millisecond per point, and a replay far longer
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of an axis: what it is called and what it sets."""
+
+    label: str
+    settings: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One replay that a study asks for.
+
+    Attributes
+    ----------
+    grid
+        Position of its grid in the study.
+    labels
+        Label of its value on every axis, in the order of the axes.
+    seed
+        Seed of the trace, where the grid has several.
+    settings
+        Everything the study says about it, by dotted name.
+    """
+
+    grid: int
+    labels: tuple[str, ...]
+    seed: int | None
+    settings: Mapping[str, Scalar] = field(hash=False)
+
+
+def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
+    """Choices of every axis.
+
+    Parameters
+    ----------
+    where
+        What to call the grid in errors.
+
+    Raises
+    ------
+    UserError
+        If a setting or a label is not possible.
+    """
+    axes: dict[str, list[Choice]] = {}
+    for name, values in grid.axes.items():
+        if not values:
+            message = f"{where}: axis {name!r} is empty; give at least one value"
+            raise UserError(message)
+        choices = []
+        for value in values:
+            if isinstance(value, dict):
+                settings = {key: entry for key, entry in value.items() if key != LABEL}
+                label = value.get(LABEL, _label(settings))
+            else:
+                settings, label = {name: value}, show(value)
+            if not settings:
+                message = f"{where}: axis {name!r}: {label!r} sets nothing"
+                raise UserError(message)
+            for key, entry in settings.items():
+                check_setting(key, entry, f"{where}: axis {name!r}")
+            if not str(label).isprintable():
+                message = f"{where}: axis {name!r}: label {label!r} must be one line of text"
+                raise UserError(message)
+            choices.append(Choice(str(label), settings))
+        labels = [choice.label for choice in choices]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            message = f"{where}: axis {name!r} has two values called {twice!r}; give each a label"
+            raise UserError(message)
+        axes[name] = choices
+    if grid.across is not None and grid.across not in axes:
+        message = f"{where}: across: {unknown('axis', grid.across, axes)}"
+        raise UserError(message)
+    return axes
+
+
+def points_of(study: Study) -> list[Point]:
+    """Every point of every grid, the last axis varying fastest, seeds within.
+
+    Raises
+    ------
+    UserError
+        If a setting is not possible, or is given twice, or there are more than `MOST_POINTS`.
+    """
+    sizes = [
+        math.prod(len(values) for values in grid.axes.values()) * max(1, len(grid.seeds))
+        for grid in study.grids
+    ]
+    if sum(sizes) > MOST_POINTS:
+        largest = sizes.index(max(sizes))
+        message = (
+            f"study {study.name!r} has {sum(sizes):,} points; at most {MOST_POINTS:,} are possible "
+            f"(grid {largest} alone has {sizes[largest]:,})"
+        )
+        raise UserError(message)
+    points: list[Point] = []
+    for number, grid in enumerate(study.grids):
+        points += _points_of_grid(grid, number, place(study, number))
+    return points
+
+
+def place(study: Study, number: int) -> str:
+    """Name of a grid in errors."""
+    title = study.grids[number].title
+    return f"study {study.name!r}: grid {number}" + (f" ({title})" if title else "")
+
+
+def _points_of_grid(grid: Grid, number: int, where: str) -> Iterator[Point]:
+    for key, value in grid.fixed.items():
+        check_setting(key, value, f"{where}: fixed")
+    axes = axes_of(grid, where)
+    if len(set(grid.seeds)) < len(grid.seeds):
+        message = f"{where}: seeds = {grid.seeds}: each must be there once"
+        raise UserError(message)
+    seen: dict[str, str] = {SEED: "seeds"} if grid.seeds else {}
+    for name, choices in axes.items():
+        for key in dict.fromkeys(key for choice in choices for key in choice.settings):
+            if key in seen:
+                message = f"{where}: {key} is varied by {seen[key]!r} and by {name!r}"
+                raise UserError(message)
+            seen[key] = name
+    for combination in itertools.product(*axes.values()):
+        for seed in (*grid.seeds,) or (None,):
+            settings = dict(grid.fixed)
+            for choice in combination:
+                settings |= choice.settings
+            if seed is not None:
+                settings[SEED] = seed
+            yield Point(number, tuple(choice.label for choice in combination), seed, settings)
+
+
+def check_setting(key: str, value: Scalar, where: str) -> None:
+    """Refuse a setting that does not exist, or a value that is not of its type.
+
+    Values of hardware, options and generators are checked by those who know them.
+
+    Raises
+    ------
+    UserError
+        Saying what is possible.
+    """
+    if type(value) is int and abs(value) >= 2**63:  # a column of the data set has no more
+        message = f"{where}: {key} = {shown(value)}: expected a number below 2**63"
+        raise UserError(message)
+    if isinstance(value, float) and not math.isfinite(value):
+        message = f"{where}: {key} = {value}: expected a finite number"
+        raise UserError(message)
+    try:
+        if key in RUN_SETTINGS:
+            RunSpec.check_setting(key, value)
+        else:
+            _check_own_setting(key, value)
+    except UserError as error:
+        message = f"{where}: {error}"
+        raise UserError(message) from None
+
+
+def _check_own_setting(key: str, value: Scalar) -> None:
+    """Refuse what `check_setting` refuses, of settings that are not those of a replay."""
+    wanted = OTHER_SETTINGS.get(key)
+    group, dot, name = key.partition(".")
+    is_group = group in PREFIXES or group in COMPARED
+    if wanted is None and group == "trace" and dot:
+        wanted = TRACE_SETTINGS.get(name, (bool, int, float, str))
+    if wanted is None and dot and is_group and not name:
+        message = f"{key!r} names nothing in the group {group!r}"
+        raise UserError(message)
+    if wanted is None and dot and not is_group:
+        raise unknown("group of settings", group, [*PREFIXES, *COMPARED])
+    if wanted is None and not dot:
+        forms = [f"{prefix}.KEY" for prefix in PREFIXES] + ["SCHEME.OPTION"]
+        raise unknown("setting", key, [*RUN_SETTINGS, *OTHER_SETTINGS, *forms])
+    if wanted is not None and type(value) not in wanted:
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        message = f"{key} = {value!r}: expected {' or '.join(names[t] for t in wanted)}"
+        raise UserError(message)
+    if key in LEAST and isinstance(value, int) and value < LEAST[key]:
+        message = f"{key} must be at least {LEAST[key]}, not {value}"
+        raise UserError(message)
+
+
+def _label(settings: Mapping[str, Scalar]) -> str:
+    """Settings that vary together, the scheme by its name alone."""
+    return ", ".join(
+        show(value) if key == "scheme" else f"{key.rpartition('.')[2]}={show(value)}"
+        for key, value in settings.items()
+    )
+
+
+def show(value: Scalar) -> str:
+    """A value as a label."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

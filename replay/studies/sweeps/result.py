@@ -1,0 +1,139 @@
+"""A study with its numbers: as text, Markdown, JSON and rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines
+from replay.studies.sweeps.plan import Plan
+from replay.studies.sweeps.rows import Row
+from replay.studies.sweeps.table import markdown, settings_text
+from replay.studies.sweeps.tables import shown
+from tracegen.shared.display import escape
+from tracegen.shared.display.frames import data_frame
+from tracegen.shared.display.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import RenderableType
+
+FORMAT = "moereplay-sweep/1"
+WIDE = 10_000
+"""Characters of a line of a file, which nothing is to be left out of."""
+
+
+@dataclass(frozen=True)
+class SweepResult(Shown):
+    """A study with its numbers.
+
+    Attributes
+    ----------
+    plan
+        What was asked for; its tables are filled.
+    identities
+        Identity of each point's replay, in the order of the points.
+    num_reused, num_computed
+        Replays that were found in the folder, and those that were not.
+    num_refused
+        Points that cannot run.
+    num_failed
+        Replays that went wrong; they are tried again by the next sweep.
+    num_missing
+        Replays of other shards that are not there yet; with any, no tables are written.
+    rows, columns
+        What `to_dataframe` shows.
+    """
+
+    plan: Plan
+    identities: list[str]
+    num_reused: int
+    num_computed: int
+    num_refused: int
+    num_failed: int = 0
+    num_missing: int = 0
+    rows: Sequence[Row] = ()
+    columns: Mapping[str, type] = field(default_factory=dict)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Make a data frame with a row per point, in their order; see `replay.studies.sweeps.rows`.
+
+        Raises
+        ------
+        UserError
+            If pandas is not installed.
+        """
+        return data_frame(self.rows, self.columns)
+
+    def to_json(self) -> str:
+        """JSON (`moereplay-sweep/1`): the same bytes whatever was found in the folder."""
+        study = self.plan.study
+        document = {
+            "format": FORMAT,
+            "name": study.name,
+            "title": study.title,
+            "question": study.question,
+            "notes": study.notes,
+            "grids": [
+                {
+                    **table.to_json(),
+                    "points": [
+                        {
+                            "labels": list(point.labels),
+                            "seed": point.seed,
+                            "id": identity,
+                            "values": table.values.get((point.labels, point.seed)),
+                        }
+                        for point, identity in zip(self.plan.points, self.identities, strict=True)
+                        if point.grid == number
+                    ],
+                }
+                for number, table in enumerate(self.plan.tables)
+            ],
+        }
+        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+    def shown(self) -> list[RenderableType]:
+        """Title, question and tables, as a terminal draws them."""
+        return shown(self.plan.study, self.plan.tables)
+
+    def text(self) -> str:
+        """The same as plain text, in lines as long as they need to be."""
+        from rich.console import Group
+
+        from replay.report.text import render
+
+        return render(Group(*self.shown()), WIDE)
+
+    def markdown(self) -> str:
+        """The tables with question, settings and notes as Markdown."""
+        study = self.plan.study
+        lines = [f"# {escape.markdown(study.title)}", "", *_paragraphs(study.question)]
+        lines += [escape.code(f"moereplay sweep {study.name} -o FOLDER"), ""]
+        lines += _paragraphs(study.notes)
+        for table in self.plan.tables:
+            headings, rows, notes = table.lines()
+            labels = len(table.axes) - (table.grid.across is not None)
+            if table.grid.title:
+                lines += [f"## {escape.markdown(table.grid.title)}", ""]
+            lines += [*markdown(headings, rows, labels=labels), ""]
+            for number, note in enumerate(notes, 1):
+                lines += [f"[{number}] {escape.markdown(note)}", ""]
+            if table.grid.claims:
+                lines += [*markdown(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
+            lines += _paragraphs(table.grid.notes)
+            fixed = settings_text(table.grid.fixed)
+            seeds = ", ".join(map(str, table.grid.seeds))
+            if seeds:
+                fixed += f"; mean (least-largest) over seeds {seeds}"
+            lines += [f"Fixed: {escape.markdown(fixed)}.", ""] if fixed else []
+        return "\n".join(lines)
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Paragraphs of a text, each a line with an empty one below."""
+    parts = re.split(r"\n\s*\n", text.strip())
+    return [line for part in parts if part for line in (escape.prose(part), "")]

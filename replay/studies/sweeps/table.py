@@ -1,0 +1,268 @@
+"""A grid as a table: seeds put together, baselines divided by, axes as rows and columns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from replay.errors import UserError, unknown
+from replay.studies.sweeps.claims import check_claim, claims_json
+from replay.studies.sweeps.columns import check_path
+from replay.studies.sweeps.points import Choice, axes_of, place, show
+from replay.studies.sweeps.study import Column
+from tracegen.shared.display import escape
+
+if TYPE_CHECKING:
+    from replay.studies.sweeps.study import Grid, Study
+
+Labels = tuple[str, ...]
+
+DEFAULT_COLUMN = Column(header="layer us", path="totals.mean_layer_us")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A quantity over the seeds that have it: mean, least, largest, and how many."""
+
+    mean: float
+    least: float
+    largest: float
+    count: int
+
+    def to_json(self) -> dict[str, float | int]:
+        """As objects."""
+        return {
+            "mean": self.mean, "min": self.least, "max": self.largest, "count": self.count
+        }  # fmt: skip
+
+    def is_spread(self, digits: int) -> bool:
+        """Whether so many digits tell the seeds apart."""
+        return f"{self.least:.{digits}f}" != f"{self.largest:.{digits}f}"
+
+    def text(self, digits: int) -> str:
+        """Mean, and the range where the shown digits tell the seeds apart."""
+        span = f" ({self.least:,.{digits}f}-{self.largest:,.{digits}f})"
+        span = span if self.is_spread(digits) else ""
+        return f"{self.mean:,.{digits}f}{span}"
+
+
+class GridTable:
+    """One grid of a study, before and after it has run.
+
+    Parameters
+    ----------
+    study, number
+        The grid.
+
+    Raises
+    ------
+    UserError
+        If a column asks for something that no result has, or a baseline that the grid lacks.
+    """
+
+    def __init__(self, study: Study, number: int) -> None:
+        self.grid: Grid = study.grids[number]
+        self.where = place(study, number)
+        self.axes: dict[str, list[Choice]] = axes_of(self.grid, self.where)
+        self.columns = self.grid.columns or [DEFAULT_COLUMN]
+        # By labels and seed: one value a column; None for a point that was refused.
+        self.values: dict[tuple[Labels, int | None], list[float | None]] = {}
+        self.refused: dict[Labels, str] = {}
+        self.failed: dict[Labels, str] = {}
+        headers = [column.header for column in self.columns]
+        for column in self.columns:
+            if headers.count(column.header) > 1:
+                message = f"{self.where}: two columns are called {column.header!r}"
+                raise UserError(message)
+            check_path(column, self.where)
+            self._baseline(column, tuple(choices[0].label for choices in self.axes.values()))
+        for claim in self.grid.claims:
+            check_claim(claim, self)
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """Seeds of every point, or the one that is not named."""
+        return list(self.grid.seeds) or [None]
+
+    def _baseline(self, column: Column, labels: Labels) -> Labels | None:
+        """Labels of the point that a column divides by or that is divided by it."""
+        if column.speedup_over is not None and column.relative_to is not None:
+            message = (
+                f"{self.where}: column {column.header!r}: "
+                "speedup_over and relative_to exclude each other"
+            )
+            raise UserError(message)
+        given = column.speedup_over if column.relative_to is None else column.relative_to
+        if given is None:
+            return None
+        chosen = dict(zip(self.axes, labels, strict=True))
+        for name, value in given.items():
+            where = f"{self.where}: column {column.header!r}"
+            if name not in self.axes:
+                message = f"{where}: {unknown('axis', name, self.axes)}"
+                raise UserError(message)
+            known = [choice.label for choice in self.axes[name]]
+            if show(value) not in known:
+                message = f"{where}: {unknown(f'value of axis {name!r}', show(value), known)}"
+                raise UserError(message)
+            chosen[name] = show(value)
+        return tuple(chosen.values())
+
+    def cell(self, labels: Labels, column: Column) -> Cell | None:
+        """A column of a point over all seeds; None where there is nothing to show."""
+        position = self.columns.index(column)
+        baseline = self._baseline(column, labels)
+        found = []
+        for seed in self.seeds:
+            value = self._value(labels, seed, position)
+            if value is not None and baseline is not None:
+                base = self._value(baseline, seed, position)
+                above, below = (base, value) if column.relative_to is None else (value, base)
+                value = above / below if above is not None and below else None
+            if value is not None:
+                found.append(value)
+        if not found:
+            return None
+        # Rounding must not put the mean of equal values beside them.
+        mean = min(max(sum(found) / len(found), min(found)), max(found))
+        return Cell(mean, min(found), max(found), len(found))
+
+    def _value(self, labels: Labels, seed: int | None, position: int) -> float | None:
+        values = self.values.get((labels, seed))
+        return None if values is None else values[position]
+
+    def rows(self) -> list[Labels]:
+        """Labels of all points, in order."""
+        names = [[choice.label for choice in choices] for choices in self.axes.values()]
+        return list(itertools.product(*names))
+
+    def empty_columns(self) -> list[str]:
+        """Headers of the columns that no point of the grid has a value for."""
+        return [
+            column.header
+            for position, column in enumerate(self.columns)
+            if self.values and all(row[position] is None for row in self.values.values())
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Axes, columns, claims, and for each point its labels, cells, and why it has none."""
+        return {
+            "title": self.grid.title,
+            "notes": self.grid.notes,
+            "fixed": dict(self.grid.fixed),
+            "seeds": list(self.grid.seeds),
+            "axes": {
+                name: [{"label": one.label, "settings": dict(one.settings)} for one in choices]
+                for name, choices in self.axes.items()
+            },
+            "columns": [column.model_dump(exclude_none=True) for column in self.columns],
+            "claims": claims_json(self),
+            "rows": [
+                {
+                    "labels": dict(zip(self.axes, labels, strict=True)),
+                    "cells": {
+                        column.header: cell.to_json() if cell else None
+                        for column in self.columns
+                        for cell in [self.cell(labels, column)]
+                    },
+                    "refused": self.refused.get(labels),
+                    **({"failed": self.failed[labels]} if labels in self.failed else {}),
+                }
+                for labels in self.rows()
+            ],
+        }
+
+    def parts(
+        self,
+    ) -> tuple[
+        list[str], list[tuple[str, Column]], list[tuple[Labels, list[Cell | str]]], list[str]
+    ]:
+        """What a table of the grid is made of.
+
+        Returns
+        -------
+        Names of the axes whose labels begin each row; headings of the other columns, and what they
+        show; rows of labels and cells, texts where there is no value; footnotes.
+        """
+        across = self.grid.across
+        names = list(self.axes)
+        down = [name for name in names if name != across]
+        blocks = [choice.label for choice in self.axes[across]] if across else [""]
+        shown = [
+            (block, column)
+            for block in blocks
+            for column in self.columns
+            if not (across and self._is_own_baseline(column, across, block))
+        ]
+        notes: list[str] = []
+        rows: dict[Labels, list[Cell | str]] = {}
+        for each in self.rows():
+            at = dict(zip(names, each, strict=True))
+            rows.setdefault(tuple(at[name] for name in down), [])
+        for key, row in rows.items():
+            chosen = dict(zip(down, key, strict=True))
+            for block, column in shown:
+                labels = tuple(block if name == across else chosen[name] for name in names)
+                row.append(self.cell(labels, column) or self._nothing(labels, notes))
+        headings = [(f"{block} {column.header}".strip(), column) for block, column in shown]
+        return down, headings, list(rows.items()), notes
+
+    def lines(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Headings, rows of text, and footnotes."""
+        down, shown, rows, notes = self.parts()
+        texts = [
+            [
+                *key,
+                *(
+                    one if isinstance(one, str) else one.text(column.digits)
+                    for one, (_, column) in zip(cells, shown, strict=True)
+                ),
+            ]
+            for key, cells in rows
+        ]
+        return [*down, *(heading for heading, _ in shown)], texts, notes
+
+    def _is_own_baseline(self, column: Column, across: str, block: str) -> bool:
+        """Whether a column would hold nothing but ones."""
+        given = column.speedup_over if column.relative_to is None else column.relative_to
+        return given is not None and set(given) == {across} and show(given[across]) == block
+
+    def _nothing(self, labels: Labels, notes: list[str]) -> str:
+        for word, reasons in (("refused", self.refused), ("failed", self.failed)):
+            if labels in reasons:
+                if reasons[labels] not in notes:
+                    notes.append(reasons[labels])
+                return f"{word} [{notes.index(reasons[labels]) + 1}]"
+        return "-"
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int) -> list[str]:
+    """Lines of a Markdown table, the first columns to the left and the others to the right.
+
+    Parameters
+    ----------
+    labels
+        How many columns are labels.
+    """
+    headings, *rows = [[escape.markdown(cell) for cell in row] for row in (headings, *rows)]
+    widths = [
+        max(3, *(len(line[column]) for line in [headings, *rows]))
+        for column in range(len(headings))
+    ]
+    rule = ["-" * w if column < labels else "-" * (w - 1) + ":" for column, w in enumerate(widths)]
+    lines = [list(headings), rule, *rows]
+    return [f"| {_pad(line, widths, labels, ' | ')} |" for line in lines]
+
+
+def _pad(line: Sequence[str], widths: Sequence[int], labels: int, between: str) -> str:
+    return between.join(
+        cell.ljust(width) if column < labels else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+    )
+
+
+def settings_text(fixed: Mapping[str, Any]) -> str:
+    """Settings in one line."""
+    return ", ".join(f"{key}={show(value)}" for key, value in sorted(fixed.items()))

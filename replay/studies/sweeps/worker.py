@@ -1,0 +1,201 @@
+"""What a worker does: points of a trace, one after the other, wherever it runs.
+
+A worker is told settings and identities and gives back texts: it reads the trace and the files that
+settings name, writes nothing, and needs nothing of the sweep's folder. What it finds has the
+identity that was asked for, or the sweep ends: a machine with other code or other files cannot mix
+its numbers with those of others.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from replay.errors import UserError
+from replay.experiments.base.estimate import UnfitError
+from replay.schemes.outside import AllowCode, BuildFailed, said
+from replay.studies.sweeps.source import UnreadableError
+from replay.studies.sweeps.store import Failure, Outcome, point_text
+from replay.studies.sweeps.task import make_task
+
+MOST_FRAMES = 8  # of a traceback that are kept
+
+
+class Asks(Protocol):
+    """What asks for a replay, such as a point of a study."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What it asks for, in words."""
+
+
+class Source(Protocol):
+    """What tasks read before they run."""
+
+    @property
+    def key(self) -> str:
+        """Tells it from others."""
+
+    def load(self) -> Any:
+        """Read it."""
+
+
+class Carried(Protocol):
+    """What comes of a task."""
+
+    def model_dump(self, *, mode: str, by_alias: bool) -> dict[str, Any]:
+        """Give it as plain values."""
+
+
+class Task(Protocol):
+    """Work that a worker can do, such as `replay.studies.sweeps.task.Task`."""
+
+    @property
+    def id(self) -> str:
+        """Identity of the result."""
+
+    @property
+    def source(self) -> Source:
+        """What it reads."""
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What decides the result."""
+
+    def run(self, read: Any) -> Carried:
+        """Do it; a `UserError` says why it cannot be done."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A replay to carry out.
+
+    Attributes
+    ----------
+    id
+        Its identity.
+    trace
+        Key of its trace.
+    point
+        What asks for it.
+    make
+        Makes a task of that, on the machine of the worker; see
+        `replay.studies.sweeps.task.make_task`.
+    code
+        SHA-256 of the files that it may execute for that: those of who asks.
+    """
+
+    id: str
+    trace: str
+    point: Asks
+    make: Callable[[Any, AllowCode], Task] = make_task
+    code: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls, task: Task, point: Asks, make: Callable[[Any, AllowCode], Task] = make_task
+    ) -> Self:
+        """Have a task carried out that was made here."""
+        code = task.description["scheme"]["code"]
+        return cls(task.id, task.source.key, point, make, frozenset([code] if code else []))
+
+
+@dataclass(frozen=True)
+class Done:
+    """A replay carried out: the text of its file (`point_text`), or what went wrong."""
+
+    text: str
+    failure: Failure | None = None
+
+
+class Worker:
+    """Carries out replays and keeps the trace of the last one."""
+
+    def __init__(self) -> None:
+        self._trace: tuple[str, Any] = ("", None)
+
+    def __call__(self, jobs: Sequence[Job]) -> tuple[list[Done], float]:
+        """Carry out replays.
+
+        Returns
+        -------
+        What came of each, and the seconds that all took.
+
+        Raises
+        ------
+        UserError
+            If this machine would not compute what is asked for.
+        """
+        began = time.perf_counter()
+        done = [self._carry_out(job) for job in jobs]
+        return done, time.perf_counter() - began
+
+    def _carry_out(self, job: Job) -> Done:
+        task = _task_of(job)
+        try:
+            outcome = self._outcome(task)
+        except Exception as error:
+            return Done("", _failure(error))
+        return Done(point_text(job.id, task.description, outcome))
+
+    def _outcome(self, task: Task) -> Outcome:
+        try:
+            result = task.run(self._load(task))
+        except (BuildFailed, UnfitError, UnreadableError):
+            # A defect of a scheme from outside is no refusal, nor is a machine that is too small
+            # or a file that somebody writes to.
+            raise
+        except UserError as error:
+            return Outcome(None, str(error))
+        return Outcome(result.model_dump(mode="json", by_alias=True), None)
+
+    def _load(self, task: Task) -> Any:
+        """The trace; a `UserError` says why there is none."""
+        if self._trace[0] != task.source.key:
+            self._trace = ("", None)  # frees one trace before the next is loaded
+            self._trace = (task.source.key, task.source.load())
+        return self._trace[1]
+
+
+_here = Worker()
+_one_at_a_time = threading.Lock()  # Dask's workers may have several threads
+
+
+def carry_out(jobs: Sequence[Job]) -> tuple[list[Done], float]:
+    """Carry out replays with the one `Worker` of this process."""
+    with _one_at_a_time:
+        return _here(jobs)
+
+
+def dask_setup(_: object) -> None:
+    """Leave interrupts to the process that sweeps, in workers of a cluster of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _task_of(job: Job) -> Task:
+    try:
+        task = job.make(job.point, job.code)
+    except UserError as error:
+        message = f"the worker on {platform.node()} cannot replay a point: {error}"
+        raise UserError(message) from None
+    if task.id != job.id:
+        message = (
+            f"the worker on {platform.node()} would replay something else than was asked for: "
+            "it has another version of moereplay, or other files"
+        )
+        raise UserError(message)
+    return task
+
+
+def _failure(error: Exception) -> Failure:
+    raised = error.__cause__ or error if isinstance(error, BuildFailed) else error
+    frames = traceback.extract_tb(raised.__traceback__)[-MOST_FRAMES:]
+    where = tuple(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return Failure(kind + said(error), where, platform.node())

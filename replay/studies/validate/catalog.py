@@ -1,0 +1,72 @@
+"""All tables of measurements, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from replay.errors import unknown
+from replay.studies.validate import (
+    ascend,
+    blackwell,
+    ccfuser,
+    compute,
+    custom_allreduce,
+    deepep,
+    deepgemm,
+    links,
+    nccl,
+    nccl_ep,
+    pushed_rows,
+    symmetric_memory,
+)
+from replay.studies.validate.table import Table
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        links.TABLE,
+        nccl.TABLE,
+        nccl.BUS,
+        blackwell.NCCL,
+        custom_allreduce.TABLE,
+        symmetric_memory.TABLE,
+        symmetric_memory.GB200,
+        deepep.TABLE,
+        blackwell.DEEPEP,
+        deepep.LOW_LATENCY,
+        blackwell.LOW_LATENCY,
+        pushed_rows.DEEPEP_V2,
+        pushed_rows.HYBRID_EP,
+        pushed_rows.HYBRID_EP_INTERNODE,
+        deepep.INTERNODE,
+        deepep.INTERNODE_NOTIFY,
+        deepep.LOW_LATENCY_INTERNODE,
+        nccl_ep.TABLE,
+        compute.GEMM,
+        compute.GEMM_FEW_TILES,
+        compute.MOE,
+        compute.MOE_SKEWED,
+        deepgemm.TABLE,
+        ccfuser.TABLE,
+        ascend.CANN_EP,
+        ascend.CANN_EP_NORMAL,
+        ascend.GEMM,
+    )
+}
+
+
+def of_system(names: Sequence[str], system: str | None) -> list[str]:
+    """Those of some tables that were measured on a system; all of them if it is None.
+
+    Raises
+    ------
+    UserError
+        If none of them was.
+    """
+    if system is None:
+        return list(names)
+    chosen = [name for name in names if system in TABLES[name].systems]
+    if not chosen:
+        measured = sorted({each for name in names for each in TABLES[name].systems})
+        raise unknown("system with measurements", system, measured)
+    return chosen

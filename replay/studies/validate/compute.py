@@ -1,0 +1,291 @@
+"""Dense matrix multiplications, and one rank's expert computation, as kernels of a task graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.model.compute.experts import activation_bytes
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.matrix import matrix_kernel
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
+from replay.model.work.placement import Placement
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.skew import draws
+from replay.studies.validate.table import Bound, Row, Table
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+
+SYSTEM = "dgx-h100"
+# Both tables were measured in CUDA graphs: the preset's overheads.kernel_gap_graph_us takes the
+# place of its kernel_gap_stream_us.
+GRAPH_GAP_US = 1.2
+SMALL_M = 256  # rows below which a GEMM belongs to the part "m < 256"
+OUTLIER_FACTOR = 1.35  # of the time of a larger size of the same shape
+# Nemotron-3's experts have one projection up and the square of a ReLU
+# (``NON_GATED_MOE_MODELS`` in the collector ``collector/trtllm/collect_moe.py``).
+UNGATED_HIDDEN = 2688
+
+# Kernel libraries differ more than GPUs do. The preset describes DeepGEMM (FP8) and cuBLAS (BF16).
+# These are TensorRT-LLM's efficiency (share of the peak), overhead and tile shapes (rows, columns),
+# fitted to its own rows of gemm.csv.
+TRTLLM_FP8: dict[str, Any] = {
+    "compute__fp8_efficiency": 0.62,
+    "compute__tile_overhead_ns": 2000.0,
+    "compute__fp8_blocks": [[128, 128], [128, 64]],
+}
+# DeepGEMM's kernels for one matrix come in two heights (csrc/jit_kernels/heuristics/sm90.hpp); the
+# preset has those of its grouped kernels.
+DEEPGEMM_DENSE: dict[str, Any] = {
+    "compute__fp8_blocks": [[height, width] for height in (128, 64) for width in (128, 96, 64)],
+}
+LIBRARY_FP8 = {"cublas-trtllm": TRTLLM_FP8, "deepgemm-sglang": DEEPGEMM_DENSE}
+# Times as long as the bytes of TensorRT-LLM's quantising kernels take to stream: they move
+# 0.33 TB/s. Fitted to moe_compute.csv.
+TRTLLM_ELEMENTWISE_FP8 = 9
+TUNED_TOKENS = 8192  # most tokens that the MoE operator's autotuner looks at
+
+
+def _is_fp8(row: Row) -> bool:
+    return bool(row["gemm_dtype"] == "fp8_block")
+
+
+def _one_expert(rows: int, columns: int, inner: int, precision: str) -> LayerWork:
+    """A multiplication as a layer with one expert on one rank."""
+    return LayerWork(
+        np.zeros((rows, 1), np.int32),
+        np.zeros(rows, np.int32),
+        Placement(np.zeros(1, np.int32), 1, "one expert"),
+        ExpertShape(inner, columns),
+        Precision(precision),
+    )
+
+
+def _quantise_bytes(rows: Any, columns: int) -> Any:
+    """Bytes that quantising moves: BF16 in, FP8 and a 4-byte scale for 128 values out."""
+    return rows * (3 * columns + columns // 32)
+
+
+def one_matrix(
+    m: int, n: int, k: int, precision: str, num_sms: int
+) -> Callable[[Machine, Ints], None]:
+    """A multiplication on so many SMs, for `Bench.time_us`; nothing is quantised."""
+
+    def build(machine: Machine, start: Ints) -> None:
+        work = _one_expert(m, n, k, precision)
+        pool = machine.sms.pool("sm", num_sms)
+        matrix_kernel(machine, work, Gemm(n, k, Kind.GEMM1, 2 * n), pool, start)
+
+    return build
+
+
+def predict_gemm(bench: Bench, rows: Sequence[Row]) -> list[float]:
+    """Predict times in microseconds; FP8 rows include the quantisation of the activations."""
+    predicted = []
+    for row in rows:
+        fp8 = _is_fp8(row)
+        library = LIBRARY_FP8[row["library"]] if fp8 else {}
+        system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
+        m, n, k = row["m"], row["n"], row["k"]
+        work = _one_expert(m, n, k, "fp8" if fp8 else "bf16")
+
+        def build(
+            machine: Machine, start: Ints, work: LayerWork = work, fp8: bool = fp8,
+            m: int = m, n: int = n, k: int = k,
+        ) -> None:  # fmt: skip
+            if fp8:
+                start = machine.memory_kernel(
+                    Kind.PERMUTE, np.array([_quantise_bytes(m, k)]), start
+                )
+            gemm = Gemm(n, k, Kind.GEMM1, 2 * n)
+            pool = machine.sms.pool("sm", machine.sms.count)
+            matrix_kernel(machine, work, gemm, pool, start, launched_early=fp8)
+
+        predicted.append(bench.time_us(system, 1, build))
+    return predicted
+
+
+def outliers(size: str, rows: Sequence[Row]) -> list[bool]:
+    """Mark rows that took more than 1.35 times as long as a larger size of the same shape.
+
+    A library could have padded to the larger size. Such rows are glitches of the collection
+    (isolated points of DeepGEMM, two to four times slower than both neighbours; a MoE operator five
+    times slower than with twice the tokens) and ranges of sizes for which a library chose a bad
+    kernel. Neither says anything about the hardware.
+
+    Parameters
+    ----------
+    size
+        Column of the size.
+    rows
+        All rows of the table.
+    """
+
+    def shape(row: Row) -> tuple[Any, ...]:
+        return tuple(value for column, value in row.setting.items() if column != size)
+
+    points: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
+    for row in rows:
+        points.setdefault(shape(row), []).append((row[size], row.measured))
+    least: dict[tuple[Any, ...], float] = {}  # time of this size or any larger one
+    for key, times in points.items():
+        best = np.inf
+        for at, time in sorted(times, reverse=True):
+            best = min(best, time)
+            least[*key, at] = best
+    return [row.measured > OUTLIER_FACTOR * least[*shape(row), row[size]] for row in rows]
+
+
+gemm_outliers = partial(outliers, "m")
+skew_outliers = partial(outliers, "global_tokens")
+
+
+def _even_rows(row: Row) -> Ints:
+    """Rows of the measured rank's experts under balanced routing, (local expert,)."""
+    num_experts, num_ranks = row["num_experts"], row["ep_size"]
+    local, num_pairs = num_experts // num_ranks, row["global_tokens"] * row["topk"]
+    # Balanced: pairs go round the experts. With fewer pairs than experts the measured rank has its
+    # share of them, and at least one.
+    num_local_pairs = min(max(-(-num_pairs // num_ranks), 1), num_pairs)
+    return np.bincount(np.arange(num_local_pairs) % local, minlength=local)
+
+
+def _measured_rows(row: Row) -> list[Ints]:
+    """Rows of the measured rank's experts, (local expert,), one array per run of the mean."""
+    return [_even_rows(row)] if row["distribution"] == "balanced" else draws(row)
+
+
+def _local_work(rows: Ints, row: Row, precision: str) -> LayerWork:
+    """One rank's experts; `rows` is (local expert,)."""
+    expert = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
+    return LayerWork(
+        expert[:, None],
+        np.zeros(len(expert), np.int32),
+        Placement(np.zeros(len(rows), np.int32), 1, "one rank"),
+        ExpertShape(row["hidden"], row["intermediate"], gated=row["hidden"] != UNGATED_HIDDEN),
+        Precision(precision),
+    )
+
+
+def _tuned_rows(row: Row) -> int:
+    """Rows per expert that the library's autotuner chose the kernels for.
+
+    It tries them on even routing, for numbers of tokens that are powers of two, and takes the next
+    lower one's (NVIDIA/TensorRT-LLM, ``tensorrt_llm/_torch/custom_ops/torch_custom_ops.py``).
+    """
+    tokens: int = min(1 << (row["global_tokens"].bit_length() - 1), TUNED_TOKENS)
+    pairs: int = tokens * row["topk"]
+    return int(-(-pairs // row["num_experts"]))
+
+
+def _is_small(row: Row) -> bool:
+    """Whether some experts of the layer have no row, so that their weights are not read."""
+    return bool(row["global_tokens"] * row["topk"] < row["num_experts"])
+
+
+def predict_moe(bench: Bench, rows: Sequence[Row]) -> list[float]:
+    """Predict times in microseconds of the fused operator: sort, expand, two GEMMs, finish."""
+    predicted = []
+    for row in rows:
+        fp8 = row["moe_dtype"] == "fp8_block"
+        system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US)
+        times = []
+        for rows_of_expert in _measured_rows(row):
+            work = _local_work(rows_of_expert, row, "fp8" if fp8 else "bf16")
+            times.append(bench.time_us(system, 1, partial(_moe, work, row)))
+        predicted.append(float(np.mean(times)))
+    return predicted
+
+
+SORT_KERNELS = 3  # counts, prefix sums, positions
+INDEX_BYTES = 4
+
+
+def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
+    """Add the operator's kernels: (rank,) marks of their end."""
+    hidden, rows = work.shape.hidden, np.array([work.num_tokens])
+    fp8 = work.precision.gemm == "fp8"
+    slower = TRTLLM_ELEMENTWISE_FP8 if fp8 else 1
+    tokens = np.array([row["global_tokens"]])
+    for _ in range(SORT_KERNELS):
+        start = machine.memory_kernel(Kind.PERMUTE, INDEX_BYTES * tokens * row["topk"], start)
+    nbytes = rows * hidden * (1 if fp8 else 2)
+    copied = MemoryTraffic(nbytes, nbytes, rows)
+    if fp8:  # in the same kernel, from BF16; the scale of 128 values has 4 bytes
+        copied = MemoryTraffic(
+            nbytes + tokens * 2 * hidden,
+            nbytes + tokens * (hidden + hidden // 32),
+            rows,
+        )
+    at = machine.memory_kernel(Kind.PERMUTE, copied, start)
+    if fp8:  # the grouped kernels walk through all local experts, with rows or without
+        at = machine.delay(Kind.LAYOUT, machine.costs.warp_scan(work.num_experts), at)
+    pool = machine.sms.pool("sm", machine.sms.count)
+    tuned = _tuned_rows(row)
+    at = gemm_kernel(
+        machine, work, Gemm.first(work, fused_activation=False), pool, at, tuned_rows=tuned
+    )
+    at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at)
+    at = gemm_kernel(machine, work, Gemm.second(work), pool, at, tuned_rows=tuned)
+    finished = MemoryTraffic(slower * rows * 2 * hidden, tokens * 2 * hidden)
+    return machine.memory_kernel(Kind.UNPERMUTE, finished, at)
+
+
+GEMM = Table(
+    name="gemm",
+    title="Dense GEMM, BF16 (cuBLAS) and block-scaled FP8 (TensorRT-LLM, DeepGEMM), H100",
+    unit="us",
+    size="m",
+    bounds=(
+        Bound("BF16, m >= 256", 8, lambda row: row["m"] >= SMALL_M and not _is_fp8(row)),
+        Bound("FP8, m >= 256", 9, lambda row: row["m"] >= SMALL_M and _is_fp8(row)),
+        Bound("m < 256", 13, lambda row: row["m"] < SMALL_M),
+    ),
+    predict=predict_gemm,
+    is_outlier=gemm_outliers,
+)
+
+GEMM_FEW_TILES = Table(
+    name="gemm_few_tiles",
+    title="Dense GEMM with few output tiles, H100",
+    unit="us",
+    size="m",
+    bounds=(
+        Bound("BF16", 20, lambda row: not _is_fp8(row)),
+        Bound("FP8", 20, _is_fp8),
+    ),
+    predict=predict_gemm,
+    is_outlier=gemm_outliers,
+)
+
+MOE_SKEWED = Table(
+    name="moe_skewed",
+    title="Expert computation of one rank (TensorRT-LLM), skewed routing, H100",
+    unit="us",
+    size="global_tokens",
+    bounds=(
+        Bound("balanced", 10, lambda row: row["distribution"] == "balanced"),
+        Bound("power law", 12, lambda row: row["distribution"] != "balanced"),
+    ),
+    predict=predict_moe,
+    is_outlier=skew_outliers,
+)
+
+MOE = Table(
+    name="moe_compute",
+    title="Expert computation of one rank (TensorRT-LLM), balanced routing, H100",
+    unit="us",
+    size="global_tokens",
+    bounds=(
+        Bound("fewer pairs than experts", 10, _is_small),
+        Bound("more", 10, lambda row: not _is_small(row)),
+    ),
+    predict=predict_moe,
+)

@@ -1,0 +1,126 @@
+"""NCCL's collectives as nccl-tests measures them: kernel behind kernel in a stream.
+
+Rows say which kernel NCCL takes by the model's formulas: an algorithm and a protocol, or grouped
+sends and receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.experiments.collective.replay import bus_factor, collective_of
+from replay.model.collectives import library, nccl
+from replay.model.collectives.pair_rules import rules_of
+from replay.model.collectives.point_to_point import all_to_all
+from replay.model.machine.kinds import DISPATCH
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.table import Bound, Prediction, Row, Table
+
+if TYPE_CHECKING:
+    from replay.model.collectives.algorithm import Algorithm
+    from replay.model.machine.machine import Ints, Machine
+
+MEGABYTE = 1 << 20
+SCHEMES = ("nccl-alltoall", "megatron", "megatron-allgather", "tutel", "fastermoe")
+"""Schemes whose rows travel by NCCL's kernels."""
+
+
+def build(collective: str, nbytes: int, machine: Machine, start: Ints) -> tuple[Ints, str]:
+    """Add a collective: (rank,) the last task of every rank, and the kernel's name.
+
+    Parameters
+    ----------
+    nbytes
+        As nccl-tests counts them.
+    """
+    begun = machine.kernel(start)
+    if collective != "alltoall":
+        way = nccl.quickest(machine, DISPATCH, collective_of(collective), nbytes)
+        return way.build(begun), way.name
+    n, rules = machine.num_ranks, rules_of(machine)
+    channels = machine.sms.channels("nccl", rules.num_channels)
+    share = np.full((n, n), max(1, nbytes // n))
+    done = all_to_all(machine, DISPATCH, channels, rules, share, begun, payload=False).done
+    return done, "sends and receives"
+
+
+def timed(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int) -> Prediction:
+    """Time of a collective, the gap before its kernel included, in microseconds, and its kernel."""
+    names: list[str] = []
+
+    def added(machine: Machine, start: Ints) -> None:
+        names.append(build(collective, nbytes, machine, start)[1])
+
+    return Prediction(bench.time_us(bench.system(system), num_gpus, added), names[0])
+
+
+def predict(bench: Bench, rows: Sequence[Row]) -> list[float | Prediction]:
+    """Predict times in microseconds."""
+    return [
+        timed(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
+        for row in rows
+    ]
+
+
+def predict_bus(bench: Bench, rows: Sequence[Row]) -> list[float | Prediction]:
+    """Predict bus bandwidths in GB/s."""
+    found: list[float | Prediction] = []
+    for row in rows:
+        what, nbytes = collective_of(row["collective"]), row["bytes"]
+        algorithm = library.find(row["algorithm"])
+        names: list[str] = []
+
+        def added(
+            machine: Machine,
+            start: Ints,
+            what: nccl.Collective = what,
+            nbytes: int = nbytes,
+            algorithm: Algorithm = algorithm,
+            names: list[str] = names,
+        ) -> None:
+            names.append(algorithm.picked(machine, what, nbytes))
+            algorithm.build(machine, DISPATCH, what, nbytes, machine.kernel(start))
+
+        time_us = bench.time_us(bench.system(row["system"]), row["num_gpus"], added)
+        bus = nbytes / time_us / 1e3 * bus_factor(what, row["num_gpus"])
+        found.append(Prediction(bus, names[0]))
+    return found
+
+
+TABLE = Table(
+    name="nccl_collectives",
+    title="NCCL collectives, 2, 4 and 8 x H100",
+    unit="us",
+    size="bytes",
+    bounds=(
+        Bound("1 MB and more", 10, lambda row: row["bytes"] >= MEGABYTE),
+        Bound("less than 1 MB", 20, lambda row: row["bytes"] < MEGABYTE),
+    ),
+    predict=predict,
+    schemes=SCHEMES,
+)
+BUS = Table(
+    name="nccl_bus_bandwidth",
+    title="Bus bandwidth of large collectives by number of GPUs, H100, H200 and H800",
+    unit="GB/s",
+    size="bytes",
+    bounds=(
+        Bound(
+            "all-reduce, as NCCL runs",
+            10,
+            lambda row: row["collective"] == "all_reduce" and row["algorithm"] == "nccl",
+        ),
+        Bound(
+            "all-reduce, rings",
+            10,
+            lambda row: row["collective"] == "all_reduce" and row["algorithm"] == "ring",
+        ),
+        Bound("gather and scatter", 10, lambda row: row["collective"] != "all_reduce"),
+    ),
+    predict=predict_bus,
+    systems=("dgx-h100", "hgx-h200", "hgx-h800"),
+    measured="bandwidth_GB_per_s",
+)

@@ -1,0 +1,200 @@
+"""A small search as users carry it out: simulated, interrupted, and from its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replay.cli.app import main
+from replay.cli.choose import share_of
+from replay.errors import UserError
+from replay.experiments.choose import search
+from replay.experiments.choose.candidate import Candidate, make_task, simulated
+from replay.experiments.choose.result import Choice
+from replay.experiments.choose.search import possible
+from replay.experiments.choose.space import load
+from replay.experiments.train.experiment import run
+from replay.schemes.outside import AllowCode
+
+SPACE = """
+title = "Two small models"
+model = "olmoe-1b-7b"
+sequence = 64
+sequences = 16
+[[systems]]
+system = "dgx-h100"
+scheme = "deepep"
+[shape]
+num_layers = [2, 3]
+hidden = 512
+num_experts = [8, 16]
+[plan]
+pp = [1, 2]
+ep = [4, 16]
+"""
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("space") / "small.toml"
+    path.write_text(SPACE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(space: Path) -> Path:
+    """What a search leaves."""
+    made = space.parent / "out"
+    with pytest.raises(SystemExit) as end:
+        main(["choose", str(space), "-o", str(made), "--top", "3"])
+    assert end.value.code == 0
+    return made
+
+
+def choice_in(folder: Path) -> Choice:
+    return Choice.model_validate_json((folder / "choice.json").read_text("utf-8"))
+
+
+def test_all_that_may_be_among_the_first_is_simulated(folder: Path) -> None:
+    (found,) = choice_in(folder).systems
+    assert len(found.rows) + found.pruned == 8  # four models, two plans
+    assert found.left_out == {"does not suit the model": 2}
+    rates = [row.cost.tokens_per_s for row in found.rows]
+    assert rates == sorted(rates, reverse=True)
+    for row in found.rows:
+        assert row.least_us < row.cost.step_us
+        assert sum(row.cost.spent_us.values()) == pytest.approx(row.cost.step_us)
+
+
+def test_a_cost_is_that_of_the_training_step(space: Path, folder: Path) -> None:
+    first = choice_in(folder).systems[0].rows[0]
+    (where,) = load(space).systems
+    (one,) = (
+        one.candidate for one in possible(load(space), where).bounded
+        if (dict(one.candidate.sizes), one.candidate.plan) == (first.sizes, first.plan)
+    )  # fmt: skip
+    assert simulated(one) == first.cost
+    result = run(one.spec(), given={"model": one.shape()})
+    assert result.step_us == first.cost.step_us
+    assert result.model["num_layers"] == first.sizes["num_layers"]
+    rate = result.tokens_per_step / result.step_us * 1e6
+    assert first.cost.tokens_per_s == pytest.approx(rate)
+
+
+def test_the_share_of_the_peak_is_that_of_the_training_step(space: Path, folder: Path) -> None:
+    first = choice_in(folder).systems[0].rows[0]
+    (where,) = load(space).systems
+    (one,) = (
+        one for one in possible(load(space), where).bounded
+        if (dict(one.candidate.sizes), one.candidate.plan) == (first.sizes, first.plan)
+    )  # fmt: skip
+    assert one.worth(first.cost.step_us, "mfu") == pytest.approx(first.cost.mfu)
+    assert one.worth(first.cost.step_us, "tokens") == pytest.approx(first.cost.tokens_per_s)
+    assert one.flop_per_token == first.cost.flop_per_token
+
+
+def test_a_search_goes_on_from_its_folder(
+    space: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (folder / "choice.json").read_bytes()
+    files = sorted((folder / "points").iterdir())
+    files[0].unlink()
+    made = []
+
+    def counted(candidate: Candidate, *allowed: AllowCode) -> object:
+        made.append(candidate)
+        return make_task(candidate, *allowed)
+
+    monkeypatch.setattr(search, "make_task", counted)
+    ran: list[object] = []
+    monkeypatch.setattr(
+        "replay.experiments.choose.candidate.simulated",
+        lambda one: ran.append(one) or simulated(one),
+    )
+    target = tmp_path / "again.json"
+    with pytest.raises(SystemExit) as end:
+        main(["choose", str(space), "-o", str(folder), "--top", "3", "--json", str(target)])
+    assert end.value.code == 0
+    assert len(ran) == 1
+    assert len(made) > 1
+    assert (folder / "choice.json").read_bytes() == before == target.read_bytes()
+
+
+def test_identity_is_of_everything_that_decides_the_cost(space: Path) -> None:
+    (where,) = load(space).systems
+    one, *others = (each.candidate for each in possible(load(space), where).bounded)
+    ids = {make_task(each).id for each in (one, *others)}
+    assert len(ids) == 1 + len(others)
+    slower = one.with_overrides({"link.efficiency": 0.5})
+    assert make_task(slower).id not in ids
+    assert make_task(one).id in ids
+
+
+def test_a_step_is_on_the_machine_that_is_asked_for(space: Path, folder: Path) -> None:
+    first = choice_in(folder).systems[0].rows[0]
+    (where,) = load(space).systems
+    candidates = [one.candidate for one in possible(load(space), where).bounded]
+    (one,) = (one for one in candidates if (dict(one.sizes), one.plan) == (first.sizes, first.plan))
+    slower = simulated(one.with_overrides({"link.efficiency": 0.1}))
+    assert slower.step_us > first.cost.step_us
+
+
+def test_the_table_says_why(folder: Path) -> None:
+    said = choice_in(folder).text()
+    assert "The best spends its step on " in said
+    assert "The second takes +" in said
+    assert "left out: 2 x does not suit the model" in said
+    assert all(len(line) <= 120 for line in said.splitlines())
+
+
+def test_the_second_loses_by_what_its_causes_take_more(folder: Path) -> None:
+    best, second = (row.cost for row in choice_in(folder).systems[0].rows[:2])
+    from replay.experiments.choose.ranking import difference
+
+    parts = difference(best, second)
+    assert sum(us for _, us in parts) == pytest.approx(second.step_us - best.step_us)
+
+
+def test_a_space_of_nothing_that_can_be_is_a_choice_of_nothing(tmp_path: Path) -> None:
+    path, out = tmp_path / "space.toml", tmp_path / "out"
+    path.write_text(SPACE.replace("ep = [4, 16]", "ep = [7]"), encoding="utf-8")
+    with pytest.raises(SystemExit) as end:
+        main(["choose", str(path), "-o", str(out)])
+    assert end.value.code == 0
+    assert [one.rows for one in choice_in(out).systems] == [[]]
+
+
+def test_a_dry_run_simulates_nothing(space: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["choose", str(space), "--dry-run", "--system", "dgx-h100:nccl-alltoall"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "dgx-h100: 8 candidates of 8 pairs" in said
+
+
+@pytest.mark.parametrize("text", ["10", "x%", "0%", "100%", "-5%", "nan"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="expected a share between 0 and 1, such as 10%"):
+        share_of(text)
+
+
+def test_shares_are_read() -> None:
+    assert share_of("10%") == share_of("0.1") == 0.1
+
+
+def test_what_cannot_be_is_refused_before_any_simulation(space: Path) -> None:
+    for arguments in (["choose"], ["choose", str(space)], ["choose", "pangoo", "-o", "x"]):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 2
+
+
+def test_workers_that_cannot_be_are_refused_before_models_are_counted(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search, "everywhere", None)  # whoever calls it finds nothing to call
+    with pytest.raises(SystemExit) as end:
+        main(["choose", str(space), "-o", str(tmp_path / "x"), "--cluster", "foo"])
+    assert end.value.code == 2
+    assert "unknown cluster 'foo'; known: local, slurm" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""The contract over every scheme of tensor parallelism: one is under test when it is listed.
+
+Planted defects, each with the check that finds it: `test_broken_tensor_schemes.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from replay.measure.measured import measures
+from replay.schemes.base import AnyScheme
+from replay.schemes.contract.examine import case_of, declared, examine_case
+from replay.schemes.contract.tensor_checks import TENSOR_CHECKS
+from replay.schemes.contract.tensor_layers import BY_ROWS, TENSOR_LAYERS
+from replay.schemes.contract.tensor_rows import payload_row_by_row
+from replay.schemes.registry import EVERY, TENSOR_EXAMPLES, TENSOR_SCHEMES
+from replay.schemes.tp.base import TensorScheme
+from replay.schemes.tp.traffic import GATHERS, REDUCES, TensorTraffic, payload_of
+
+FEWER = {"chunks": 2}
+"""Options whose defaults make many tasks of a small layer."""
+
+
+def small(scheme: TensorScheme, **options: object) -> TensorScheme:
+    """The scheme with some options, and fewer tasks."""
+    fewer = {name: value for name, value in FEWER.items() if hasattr(scheme.options, name)}
+    return scheme.with_options({**fewer, **options})
+
+
+LISTED = TENSOR_SCHEMES | TENSOR_EXAMPLES
+SCHEMES = {
+    **{name: small(scheme) for name, scheme in LISTED.items()},
+    **{
+        f"{name}, sequence parallel": small(scheme, sequence_parallel=True)
+        for name, scheme in LISTED.items()
+        if hasattr(scheme.options, "sequence_parallel")
+    },
+}
+"""Every scheme as it is, and with sequence parallelism where that is an option."""
+EVERY_TIME = (
+    *("attention to mlp, backward", "mlp to attention, 3 GPUs", "decode", "experts", "one GPU"),
+    *BY_ROWS,
+)
+"""Layers of the default tier; all others are extended."""
+CASES = [
+    pytest.param(scheme, layer, marks=() if layer in EVERY_TIME else pytest.mark.extended)
+    for scheme in SCHEMES
+    for layer in TENSOR_LAYERS
+    if not SCHEMES[scheme].refuses(TENSOR_LAYERS[layer].make())
+]
+
+
+@pytest.mark.parametrize(("scheme", "layer"), CASES)
+def test_the_contract(scheme: str, layer: str) -> None:
+    """All that is read from one graph and schedule: a test of its own each would be 2,000."""
+    case = case_of(SCHEMES[scheme], layer)
+    assert not list(examine_case(case))
+    built, timeline = case.built, case.timeline
+    found = measures(built.graph, built.ends, built.machine, timeline, phases_separated=False)
+    assert found.bounds_us.largest_us <= found.makespan_us
+    assert 0 <= found.exposed_communication_us <= found.makespan_us
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_declares_what_users_are_told_and_runs_both_passes(name: str) -> None:
+    scheme = SCHEMES[name]
+    assert not list(declared(scheme))
+    assert "\n" not in scheme.summary + scheme.source
+    for layer in ("forward", "backward"):
+        assert not scheme.refuses(TENSOR_LAYERS[layer].make())
+
+
+def test_every_check_is_carried_out() -> None:
+    layers = {layer for _, layer in (case.values for case in CASES)}
+    assert len(TENSOR_CHECKS) == 15
+    for check in TENSOR_CHECKS.values():
+        assert set(check.layers) & layers
+
+
+def test_names_are_unique_across_kinds() -> None:
+    """One registry finds schemes of both kinds, so that no name may stand for two."""
+    each: list[AnyScheme] = [*EVERY.values()]
+    assert len({one.name for one in each}) == len(each)
+    assert {one.kind for one in each} == {"ep", "tp"}
+
+
+@pytest.mark.parametrize("layer", TENSOR_LAYERS)
+def test_closed_forms_are_those_of_rows(layer: str) -> None:
+    work = TENSOR_LAYERS[layer].make()
+    for gather, reduce in [(one, "none") for one in GATHERS] + [("none", one) for one in REDUCES]:
+        closed = payload_of(work, TensorTraffic(gather, reduce))
+        rows = payload_row_by_row(work, TensorTraffic(gather, reduce))
+        for phase in ("gather", "reduce"):
+            for gpu in range(work.num_ranks):
+                assert closed[phase].up == rows[phase]["uplink", gpu]
+                assert closed[phase].down == rows[phase]["downlink", gpu]

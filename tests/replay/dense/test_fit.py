@@ -1,0 +1,58 @@
+"""What a replay of a layer takes is found out before it starts, and refused if it is too much."""
+
+from __future__ import annotations
+
+import pytest
+from tiers import mostly_extended
+
+from replay.experiments.base.estimate import Size, UnfitError
+from replay.experiments.dense import fit
+from replay.experiments.dense import replay as replays
+from replay.experiments.dense.replay import replayed
+from replay.experiments.dense.setup import Setup
+from replay.experiments.dense.spec import TensorSpec
+
+
+def _setup(**settings: object) -> Setup:
+    return Setup.of(TensorSpec(model="gpt-3-6.7b", tp=8, **settings))
+
+
+def _scheduled(setup: Setup) -> object:
+    return replayed(setup, setup.scheme)[2]
+
+
+@pytest.mark.parametrize("tokens", [10**7, 2 * 10**9])
+def test_more_tokens_than_fit_are_refused_in_one_line(tokens: int) -> None:
+    with pytest.raises(
+        UnfitError, match=r"'sp-ring': .* tokens .* take about .* there are"
+    ) as told:
+        replays.run(model="gpt-3-6.7b", tp=8, scheme="sp-ring", tokens=tokens, layers=100)
+    assert "\n" not in str(told.value)
+
+
+def test_a_comparison_is_refused_before_the_first_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays, "carry_out", lambda setup: pytest.fail("replayed"))
+    with pytest.raises(UnfitError, match="'t3'"):
+        replays.compare(model="gpt-3-6.7b", tp=8, tokens=10**9, schemes=["t3"])
+
+
+@pytest.mark.parametrize("scheme", mostly_extended(["sp-ring", "t3", "ladm"], ["sp-ring"]))
+def test_tasks_grow_as_the_sample_says(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "SURE_TOKENS", 0)
+    setup = _setup(scheme=scheme, tokens=20000, layers=2, **{"pass": "training"})
+    found = fit._need(setup, _scheduled)
+    assert found is not None
+    graph = replayed(setup, setup.scheme)[2].graph
+    assert found.num_bytes == pytest.approx(Size.of(graph, fit._rows(setup)).num_bytes, rel=0.25)
+
+
+def test_small_replays_are_not_sampled() -> None:
+    fit.check_fit([_setup(tokens=8192)], lambda setup: pytest.fail("sampled"))
+
+
+def test_long_replays_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "LONG_SECONDS", 0)
+    told: list[str] = []
+    fit.check_fit([_setup(tokens=8192, layers=5)], _scheduled, told.append)
+    assert len(told) == 1
+    assert "of memory and" in told[0]

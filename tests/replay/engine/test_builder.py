@@ -1,0 +1,160 @@
+"""What the builder makes of blocks, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from replay.engine import NULL_RESOURCE, GraphBuilder, GraphError, schedule
+
+
+def _builder() -> GraphBuilder:
+    builder = GraphBuilder(["send", "compute"])
+    builder.resource("uplink", group="uplink")
+    return builder
+
+
+def test_blocks_become_columns_in_order() -> None:
+    builder = _builder()
+    first = builder.add(2, resource=0, duration_ps=5, tag=9)
+    second = builder.add(
+        resource=[0, NULL_RESOURCE, 0], duration_ps=[1, 2, 3], kind=1, after=first[0]
+    )
+    last = builder.add_one(resource=0, rank=3)
+    graph = builder.build()
+    assert first.tolist() == [0, 1]
+    assert second.tolist() == [2, 3, 4]
+    assert last == 5
+    assert graph.duration_ps.tolist() == [5, 5, 1, 2, 3, 0]
+    assert graph.resource.tolist() == [0, 0, 0, -1, 0, 0]
+    assert graph.kind.tolist() == [0, 0, 1, 1, 1, 0]
+    assert graph.rank.tolist() == [-1, -1, -1, -1, -1, 3]
+    assert graph.tag.tolist() == [9, 9, -1, -1, -1, -1]
+    sources, targets = graph.edges()
+    assert (sources.tolist(), targets.tolist()) == ([0, 0, 0], [2, 3, 4])
+
+
+def test_a_column_of_one_value_takes_no_memory() -> None:
+    builder = _builder()
+    builder.add(1000, resource=0, duration_ps=7)
+    builder.add(1000, resource=0, duration_ps=7)
+    graph = builder.build()
+    assert graph.duration_ps.strides == (0,)
+    assert graph.duration_ps.tolist() == [7] * 2000
+
+
+def test_callers_arrays_are_copied() -> None:
+    builder = _builder()
+    durations = np.array([1, 2])
+    before = builder.add(2, resource=0)
+    after = before.copy()
+    builder.add(resource=0, duration_ps=durations, after=after)
+    durations[:] = 99
+    after[:] = 0
+    graph = builder.build()
+    assert graph.duration_ps.tolist() == [0, 0, 1, 2]
+    assert graph.edges()[0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_after_is_one_for_each_or_one_for_all(count: int) -> None:
+    builder = _builder()
+    roots = builder.add(count, resource=0)
+    each = builder.add(resource=0, after=roots)
+    assert each.size == count
+    gate = builder.add_one(resource=0)
+    alone = builder.add(count, resource=0, after=gate)
+    as_array = builder.add(count, resource=0, after=np.array([gate]))
+    edges = set(zip(*(ends.tolist() for ends in builder.build().edges()), strict=True))
+    expected = {(int(a), int(b)) for a, b in zip(roots, each, strict=True)}
+    expected |= {(gate, int(task)) for block in (alone, as_array) for task in block}
+    assert edges == expected
+
+
+def test_edges_broadcast_and_joins_wait_for_all() -> None:
+    builder = _builder()
+    tasks = builder.add(3, resource=0, duration_ps=10)
+    end = builder.join(tasks)
+    builder.edges(end, builder.add(2, resource=0))
+    empty = builder.join([])
+    graph = builder.build()
+    assert graph.num_predecessors.tolist() == [0, 0, 0, 3, 1, 1, 0]
+    assert schedule(graph).start_ps[[end, empty]].tolist() == [30, 0]
+
+
+def test_successors_keep_the_order_they_were_added_in() -> None:
+    builder = _builder()
+    tasks = builder.add(4, resource=0)
+    for target in (3, 1, 2):
+        builder.edges(tasks[0], tasks[target])
+    graph = builder.build()
+    assert graph.successors[graph.indptr[0] : graph.indptr[1]].tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda b: b.add(2, resource=0, duration_ps=[1, -5]), "duration_ps of task 4 is -5"),
+        (lambda b: b.add(resource=0, latency_ps=-1), "latency_ps of task 3 is -1"),
+        (lambda b: b.add(resource=[0, 7]), "resource of task 4 is 7"),
+        (lambda b: b.add(resource=0, kind=2), "kind of task 3 is 2"),
+        (lambda b: b.add(resource=0, duration_ps=1.5), "whole numbers"),
+        (lambda b: b.add(resource=0, duration_ps=[[1]]), "one-dimensional"),
+        (lambda b: b.add(2, resource=0, duration_ps=[1, 2, 3]), "duration_ps"),
+        (lambda b: b.add(resource=0, duration_ps=[1, 2], tag=[1, 2, 3]), "different lengths"),
+        (lambda b: b.add(-1, resource=0), "count is -1"),
+        (lambda b: b.edges([0, 1], [0, 1, 2]), "different lengths"),
+        (lambda b: b.edges(-1, 0), "src of edge 0 is -1"),
+        (lambda b: b.resource("x", "g", servers=0), "'x' has 0 servers"),
+        (lambda b: b.resource("x", "g", discipline="lifo"), "known: fifo, voq"),
+        (lambda b: b.credit_pool("p", -1), "capacity -1"),
+        (lambda b: b.take(0, 5), "pool of take 0 is 5"),
+        (lambda b: b.take(0, b.credit_pool("p", 3), 0), "units of take 0 is 0"),
+        (lambda b: b.gate([0], [1], [2], [1], [1]), "2 slots in its tiles for 1 members"),
+        (lambda b: b.gate([0], [1, 2], [1], [1], [1]), "2 waiters for 1 members"),
+    ],
+)
+def test_refuses_at_once(make: Callable[[GraphBuilder], object], what: str) -> None:
+    builder = _builder()
+    builder.add(3, resource=0)
+    with pytest.raises(GraphError, match=what):
+        make(builder)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda b: b.edges(0, 9), "edge 0 -> 9 names a task that does not exist"),
+        (lambda b: b.edges([0, 8], 1), "edge 8 -> 1 names a task that does not exist"),
+        (lambda b: b.add(resource=0, after=7), "edge 7 -> 3"),
+        (lambda b: b.take(9, b.credit_pool("p", 1)), "take 0: task 9 does not exist"),
+        (lambda b: b.take(0, b.credit_pool("ring", 2), 3), "3 units of credit pool 'ring'"),
+        (lambda b: b.take([0, 0], b.credit_pool("ring", 3), 2), "4 units of credit pool 'ring'"),
+        (lambda b: b.gate([0], [9], [1], [1], [1]), "member_waiter 9 does not exist"),
+        (lambda b: b.edges(1, 1), r"cycle: task 1 \(send on uplink\) -> task 1"),
+        (lambda b: b.edges([0, 1, 2], [1, 2, 0]), "cycle: task 0 .* -> task 1 .* -> task 2"),
+        # The waiter of a gate leads back to a member of it: which tile it waits for is not known.
+        (lambda b: (b.gate([0], [2], [1], [1], [1]), b.edges(2, 0)), "cycle: .*gate 0"),
+    ],
+)
+def test_refuses_when_built(make: Callable[[GraphBuilder], object], what: str) -> None:
+    builder = _builder()
+    builder.add(3, resource=0)
+    make(builder)
+    with pytest.raises(GraphError, match=what):
+        builder.build()
+
+
+def test_a_builder_builds_once() -> None:
+    builder = _builder()
+    builder.build()
+    with pytest.raises(GraphError, match="start a new GraphBuilder"):
+        builder.add(1, resource=0)
+
+
+def test_graph_without_tasks() -> None:
+    timeline = schedule(_builder().build())
+    assert timeline.makespan_ps == 0
+    assert timeline.utilisation() == {"uplink": 0.0}

@@ -1,0 +1,289 @@
+"""The cache of compiled kernels: where it lies, when it is fresh, and what damage does to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled"
+)
+
+#: Compiles one small kernel, and prints whether it had to and where it is kept.
+SORT_ROWS = """
+import numpy as np
+from replay.engine import compilation
+compilation.when_compiling(lambda: print("compiled"))
+from replay.engine.kernels import cache, group_rows
+indptr, order = group_rows(np.array([1, 0, 1], np.int32), 2)
+assert indptr.tolist() == [0, 1, 3] and order.tolist() == [1, 0, 2]
+print(cache.cache_folder())
+"""
+
+Outcome = Callable[..., tuple[bool, str]]
+
+BESIDE = Path("replay/engine/kernels/__pycache__")
+
+#: Gives up being root once all that a compilation imports is there: Python itself may be root's.
+BE_SOMEBODY_ELSE = """
+import os
+import replay.engine.kernels
+os.setgid({user})
+os.setuid({user})
+"""
+
+#: Forks a process for each line, and says how it ended: with numba's compiler loaded, which takes
+#: longer than to compile a small kernel, and with nothing of the package.
+FORKS = """
+import json, os, sys, traceback
+import numba
+numba.njit(lambda value: value + 1)(1)
+for line in sys.stdin:
+    asked = json.loads(line)
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            for name, number in (("out", 1), ("err", 2)):
+                os.dup2(os.open(asked[name], os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+            os.environ.clear()
+            os.environ.update(asked["environment"])
+            os.chdir(asked["package"])
+            sys.path.insert(0, asked["package"])
+            numba.core.config.reload_config()
+            exec(asked["code"], {})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+"""
+
+
+def copy_to(copy: Path) -> Path:
+    """Copy what the kernels need, so that nothing is edited or locked in the checkout."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "replay" / "engine", copy / "replay" / "engine", ignore=ignored)
+    (copy / "replay" / "__init__.py").touch()
+    return copy
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """An installation that has not compiled anything."""
+    return copy_to(tmp_path / "installed")
+
+
+@pytest.fixture(scope="module")
+def used_before(outcome: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    package = copy_to(tmp_path_factory.mktemp("used") / "installed")
+    assert outcome(package)[0]
+    return package
+
+
+@pytest.fixture
+def compiled(used_before: Path, tmp_path: Path) -> Path:
+    """An installation with a kernel in its cache: compiled once for all tests."""
+    return Path(shutil.copytree(used_before, tmp_path / "compiled"))
+
+
+def surroundings(package: Path) -> dict[str, str]:
+    """Environment of a process of this test: nothing says where the cache should be."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    return kept | {"PYTHONPATH": str(package)}
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    """Whether a new process had to compile, and the folder it used; errors fail the test."""
+    place = tmp_path_factory.mktemp("said")
+    said = {"out": str(place / "out"), "err": str(place / "err")}
+    more = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+    def ask(package: Path, *, user: int | None = None, **environment: str) -> tuple[bool, str]:
+        code = SORT_ROWS if user is None else BE_SOMEBODY_ELSE.format(user=user) + SORT_ROWS
+        asked = {
+            "code": code, "package": str(package), **said,
+            "environment": surroundings(package) | more | environment,
+        }  # fmt: skip
+        print(json.dumps(asked), file=forks.stdin, flush=True)
+        assert forks.stdout.readline() == "0\n", Path(said["err"]).read_text("utf-8")
+        *first, folder = Path(said["out"]).read_text("utf-8").split()
+        return first == ["compiled"], folder
+
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", FORKS], cwd=place, env=surroundings(place) | more,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as forks:  # fmt: skip
+        assert forks.stdin is not None and forks.stdout is not None
+        yield ask
+
+
+def kept_files(folder: str | Path) -> list[Path]:
+    return sorted(Path(folder).glob("_group_rows.*.nbc"))
+
+
+def test_lies_beside_the_source_and_is_used_again(outcome: Outcome, package: Path) -> None:
+    home = package / "replay" / "engine" / "kernels" / "__pycache__"
+    assert outcome(package) == (True, str(home))
+    assert len(kept_files(home)) == 1
+    assert outcome(package) == (False, str(home))
+
+
+def test_lies_where_the_variable_says(outcome: Outcome, package: Path, tmp_path: Path) -> None:
+    compiled, folder = outcome(package, NUMBA_CACHE_DIR=str(tmp_path / "mine"))
+    assert compiled
+    assert Path(folder).parent == tmp_path / "mine"
+    assert outcome(package, NUMBA_CACHE_DIR=str(tmp_path / "mine")) == (False, folder)
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "garbage", "flipped"])
+def test_damaged_files_are_compiled_again(outcome: Outcome, compiled: Path, damage: str) -> None:
+    folder = str(compiled / BESIDE)
+    (file,) = kept_files(folder)
+    whole = file.read_bytes()
+    file.write_bytes(
+        {
+            "empty": b"",
+            "truncated": whole[: len(whole) // 2],
+            "garbage": b"no pickle" * 1000,
+            "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
+        }[damage]
+    )
+    assert outcome(compiled) == (True, folder)
+    assert outcome(compiled) == (False, folder)
+
+
+def test_what_another_process_compiled_is_used(outcome: Outcome, compiled: Path) -> None:
+    assert outcome(compiled) == (False, str(compiled / BESIDE))
+
+
+@pytest.mark.parametrize("name", ["edges.py", "memory.py", "layout.py"])
+def test_an_edit_in_any_file_of_the_folder_compiles_again(
+    outcome: Outcome, compiled: Path, name: str
+) -> None:
+    """`group_rows` lives in ``edges.py``."""
+    folder = str(compiled / BESIDE)
+    before = kept_files(folder)
+    with (compiled / "replay" / "engine" / "kernels" / name).open("a", encoding="utf-8") as file:
+        file.write("# an edit\n")
+    assert outcome(compiled) == (True, folder)
+    after = kept_files(folder)
+    assert len(after) == 1
+    assert after != before  # what nobody reads any more is gone
+
+
+def test_processes_may_compile_at_the_same_time(outcome: Outcome, package: Path) -> None:
+    command = [sys.executable, "-c", SORT_ROWS]
+    running = [
+        subprocess.Popen(command, cwd=package, env=surroundings(package), stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    for process in running:
+        assert process.stdout is not None
+        process.stdout.close()
+    assert outcome(package)[0] is False
+
+
+def test_an_index_of_numbas_is_not_looked_at(outcome: Outcome, package: Path) -> None:
+    home = package / "replay" / "engine" / "kernels" / "__pycache__"
+    home.mkdir()
+    (home / "edges._group_rows-1.py311.nbi").write_bytes(b"garbage")
+    (home / "edges._group_rows-1.py311.1.nbc").write_bytes(b"")
+    assert outcome(package) == (True, str(home))
+
+
+# --- Installations that cannot be written to: permissions bind nobody who is root ---------------
+
+OTHER_USER = 65534  # nobody
+
+
+def of_other(package: Path) -> int | None:
+    """Take away the right to write; the user to run as, so that this has an effect."""
+    for path in [package, *package.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.getuid() != 0:
+        return None
+    for parent in [package, *package.parents]:
+        if not parent.stat().st_mode & stat.S_IXOTH:
+            parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
+            if parent == Path(parent.anchor):
+                break
+    return OTHER_USER
+
+
+def folder_of(user: int | None, path: Path) -> Path:
+    """A new folder of the user, and of nobody else."""
+    path.mkdir(mode=0o700)
+    if user is not None:
+        os.chown(path, user, user)
+    return path
+
+
+@pytest.fixture
+def locked(package: Path):
+    """The package, read-only, and the user to run as; writable again afterwards."""
+    yield package, of_other(package)
+    for path in [package, *package.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_without_a_writable_installation_it_is_the_users(
+    outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path
+) -> None:
+    package, user = locked
+    home = folder_of(user, tmp_path / "home")
+    compiled, folder = outcome(package, user=user, HOME=str(home))
+    assert compiled
+    assert Path(folder).parent == home / ".cache" / "moereplay"
+    assert outcome(package, user=user, HOME=str(home)) == (False, folder)
+    mine = folder_of(user, tmp_path / "xdg")
+    compiled, folder = outcome(package, user=user, HOME=str(home), XDG_CACHE_HOME=str(mine))
+    assert compiled
+    assert Path(folder).parent == mine / "moereplay"
+
+
+def test_without_a_home_it_is_a_private_temporary_folder(
+    outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path
+) -> None:
+    package, user = locked
+    scratch = folder_of(user, tmp_path / "scratch")
+    missing = str(package / "home")  # inside what cannot be written to
+    compiled, folder = outcome(package, user=user, HOME=missing, TMPDIR=str(scratch))
+    owner = os.getuid() if user is None else user
+    private = scratch / f"moereplay-{owner}"
+    assert compiled
+    assert Path(folder).parent == private
+    assert private.stat().st_uid == owner
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert outcome(package, user=user, HOME=missing, TMPDIR=str(scratch)) == (False, folder)
+
+
+@pytest.mark.parametrize("what", ["open to others", "a link"])
+def test_a_folder_that_others_can_write_to_is_not_believed(
+    outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path, what: str
+) -> None:
+    package, user = locked
+    scratch = folder_of(user, tmp_path / "scratch")
+    owner = os.getuid() if user is None else user
+    private = scratch / f"moereplay-{owner}"
+    if what == "a link":
+        private.symlink_to(folder_of(user, tmp_path / "elsewhere"))
+    else:
+        folder_of(user, private).chmod(0o777)
+    place = {"HOME": str(package / "home"), "TMPDIR": str(scratch)}
+    assert outcome(package, user=user, **place) == (True, "None")
+    assert outcome(package, user=user, **place) == (True, "None")
+    assert not kept_files(private)

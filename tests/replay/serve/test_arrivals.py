@@ -1,0 +1,144 @@
+"""A small model that serves requests as they arrive, and the command that does so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay.cli.app import main
+from replay.errors import UserError
+from replay.experiments.serve.arrival_spec import ArrivalSpec
+from replay.experiments.serve.arrivals import Arrived, arrive, requests_of
+from replay.experiments.serve.spec import InferSpec
+
+SMALL = InferSpec(
+    model="deepseek-v2-lite", system="dgx-h100", decode_gpus=2, requests=8, chunk=128, prompt=100,
+    output=7, tolerance=1.0, sample_layers=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def together() -> Arrived:
+    return arrive(SMALL, ArrivalSpec(arrivals="50", count=24, tpot_ms=1000.0))
+
+
+@pytest.fixture(scope="module")
+def apart() -> Arrived:
+    return arrive(SMALL.changed(prefill_gpus=2), ArrivalSpec(arrivals="50", count=24))
+
+
+def test_requests_arrive_as_asked(together: Arrived) -> None:
+    served = together.served
+    assert served is not None and served.goodput is not None
+    assert served.requests == 24 and served.offered_per_s == pytest.approx(50)
+    assert (served.prompt_tokens, served.output_tokens) == (2400, 24 * 8)
+    assert served.goodput.share == 1 and served.goodput.is_met
+    assert served.num_gpus == 2 and served.groups[0].workers == 2
+    (cache,) = together.caches
+    # 27 layers of 512 + 64 values of two bytes; weights and buffers take the rest of 77 GB.
+    assert cache.position_bytes == 27 * 576 * 2
+    assert 50e9 < cache.positions * cache.position_bytes < 64e9
+    assert Arrived.model_validate_json(together.model_dump_json()) == together
+
+
+def test_prefill_apart_leaves_decoding_alone(together: Arrived, apart: Arrived) -> None:
+    alone, mixed = apart.served, together.served
+    assert alone and mixed and alone.tpot and mixed.tpot and alone.handover
+    assert [group.name for group in alone.groups] == ["prefill", "decode"]
+    assert alone.groups[0].decoding == 0 and alone.groups[1].prefilled == 0
+    assert alone.tpot.p99_us < mixed.tpot.p99_us, "no prompt holds up a token"
+    assert alone.num_gpus == 4 and mixed.handover is None
+
+
+def test_identity_is_of_requests_and_rules(together: Arrived, tmp_path: Path) -> None:
+    asked = ArrivalSpec(arrivals="50", count=24, tpot_ms=1000.0)
+    assert arrive(SMALL, asked).run_id == together.run_id
+    others = (asked.model_copy(update=one) for one in ({"count": 23}, {"policy": "prefill-first"}))
+    assert len({together.run_id, *(arrive(SMALL, one).run_id for one in others)}) == 3
+    ids = []
+    for name, output in (("a.csv", 5), ("b.csv", 5), ("c.csv", 6)):
+        (tmp_path / name).write_text(f"arrival_s,prompt,output\n0,9,4\n1.5,20,{output}\n")
+        ids.append(arrive(SMALL, ArrivalSpec(arrivals=str(tmp_path / name))).run_id)
+    assert ids[0] == ids[1] != ids[2], "a file is what it holds, whatever its name"
+
+
+def test_caches_take_the_time_of_the_network() -> None:
+    """One request; its 100 positions go at 50 MB/s to the GPU that decodes it."""
+    slow = SMALL.changed(
+        prefill_gpus=2, overrides={"nic.bandwidth_GB_per_s": 0.05, "nic.efficiency": 1.0}
+    )
+    result = arrive(slow, ArrivalSpec(arrivals="1", count=1))
+    served, nbytes = result.served, 100 * result.caches[0].position_bytes
+    assert served and served.handover
+    assert served.handover.max_us == pytest.approx(nbytes / 0.05e3, rel=1e-3)
+
+
+def test_lengths_and_rates(tmp_path: Path) -> None:
+    def made(spec: InferSpec = SMALL, **asked: object) -> tuple[list[int], list[int]]:
+        found = requests_of(spec, ArrivalSpec(count=5, **asked))
+        return found.prompt.tolist(), found.output.tolist()
+
+    assert made() == ([100] * 5, [8] * 5)
+    prompts, outputs = made(prompts="uniform:3:9", outputs="2")
+    assert outputs == [2] * 5 and 3 <= min(prompts) <= max(prompts) <= 9
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival_s,prompt,output\n0,3,4\n2,5,6\n")
+    assert made(arrivals=str(path)) == ([3, 5], [4, 6])
+    assert not requests_of(SMALL, ArrivalSpec(arrivals="once", count=9)).arrival_ps.any()
+    decoding = SMALL.changed(trace="gpt-oss-20b-decode", lengths="trace", model=None)
+    assert len(set(made(decoding)[0])) > 1
+    half = requests_of(SMALL, ArrivalSpec(arrivals="0.5", count=9))
+    whole = requests_of(SMALL, ArrivalSpec(arrivals="1", count=9))
+    assert np.allclose(half.arrival_ps, 2 * whole.arrival_ps, atol=2)
+    for asked, message in (
+        ({"arrivals": str(path), "prompts": "3"}, "have lengths of their own"),
+        ({"arrivals": "none.csv"}, "cannot read requests from none.csv"),
+        ({"arrivals": "nan"}, "rate nan"),
+    ):
+        with pytest.raises(UserError, match=message):
+            made(**asked)
+    with pytest.raises(UserError, match="no trace was given"):
+        made(SMALL.changed(lengths="trace"))
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    with pytest.raises(UserError, match="needs a limit: ttft_ms or tpot_ms"):
+        arrive(SMALL, ArrivalSpec(search=True))
+    with pytest.raises(UserError, match=r"GB of weights and .* leave no cache in 0.9 GB of a GPU"):
+        arrive(SMALL, ArrivalSpec(memory=0.01, count=2))
+    with pytest.raises(UserError, match="arrivals: policy = 'x'"):
+        ArrivalSpec(policy="x")
+
+
+def moereplay(*arguments: str) -> int:
+    """Run ``moereplay infer``; its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(["infer", *arguments])
+    return int(str(ended.value.code))
+
+
+def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    settings = [
+        "--model", "deepseek-v2-lite", "--system", "dgx-h100", "--decode-gpus", "2",
+        "--requests", "8", "--chunk", "128", "--prompt", "100", "--output", "7",
+        "--tolerance", "1.0", "--sample-layers", "1",
+    ]  # fmt: skip
+    out = tmp_path / "served.json"
+    search = ["--arrivals", "9", "--count", "24", "--search", "--tpot-ms", "20", "--ttft-ms", "40"]
+    assert moereplay(*settings, *search, "--rate-tolerance", "0.5", "--json", str(out)) == 0
+    text = capsys.readouterr().out
+    assert "Latencies, median and 99th percentile" in text
+    assert max(map(len, text.splitlines())) <= 100
+    (result,) = json.loads(out.read_text())["results"]
+    rate = result["capacity"]["rate_per_s"]
+    assert rate and f"is kept up to {rate:,.4g}" in " ".join(text.split())
+    assert result["served"]["offered_per_s"] == pytest.approx(rate)
+    for wrong, message in (
+        (["--policy", "mixed"], "--policy can only be given with --arrivals"),
+        (["--arrivals", "1", "--baseline", "deepep"], "--baseline can only be given without"),
+    ):
+        assert moereplay(*settings, *wrong) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""Times of a step's parts made by hand, in place of level one, which has tests of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from replay.schemes import Scheme, find
+from replay.schemes.ep.base import LayerRefusedError
+from replay.steps.chunks import chunks_of
+from replay.steps.plan import Plan
+from replay.steps.replays import Facts
+from replay.steps.times import Hop, PartTimes, StepTimes, Timed
+
+MS = 1_000_000_000  # picoseconds
+EXCHANGE_MS = {"deepep": 4, "nccl-alltoall": 6, "dysharp": 1, "ideal": 0}
+"""By scheme; the others refuse to train."""
+
+
+class MadeReplays:
+    """What `replay.steps.replays.StepReplays` is to level two, without a replay."""
+
+    def __init__(self, shape: Any, system: Any, plan: Plan, *, sequence: int, **_: Any) -> None:
+        self.shape, self.plan = shape, plan
+        self.facts = Facts(
+            sequence=sequence, tokens_per_gpu=plan.tokens_per_gpu(sequence), gpus=plan.peers,
+            expert_gpus=plan.ep, moe_layers=shape.num_moe_layers, replayed_layers=((0, 5),),
+            sampled_nodes=None, routing="by hand", left_out=("nothing but this",),
+        )  # fmt: skip
+
+    def under(self, scheme: Scheme | str, options: Mapping[str, Any] | None = None) -> StepTimes:
+        name = (find(scheme) if isinstance(scheme, str) else scheme).name
+        if name not in EXCHANGE_MS:
+            message = f"scheme {name!r}: no backward pass"
+            raise LayerRefusedError(message)
+        ranks, exchange = self.plan.peers, EXCHANGE_MS[name] * MS
+
+        def timed(attention: int, experts: int) -> Timed:
+            own = attention * MS + MS * np.arange(ranks)  # the first comes earliest
+            met = np.full(ranks, experts * MS + exchange)
+            return Timed(own, met, {
+                "attention": own,
+                "experts": np.full(ranks, experts * MS),
+                "exchange": np.full(ranks, exchange),
+            })  # fmt: skip
+
+        def head(factor: int) -> Timed:
+            own = np.full(ranks, factor * MS)
+            return Timed(own, np.zeros(ranks, np.int64), {"head": own})
+
+        layer = PartTimes(timed(3, 5), timed(6, 10))
+        chunks = [(one.start, one.stop) for one in chunks_of(self.shape, self.plan)]
+        return StepTimes(
+            num_ranks=ranks,
+            layers=[[layer] * (self.shape.num_layers + self.plan.mtp)],
+            embedding=PartTimes(head(1), head(1)),
+            head=PartTimes(head(2), head(4)),
+            hop=Hop(MS // 2, MS // 100),
+            synchronise=dict.fromkeys(chunks, 7 * MS),
+            update=dict.fromkeys(chunks, 3 * MS),
+        )

@@ -1,0 +1,311 @@
+"""Steps composed of the times of their parts: closed forms, a slow twin, and who pays for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay.errors import UserError
+from replay.experiments.train.composed import SPENT, Composed, compose
+from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
+from replay.experiments.train.schedules.registry import SCHEDULES
+from replay.steps.times import Hop, PartTimes, StepTimes, Timed
+from tests.oracle import slow_pipeline, slow_step
+
+F, B, HEAD, RANKS = 30, 70, 11, 3
+NO_HOP = Hop(0, 0)
+
+
+def timed(own: Sequence[int], met: Sequence[int], before: str = "attention") -> Timed:
+    """A pass that computes, then exchanges."""
+    first, second = np.array(own, np.int64), np.array(met, np.int64)
+    return Timed(first, second, {before: first, "exchange": second})  # type: ignore[dict-item]  # a word
+
+
+def even(own: int, met: int = 0, before: str = "attention", ranks: int = RANKS) -> Timed:
+    return timed([own] * ranks, [met] * ranks, before)
+
+
+def layer(forward: int = F, backward: int = B) -> PartTimes:
+    """Alike on all GPUs; a forward pass is free beside a backward pass."""
+    half = backward // 2
+    return PartTimes(
+        forward=even(forward - 10, 10), backward=even(backward - 10, 10),
+        inputs=even(half - 10, 10), weights=even(backward - half),
+        beside=even(backward - 10, 10),
+    )  # fmt: skip
+
+
+def nothing() -> PartTimes:
+    return PartTimes(even(0, 0, "head"), even(0, 0, "head"))
+
+
+def times(layers: int, hop: Hop = NO_HOP, head: int = 0, **others: object) -> StepTimes:
+    return StepTimes(
+        num_ranks=RANKS, layers=[[layer() for _ in range(layers)]], embedding=nothing(),
+        head=PartTimes(even(head, 0, "head"), even(2 * head, 0, "head")), hop=hop,
+        **others,  # type: ignore[arg-type]  # other fields of it
+    )  # fmt: skip
+
+
+def chunks(shape: Shape, each: int = 1) -> list[range]:
+    return [range(each * chunk, each * (chunk + 1)) for chunk in range(shape.model_chunks)]
+
+
+def shapes(schedule: Schedule) -> Shape:
+    """A small shape that a schedule accepts."""
+    for count in (1, 2):
+        for batches in (8, 9):
+            shape = Shape(4, count, batches)
+            if not schedule.refuses(shape):
+                return shape
+    raise AssertionError(schedule.name)
+
+
+def adds_up(made: Composed) -> None:
+    assert set(made.spent) == set(SPENT)
+    assert all((of >= 0).all() for of in made.spent.values())
+    assert (sum(made.spent.values()) == made.step_ps).all()
+
+
+# ---- closed forms --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stages", "batches"), [(1, 5), (4, 4), (4, 9), (3, 2)])
+def test_one_forward_one_backward(stages: int, batches: int) -> None:
+    """(m + p - 1) passes of both kinds, of which p - 1 are a bubble (arXiv 2104.04473)."""
+    shape = Shape(stages, 1, batches)
+    made = compose(SCHEDULES["1f1b"], shape, times(2 * stages), chunks(shape, 2))
+    assert made.step_ps == (batches + stages - 1) * 2 * (F + B)
+    assert (made.spent["pipeline"] == (stages - 1) * 2 * (F + B)).all()
+    adds_up(made)
+
+
+def test_messages_hold_up_the_first_micro_batch_at_each_stage_and_gradients_likewise() -> None:
+    shape = Shape(4, 1, 1)
+    plain = compose(SCHEDULES["1f1b"], shape, times(4), chunks(shape))
+    late = compose(SCHEDULES["1f1b"], shape, times(4, Hop(5, 2)), chunks(shape))
+    assert late.step_ps == plain.step_ps + 2 * 3 * (5 + 2)
+    assert (late.spent["pipeline"] - plain.spent["pipeline"] == 2 * 3 * 7).all()
+    adds_up(late)
+
+
+class TwoMessages(Schedule):
+    """A chunk sends two micro-batches in turn, which the next stage takes both together."""
+
+    name = summary = source = "two messages"
+
+    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
+        return chunk
+
+    def order(self, shape: Shape) -> list[list[Slot]]:
+        batches = range(shape.micro_batches)
+        return [
+            [*((Op("F", 0, m),) for m in batches), *((Op("B", 0, m),) for m in batches)],
+            [tuple(Op("F", 1, m) for m in batches), tuple(Op("B", 1, m) for m in batches)],
+        ]
+
+
+def test_a_gpu_sends_one_message_after_the_other() -> None:
+    shape, long = Shape(2, 1, 2), 1000
+    made = compose(TwoMessages(), shape, times(2, Hop(long, 7)), chunks(shape))
+    there = F + 2 * long + 7  # the second waits for the first at the port
+    assert made.step_ps == there + 2 * (F + B) + 2 * long + 7 + B
+    adds_up(made)
+
+
+def test_embedding_comes_before_the_first_layer_and_the_head_behind_the_last() -> None:
+    shape = Shape(2, 1, 1)
+    made = compose(SCHEDULES["1f1b"], shape, times(2, head=HEAD), chunks(shape))
+    assert made.step_ps == 2 * (F + B) + 3 * HEAD
+    assert made.spent["head"][1].tolist() == [3 * HEAD] * RANKS
+    assert not made.spent["head"][0].any()
+    ahead = replace(times(2), embedding=PartTimes(even(4, 0, "head"), even(9, 0, "head")))
+    made = compose(SCHEDULES["1f1b"], shape, ahead, chunks(shape))
+    assert made.spent["head"][:, 0].tolist() == [13, 0]
+
+
+def test_a_last_chunk_may_have_the_head_alone() -> None:
+    shape = Shape(2, 1, 3)
+    made = compose(SCHEDULES["1f1b"], shape, times(1, head=HEAD), [range(1), range(1, 1)])
+    # The layer makes the second forward pass while the head is at work for the first.
+    assert made.step_ps == 3 * (F + B) + 3 * HEAD - F
+    adds_up(made)
+
+
+# ---- gradients and weights -----------------------------------------------------------------------
+
+
+def test_gradients_are_summed_and_weights_updated_when_a_stage_is_done() -> None:
+    shape = Shape(2, 1, 4)
+    sums, updates = {(0, 1): 100, (1, 2): 40}, {(0, 1): 5, (1, 2): 500}
+    made = compose(
+        SCHEDULES["1f1b"], shape, times(2, synchronise=sums, update=updates), chunks(shape)
+    )
+    first = 5 * (F + B)
+    second = first - B  # its last backward pass is the first stage's last input
+    assert made.step_ps == max(first + 100 + 5, second + 40 + 500)
+    assert made.spent["synchronise"][:, 0].tolist() == [100, 40]
+    assert made.spent["optimiser"][:, 0].tolist() == [5, 500]
+    adds_up(made)
+
+
+def test_gradients_of_one_chunk_are_summed_while_the_stage_works_on_another() -> None:
+    schedule = SCHEDULES["interleaved"]
+    shape = Shape(2, 2, 2)
+    sums = {(chunk, chunk + 1): B for chunk in range(4)}
+    made = compose(schedule, shape, times(4, synchronise=sums), chunks(shape))
+    assert made.spent["synchronise"][0].tolist() == [B] * RANKS  # of the lower chunk alone
+    adds_up(made)
+
+
+class Copies(Schedule):
+    """Both stages hold the one chunk, and take micro-batches in turn, the second stage first."""
+
+    name = summary = source = "copies"
+    copies = 2
+
+    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
+        return 1 - micro_batch % 2
+
+    def order(self, shape: Shape) -> list[list[Slot]]:
+        return [
+            [
+                (Op(kind, 0, m),)  # type: ignore[arg-type]  # a letter of the two
+                for m in range(1 - stage, shape.micro_batches, 2)
+                for kind in "FB"
+            ]
+            for stage in range(2)
+        ]
+
+
+def test_a_chunk_that_two_stages_hold_is_summed_when_both_are_done() -> None:
+    step = times(1, synchronise={(0, 1): 400})
+    made = compose(Copies(), Shape(2, 1, 3), step, [range(1)])
+    assert made.step_ps == 2 * (F + B) + 400
+    assert made.spent["synchronise"].tolist() == [[400] * RANKS] * 2
+    assert made.spent["pipeline"][:, 0].tolist() == [F + B, 0]
+    adds_up(made)
+
+
+# ---- waiting -------------------------------------------------------------------------------------
+
+
+def test_who_comes_early_waits_for_its_neighbours() -> None:
+    uneven = PartTimes(timed([10, 4, 7], [5, 5, 6]), timed([20, 20, 26], [1, 1, 1]))
+    step = replace(times(1), layers=[[uneven]])
+    made = compose(SCHEDULES["1f1b"], Shape(1, 1, 1), step, [range(1)])
+    # Forward: 10, then 15 15 16; backward: 35 35 42, then 43 on all.
+    assert made.step_ps == 43
+    assert made.spent["peers"].tolist() == [[0 + 7, 6 + 7, 3 + 0]]
+    assert made.spent["attention"].tolist() == [[30, 24, 33]]
+    assert not made.spent["pipeline"].any()
+    adds_up(made)
+
+
+def test_micro_batches_have_the_routing_of_their_sample_in_turn() -> None:
+    step = replace(times(1), layers=[[layer()], [layer(F + 9, B + 1)]])
+    made = compose(SCHEDULES["1f1b"], Shape(1, 1, 5), step, [range(1)])
+    assert made.step_ps == 5 * (F + B) + 2 * 10
+
+
+def test_random_delays_are_a_cause_of_their_own() -> None:
+    def late(stage: np.ndarray, own: np.ndarray, met: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return own + (own > 0) * (stage == 1)[:, None] * np.array([0, 5, 0]), met
+
+    shape = Shape(2, 1, 1)
+    made = compose(SCHEDULES["1f1b"], shape, times(2), chunks(shape), late)
+    assert made.step_ps == 2 * (F + B) + 2 * 5
+    assert made.spent["jitter"].tolist() == [[0, 0, 0], [0, 10, 0]]
+    assert made.spent["peers"].tolist() == [[0, 0, 0], [10, 0, 10]]
+    adds_up(made)
+
+
+# ---- the slow twin -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_any_times_give_the_ends_of_the_slow_twin(name: str, seed: int) -> None:
+    """GPUs that differ, layers that differ, some of which cannot be paired, two samples."""
+    draw = np.random.default_rng(seed)
+    schedule = SCHEDULES[name]
+    shape = shapes(schedule)
+
+    def some(meets: bool = True) -> Timed:
+        return timed(draw.integers(0, 50, RANKS).tolist(),
+                     (draw.integers(1, 50, RANKS) * meets).tolist())  # fmt: skip
+
+    def part(splits: bool = True) -> PartTimes:
+        pairs = bool(draw.integers(0, 3))
+        return PartTimes(
+            some(), some(), some() if splits else None, some(False) if splits else None,
+            some() if pairs else None,
+        )  # fmt: skip
+
+    num_layers = 2 * shape.model_chunks - 1
+    cut = [range(2 * c, min(2 * c + 2, num_layers)) for c in range(shape.model_chunks)]
+    layers = [[part() for _ in range(num_layers)] for _ in range(2)]
+    step = StepTimes(RANKS, layers, part(splits=False), part(splits=False), Hop(0, 13))
+    slow = slow_step.run(schedule, shape, step, cut)
+    made = compose(schedule, shape, step, cut)
+    adds_up(made)
+    assert made.step_ps == max(map(max, slow.ends))
+    last = made.timeline.end_ps
+    owners = made.timeline.graph.rank
+    for stage, ends in enumerate(slow.ends):
+        own = stage * RANKS
+        found = [int(last[owners == own + rank].max()) for rank in range(RANKS)]
+        assert found == ends
+        over = max(ends)
+        tail = [over - end for end in ends]  # until the last has come, to add up gradients
+        assert (made.spent["peers"][stage] <= np.array(slow.peers[stage]) + tail).all()
+        assert (made.spent["peers"][stage] >= slow.peers[stage]).all()
+
+
+def test_layers_are_paired_where_both_can_be() -> None:
+    """A forward pass is free beside a backward pass; without a joint replay it is not."""
+    schedule = SCHEDULES["dualpipe"]
+    shape = shapes(schedule)
+    alone = replace(layer(), beside=None)
+    joint = compose(schedule, shape, times(4), chunks(shape))
+    apart = compose(schedule, shape, replace(times(4), layers=[[alone] * 4]), chunks(shape))
+    assert joint.step_ps < apart.step_ps
+    assert (joint.is_paired, apart.is_paired) == (True, False)
+
+
+def test_gradients_of_weights_that_cannot_be_put_off_are_refused() -> None:
+    whole = replace(layer(), inputs=None, weights=None)
+    shape = shapes(SCHEDULES["zb-h1"])
+    with pytest.raises(UserError, match="puts gradients of weights off"):
+        compose(SCHEDULES["zb-h1"], shape, replace(times(4), layers=[[whole] * 4]), chunks(shape))
+
+
+def test_sizes_that_a_schedule_refuses_are_refused() -> None:
+    with pytest.raises(UserError, match="one chunk per stage"):
+        shape = Shape(2, 2, 4)
+        compose(SCHEDULES["1f1b"], shape, times(4), chunks(shape))
+
+
+@pytest.mark.parametrize("hop", [0, 17])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equal_times_give_the_ends_of_the_plain_executor_of_schedules(name: str, hop: int) -> None:
+    schedule = SCHEDULES[name]
+    shape = shapes(schedule)
+    one = layer()
+    assert one.inputs is not None
+    assert one.weights is not None
+    assert one.beside is not None
+    each = {"F": one.forward, "B": one.backward, "I": one.inputs, "W": one.weights}
+    spans = {kind: int(of.own[0] + of.met[0]) for kind, of in each.items()}
+    spans["FB"] = int(one.beside.own[0] + one.beside.met[0])
+    ran = slow_pipeline.run(schedule, shape, spans, hop)
+    made = compose(schedule, shape, times(shape.model_chunks, Hop(0, hop)), chunks(shape))
+    assert made.step_ps == max(ran.finishes)
+    assert (made.spent["pipeline"] == made.step_ps - np.array(ran.busy)[:, None]).all()

@@ -1,0 +1,44 @@
+"""Every scheme of the registry makes a training step by real replays, or says why it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+import hwmodel
+from replay.experiments import train as training
+from replay.experiments.train import TrainComparison
+from replay.schemes.registry import supported
+
+
+@pytest.fixture(scope="module")
+def compared() -> TrainComparison:
+    return training.compare(
+        model="olmoe-1b-7b", plan="pp=2,dp=2,ep=2,micro_batches=2", sequence=64, layers_sampled=1
+    )
+
+
+def test_all_make_the_step_or_are_left_out_with_a_reason(compared: TrainComparison) -> None:
+    made = {one.scheme.name for one in compared.results}
+    assert made.isdisjoint(compared.left_out)
+    assert made | set(compared.left_out) == set(supported(hwmodel.load("dgx-h100")))
+    assert {"deepep", "dysharp", "comet", "megatron", "nccl-alltoall"} <= made
+    assert {"deepep-ll", "flashinfer-push", "megamoe"} <= set(compared.left_out)
+    assert all(name in reason for name, reason in compared.left_out.items())
+
+
+def test_what_hangs_on_no_scheme_is_the_same_under_all(compared: TrainComparison) -> None:
+    for cause in ("head", "optimiser"):
+        assert len({one.mean_us(cause) for one in compared.results}) == 1, cause
+
+
+def test_none_is_faster_than_an_exchange_in_no_time(compared: TrainComparison) -> None:
+    ideal = compared["ideal"].step_us
+    assert all(one.step_us >= ideal for one in compared.results)
+
+
+def test_causes_add_up_on_every_gpu(compared: TrainComparison) -> None:
+    for one in compared.results:
+        for stage in range(2):
+            for rank in range(2):
+                spent = sum(of[stage][rank] for of in one.spent_us.values())
+                assert spent == pytest.approx(one.step_us, rel=1e-12)

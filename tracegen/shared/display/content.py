@@ -1,0 +1,361 @@
+"""What is shown, before it is drawn: tables, charts, sections, pages.
+
+A command says once what there is to see. `terminal` draws its tables on a screen of any width,
+`html` draws all of it as one file, `plots` draws charts for papers, and `files` writes tables for
+other programs. A cell is a value and not a text, so that each of them can sort it, and write it
+with as many digits as its reader needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+Cell = str | float | int | bool | None
+"""None is shown as a dash: there is no such value."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes
+    ----------
+    name, unit
+        The heading's words, and the unit of the values; the heading has both.
+    form
+        How a number is written, as `format` takes it, such as ``",.1f"``; empty for texts, which
+        stand to the left.
+    rank
+        Where there is no room, columns of the highest rank are left out first, of equals the last;
+        those of rank 0 always stay.
+    says
+        One line that explains the name; empty where there is nothing to explain.
+    """
+
+    name: str
+    unit: str = ""
+    form: str = ""
+    rank: int = 0
+    says: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Name and unit."""
+        return f"{self.name} {self.unit}".rstrip()
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its cells are texts."""
+        return not self.form
+
+    def text(self, value: Cell) -> str:
+        """Write one of its values."""
+        if value is None:
+            return "-"
+        return value if isinstance(value, str) else format(value, self.form)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values under headings.
+
+    Attributes
+    ----------
+    name
+        Its place among the tables of a page, and the stem of its files: ``"times"``.
+    title
+        Line above it.
+    columns, rows
+        Every row has one cell for each column.
+    notes
+        Lines below it.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a row that is longer or shorter than the head."""
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                message = f"table {self.name}: {len(row)} cells under {len(self.columns)} columns"
+                raise ValueError(message)
+
+    def texts(self) -> list[list[str]]:
+        """Write every cell."""
+        return [
+            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def explanations(self) -> list[str]:
+        """One line for each heading that has one, in the order of the columns."""
+        return [f"{column.name}: {column.says}." for column in self.columns if column.says]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it on a screen, as wide as that is; `rich` calls this.
+
+        A line below names the columns for which there is no room.
+        """
+        from rich.text import Text
+
+        from tracegen.shared.display.escape import line
+        from tracegen.shared.display.terminal import grid
+
+        form, missing = grid(
+            [column.heading for column in self.columns],
+            self.texts(),
+            [column.rank for column in self.columns],
+            [column.is_text for column in self.columns],
+            options.max_width,
+        )
+        notes = list(self.notes)
+        if missing:
+            notes.append(f"Not shown for want of room: {', '.join(missing)}.")
+        yield Text()
+        yield Text(line(self.title), style="bold")
+        yield form
+        if notes:
+            yield Text("\n".join(notes), style="dim")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a plot: what it measures, with the unit, and whether its scale is logarithmic.
+
+    Attributes
+    ----------
+    from_zero
+        Whether a linear axis begins at 0.
+    """
+
+    label: str
+    log: bool = False
+    from_zero: bool = True
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line, or one kind of point, of a plot.
+
+    Attributes
+    ----------
+    name
+        As the legend has it. What has the same name on one page has the same colour.
+    x, y
+        Of each point.
+    low, high
+        Edges of a band around `y`, or bars of the error of points; None for none.
+    form
+        ``"line"`` joins the points, ``"steps"`` holds each value until the next `x`, ``"points"``
+        marks them, ``"guide"`` is a thin line to compare with, such as a roof or a diagonal.
+    labels
+        A name for each point, shown where there is room and when it is pointed at; None for none.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    form: Literal["line", "steps", "points", "guide"] = "line"
+    labels: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a line that has not as many of each as it has points."""
+        for each in (self.y, self.low, self.high, self.labels):
+            if each is not None and len(each) != len(self.x):
+                message = f"line {self.name}: {len(each)} values over {len(self.x)} points"
+                raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines or points over two axes: curves, distributions, rooflines, errors of predictions."""
+
+    name: str
+    title: str
+    x: Axis
+    y: Axis
+    lines: Sequence[Line]
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of each bar, such as a phase.
+
+    Attributes
+    ----------
+    name
+        As the legend has it. What has the same name on one page has the same colour.
+    values
+        Length in each bar, in the chart's unit.
+    is_hatched
+        Whether it is drawn hatched: time in which nothing is gained.
+    """
+
+    name: str
+    values: Sequence[float]
+    is_hatched: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Horizontal bars, each made of the same parts end to end.
+
+    Attributes
+    ----------
+    labels
+        What each bar stands for.
+    parts
+        From left to right.
+    unit
+        Of the lengths.
+    marks
+        A position in each bar that is marked, such as a bound; None for none.
+    mark_name
+        What the marks are.
+    says
+        One line below the title that says how to read it.
+    """
+
+    name: str
+    title: str
+    labels: Sequence[str]
+    parts: Sequence[Part]
+    unit: str
+    marks: Sequence[float | None] | None = None
+    mark_name: str = ""
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A value for each pair of a row and a column, as shades: bytes by scheme and GPU.
+
+    Attributes
+    ----------
+    rows, columns
+        Labels.
+    values
+        [row][column]; None is left blank.
+    unit, form
+        Of the values, and how one is written.
+    middle
+        Value at which two scales of colours meet; None for one scale that begins at 0.
+    row_name, column_name
+        What the labels stand for, where they do not say so themselves, such as ``"expert"``.
+    """
+
+    name: str
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    unit: str
+    form: str = ",.1f"
+    middle: float | None = None
+    says: str = ""
+    row_name: str = ""
+    column_name: str = ""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One step of a waterfall: where it begins and ends, and what kind of time it is."""
+
+    label: str
+    start: float
+    end: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """Spans below one another, each beginning where the one before ends: what time adds up to.
+
+    Attributes
+    ----------
+    kinds
+        Kinds that get their colours first, in this order, whether or not a span is of them: so that
+        one kind has one colour in all charts of a sort.
+    """
+
+    name: str
+    title: str
+    spans: Sequence[Span]
+    unit: str
+    says: str = ""
+    kinds: Sequence[str] = ()
+
+
+Chart = Bars | Plot | Heat | Waterfall
+Item = Table | Chart | str
+"""A text is a paragraph."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page under a heading.
+
+    Attributes
+    ----------
+    items
+        Paragraphs, tables and charts, in order.
+    is_open
+        Whether a reader sees it at once; details are folded.
+    """
+
+    title: str
+    items: Sequence[Item]
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class Page:
+    """All there is to see of a result.
+
+    Attributes
+    ----------
+    title, summary
+        What it is, and what came out, in a sentence or two.
+    sections
+        In order. Names of tables are unique on a page, and names of charts.
+    command
+        A command line that makes it again; empty if there is none.
+    """
+
+    title: str
+    summary: str
+    sections: Sequence[Section]
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse two tables or two charts of one name: their files would replace one another."""
+        for kind in (list(self.tables()), list(self.charts())):
+            names = [one.name for one in kind]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                message = f"page {self.title}: several are named {', '.join(twice)}"
+                raise ValueError(message)
+
+    def tables(self) -> Iterator[Table]:
+        """All tables, in order."""
+        for section in self.sections:
+            yield from (item for item in section.items if isinstance(item, Table))
+
+    def charts(self) -> Iterator[Chart]:
+        """All charts, in order."""
+        for section in self.sections:
+            yield from (item for item in section.items if isinstance(item, Chart))

@@ -1,0 +1,104 @@
+"""Tables as HTML: headings that a script can make sort, values that it can sort by."""
+
+from __future__ import annotations
+
+import math
+
+from tracegen.shared.display.content import Cell, Column, Table
+from tracegen.shared.display.html.markup import shape, tag, text
+
+FEW = 8
+"""Rows up to which a table has no box to filter them."""
+LONG = 44
+"""Letters from which on a text breaks over lines."""
+
+
+def table(content: Table, identity: str) -> str:
+    """Write a table of the page.
+
+    Parameters
+    ----------
+    content
+        What is in it.
+    identity
+        Of its element; no other has the same.
+    """
+    count = tag("output", class_="count", for_=identity)
+    box = shape("input", type="search", aria_controls=identity, placeholder="rows with this text")
+    sift = tag(
+        "label",
+        tag("span", "Filter"),
+        box,
+        count,
+        class_="filter",
+        hidden=True,
+    )
+    return tag(
+        "div",
+        tag("h3", text(content.title), id=f"{identity}-title"),
+        sift if len(content.rows) > FEW else "",
+        _scrolled(_grid(content, identity), content.title),
+        *(tag("p", text(note), class_="note") for note in content.notes),
+        class_="sheet",
+    )
+
+
+def plain_table(content: Table) -> str:
+    """Write a table that nothing can be done with but to read it."""
+    return _scrolled(tag("table", *_rows(content, is_sortable=False)), f"Numbers: {content.title}")
+
+
+def _scrolled(grid: str, title: str) -> str:
+    """A box that scrolls, also by keyboard, where the table is wider than the page."""
+    return tag("div", grid, class_="scroll", role="region", tabindex="0", aria_label=title)
+
+
+def _grid(content: Table, identity: str) -> str:
+    return tag(
+        "table",
+        *_rows(content, is_sortable=True),
+        id=identity,
+        class_="sortable",
+        aria_labelledby=f"{identity}-title",
+    )
+
+
+def _rows(content: Table, *, is_sortable: bool) -> list[str]:
+    heads = "".join(_heading(column) for column in content.columns)
+    body = "".join(
+        tag(
+            "tr",
+            *(
+                _cell(column, row[k], texts[k], is_first=k == 0, has_key=is_sortable)
+                for k, column in enumerate(content.columns)
+            ),
+        )
+        + "\n"
+        for row, texts in zip(content.rows, content.texts(), strict=True)
+    )
+    return [tag("thead", tag("tr", heads)), tag("tbody", body)]
+
+
+def _heading(column: Column) -> str:
+    unit = f" {tag('small', text(column.unit))}" if column.unit else ""
+    return tag(
+        "th",
+        text(column.name) + unit,
+        scope="col",
+        class_=None if column.is_text else "n",
+        data_says=column.says or None,
+        title=column.says or None,
+    )
+
+
+def _cell(column: Column, value: Cell, written: str, *, is_first: bool, has_key: bool) -> str:
+    """Write a cell; a number that is to be sorted has its value beside its text."""
+    if column.is_text:
+        length = "long" if len(written) > LONG else None
+        if is_first:
+            return tag("th", text(written), scope="row", class_=length)
+        return tag("td", text(written), class_=length or "t")
+    key = None
+    if has_key and isinstance(value, int | float) and math.isfinite(value):
+        key = f"{value:.6g}"
+    return tag("td", text(written), data_v=key)
