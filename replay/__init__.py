@@ -1,9 +1,16 @@
 """Replay of routing traces on modelled machines, under every communication scheme.
 
+Each question has a function that gives its result; `compare` asks it of several schemes. What is
+stable, and how it changes, is said in ``replay/STABILITY.md``.
+
 >>> import replay
->>> sorted(replay.__all__)  # doctest: +NORMALIZE_WHITESPACE
-['Comparison', 'Result', 'RunSpec', 'SCHEMES', 'Scheme', 'UserError', 'assess', 'compare',
- 'diff', 'explain', 'load_result', 'run', 'summary', 'sweep']
+>>> step = replay.dense(model="llama-2-7b", tp=4, tokens=256, scheme="sp-ring")
+>>> step.scheme.name, step.headline_us > 0
+('sp-ring', True)
+>>> both = replay.compare(replay.TensorSpec(model="llama-2-7b", tp=4, tokens=256),
+...                       ["sp-ring", "tp-ring"], baseline="sp-ring")
+>>> both.speed_up("sp-ring")
+1.0
 """
 
 from __future__ import annotations
@@ -14,11 +21,24 @@ from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
     from replay.errors import UserError
+    from replay.experiments import dense as tensor
+    from replay.experiments import train as training
+    from replay.experiments.ask import compare
+    from replay.experiments.base.experiment import EXPERIMENTS
     from replay.experiments.base.load import load_result
-    from replay.experiments.layer.comparison import compare
+    from replay.experiments.base.result import __version__
+    from replay.experiments.dense.experiment import run as dense
+    from replay.experiments.dense.result import TensorComparison, TensorResult
+    from replay.experiments.dense.spec import TensorSpec
     from replay.experiments.layer.replay import run
     from replay.experiments.layer.result import Comparison, Result
     from replay.experiments.layer.spec import RunSpec
+    from replay.experiments.serve.experiment import run as serve
+    from replay.experiments.serve.result import InferComparison, InferResult
+    from replay.experiments.serve.spec import InferSpec
+    from replay.experiments.train.experiment import run as train
+    from replay.experiments.train.result import TrainComparison, TrainResult
+    from replay.experiments.train.spec import TrainSpec
     from replay.report.text import summary
     from replay.schemes import SCHEMES, Scheme
     from replay.studies.differences.diff import diff
@@ -27,39 +47,69 @@ if TYPE_CHECKING:
     from replay.studies.uncertainty.assess import assess
 
 __all__ = [
+    "EXPERIMENTS",
     "SCHEMES",
     "Comparison",
+    "InferComparison",
+    "InferResult",
+    "InferSpec",
     "Result",
     "RunSpec",
     "Scheme",
+    "TensorComparison",
+    "TensorResult",
+    "TensorSpec",
+    "TrainComparison",
+    "TrainResult",
+    "TrainSpec",
     "UserError",
+    "__version__",
     "assess",
     "compare",
+    "dense",
     "diff",
     "explain",
     "load_result",
     "run",
+    "serve",
     "summary",
     "sweep",
+    "tensor",
+    "train",
+    "training",
 ]
 
 # Loaded on first use: a command's --help should not wait for what it does not need.
 _HOMES = {
+    "EXPERIMENTS": "replay.experiments.base.experiment",
+    "SCHEMES": "replay.schemes",
     "Comparison": "replay.experiments.layer.result",
+    "InferComparison": "replay.experiments.serve.result",
+    "InferResult": "replay.experiments.serve.result",
+    "InferSpec": "replay.experiments.serve.spec",
     "Result": "replay.experiments.layer.result",
     "RunSpec": "replay.experiments.layer.spec",
-    "SCHEMES": "replay.schemes",
     "Scheme": "replay.schemes",
+    "TensorComparison": "replay.experiments.dense.result",
+    "TensorResult": "replay.experiments.dense.result",
+    "TensorSpec": "replay.experiments.dense.spec",
+    "TrainComparison": "replay.experiments.train.result",
+    "TrainResult": "replay.experiments.train.result",
+    "TrainSpec": "replay.experiments.train.spec",
     "UserError": "replay.errors",
+    "__version__": "replay.experiments.base.result",
     "assess": "replay.studies.uncertainty.assess",
-    "compare": "replay.experiments.layer.comparison",
+    "compare": "replay.experiments.ask",
+    "dense": "replay.experiments.dense.experiment:run",
     "diff": "replay.studies.differences.diff",
     "explain": "replay.studies.differences.explanation",
     "load_result": "replay.experiments.base.load",
     "run": "replay.experiments.layer.replay",
+    "serve": "replay.experiments.serve.experiment:run",
     "summary": "replay.report.text",
     "sweep": "replay.studies.sweeps.run",
     "tensor": "replay.experiments.dense:",
+    "train": "replay.experiments.train.experiment:run",
     "training": "replay.experiments.train:",
 }
 

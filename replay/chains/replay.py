@@ -232,13 +232,7 @@ class Replay:
         return dataclasses.replace(self, links=links), sample
 
     def tuned(self, asked: bool | None) -> tuple[Replay, list[Trial]]:
-        """Choose the scheme's options on the first layer, where they are to be chosen.
-
-        Parameters
-        ----------
-        asked
-            See `Scheme.is_tuned`.
-        """
+        """Choose the scheme's options on the first layer, where `Scheme.is_tuned` has it so."""
         if not self.scheme.is_tuned(asked):
             return self, []
         trial = self.strategy.trial(self)

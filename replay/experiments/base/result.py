@@ -103,6 +103,9 @@ def package_version() -> str:
         return "unknown"
 
 
+__version__ = package_version()
+
+
 class Document(Strict, Shown):
     """Anything that a command writes as JSON with a ``format``."""
 

@@ -258,7 +258,7 @@ def test_a_scheme_from_a_file_runs_like_its_model(mine: str) -> None:
     compared = compare(schemes=[mine, "sp-direct"], baseline="mine", **SMALL)
     own, model = compared["mine"], compared["sp-direct"]
     assert own.time_us == model.time_us
-    assert own.scheme["code"] and "code" not in model.scheme
+    assert own.scheme.code and not model.scheme.code
     assert own.run_id != model.run_id
     assert own.spec.scheme == mine
 
