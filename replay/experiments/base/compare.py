@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import RefusedError, UserError, check_jobs, check_kind, shown, unknown
-from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment
+from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
 from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.result import ResultBase
 from replay.experiments.base.spec import Spec
 from replay.processes import answers
 
 if TYPE_CHECKING:
-    from replay.experiments.base.experiment import Observer, Progress, Report
+    from replay.experiments.base.experiment import (
+        AnyExperiment,
+        AnySchemeExperiment,
+        Observer,
+        Progress,
+        Report,
+    )
     from replay.schemes.outside import AllowCode
 
 SCHEMES = "the name of a scheme, or a list of them"
@@ -107,7 +113,7 @@ def run(
 
 
 def asked_of(
-    experiment: AnyExperiment,
+    experiment: AnySchemeExperiment,
     shared: Spec,
     schemes: Sequence[str],
     options: Mapping[str, Mapping[str, Any]],
@@ -191,6 +197,8 @@ def compare(
         If something asked for does not exist or does not fit together, or not into memory.
     """
     check_jobs(jobs)
+    experiment.check_offers("compare")
+    assert isinstance(experiment, SchemeExperiment)  # what is none lacks it
     if "scheme" in settings:
         message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
         raise UserError(message)
