@@ -95,6 +95,9 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     word = (field.alias or name).replace("_", "-")
     shown = field.default if default is None else default
     text = str(field.description)
+    is_several = get_origin(field.annotation) is list
+    if is_several:
+        shown = ", ".join(map(str, shown or ()))
     if shown is True:
         text = f"{text.removesuffix('.')} [yes]."
     elif shown and not isinstance(shown, bool | dict):
@@ -102,7 +105,7 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     info: Any = typer.Option(flags[0].name if flags else f"--{word}", help=text)
     kinds = set(get_args(field.annotation) or (field.annotation,)) - {type(None)}
     kind: Any = str
-    if get_origin(field.annotation) is dict:
+    if is_several or get_origin(field.annotation) is dict:
         kind = list[str]
     elif kinds == {bool}:
         kind, info = bool, typer.Option(f"--{word}/--no-{word}", help=text)

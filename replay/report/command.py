@@ -90,6 +90,9 @@ def _words(name: str, field: FieldInfo, value: Any) -> Iterator[str]:
         for key, one in value.items():
             yield option
             yield f"{key}={value_text(one)}"
+    elif isinstance(value, list):  # an option that may stand several times
+        for one in value:
+            yield from (option, str(one))
     else:
         yield option
         several = isinstance(value, Sequence) and not isinstance(value, str)

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from replay.errors import UserError
+from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import load_result, read_document, validated
 from replay.files import exists, is_folder
 
@@ -21,7 +22,7 @@ CLASSES: dict[str, str] = {
     "moereplay-infer-comparison": "replay.experiments.serve.result.InferComparison",
     "moereplay-arrivals": "replay.experiments.serve.arrivals.Arrived",
     "moereplay-arrivals-comparison": "replay.experiments.serve.arrivals.ArrivedComparison",
-    "moereplay-collective": "replay.experiments.collective.replay.CollectiveResult",
+    "moereplay-collective": "replay.experiments.collective.result.CollectiveResult",
     "moereplay-choice": "replay.experiments.choose.result.Choice",
     "moereplay-difference": "replay.studies.differences.parts.Difference",
     "moereplay-explanation": "replay.studies.differences.explanation.Explanation",
@@ -30,6 +31,14 @@ CLASSES: dict[str, str] = {
     "moereplay-validation": "replay.studies.validate.saved.SavedValidation",
 }
 """Class of each kind of document that has one schema, by the name of its format."""
+
+EXPERIMENT_OF = {
+    "moereplay-tensor": "dense",
+    "moereplay-train": "train",
+    "moereplay-infer": "serve",
+    "moereplay-collective": "collective",
+}
+"""Experiment that reads older schemas of a kind of document."""
 
 REPLAYS = ("moereplay-result", "moereplay-comparison")
 """Documents whose older schemas are read too."""
@@ -59,7 +68,7 @@ def load(path: str | Path) -> Any:
             raise UserError(message)
     where, document = read_document(path, "Result")
     given = format_of(document)
-    name, _, schema = given.rpartition("/")
+    name = given.rpartition("/")[0]
     if name in REPLAYS:
         return load_result(path)
     if name not in CLASSES:
@@ -68,10 +77,21 @@ def load(path: str | Path) -> Any:
             f"{', '.join(one.removeprefix('moereplay-') for one in (*REPLAYS, *CLASSES))}"
         )
         raise UserError(message)
-    if schema != "1":
-        message = f"{where} has the format {given!r}; this version reads {name}/1"
+    kind = class_of(name)
+    present = str(kind.model_fields["format"].default)
+    older = EXPERIMENTS[EXPERIMENT_OF[name]].older if name in EXPERIMENT_OF else {}
+    if given != present and given not in older:
+        message = (
+            f"{where} has the format {given!r}; this version reads {', '.join([*older, present])}"
+        )
         raise UserError(message)
-    return validated(class_of(name), document, where)
+    if given in older:
+        try:
+            document = older[given](document)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            message = f"{where} is damaged: {given} has another shape ({type(error).__name__})"
+            raise UserError(message) from None
+    return validated(kind, document, where)
 
 
 def format_of(document: Any) -> str:

@@ -131,6 +131,20 @@ def sources(package: str, room: str) -> list[tuple[str, Traversable]]:
     return sorted(found.items(), key=lambda entry: entry[0])
 
 
+@functools.cache
+def code_of(rooms: tuple[str, ...]) -> str:
+    """SHA-256 of the code of rooms of this package, such as ``("experiments/train",)``.
+
+    What else lies in them, such as presets, enters identities by value.
+    """
+    digest = hashlib.sha256()
+    for room in rooms:
+        for name, entry in sources("replay", room):
+            if name.endswith(".py"):
+                digest.update(name.encode() + b"\0" + entry.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 def code_files() -> list[tuple[str, Traversable]]:
     """Files that `code_identity` is made of, by name, sorted."""
     found: dict[str, Traversable] = {}

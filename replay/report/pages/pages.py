@@ -18,7 +18,7 @@ MAKERS: dict[str, str] = {
     "SweepResult": "replay.studies.sweeps.page",
     "TensorComparison": "replay.report.pages.tensor",
     "TensorResult": "replay.report.pages.tensor",
-    "CollectiveResult": "replay.report.pages.collective",
+    "CollectiveResult": "replay.experiments.collective.page",
     "TrainComparison": "replay.report.pages.training",
     "TrainResult": "replay.report.pages.training",
     "InferComparison": "replay.report.pages.infer",

@@ -13,7 +13,7 @@ from replay.experiments.base.result import SystemDescription
 from replay.experiments.base.rows import NOT_IN_ROWS
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.result import Choice, Found, Row
-from replay.experiments.collective.replay import CollectiveResult
+from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.dense.result import TensorComparison, TensorResult
 from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
 from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult

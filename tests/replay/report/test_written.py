@@ -42,7 +42,7 @@ def test_what_was_written_is_read_with_every_number(name: str) -> None:
     kept = dict(numbers(loaded.model_dump(mode="json", by_alias=True)))
     was = dict(numbers(before))
     changed = {path: (value, kept.get(path)) for path, value in was.items()
-               if path in kept and kept[path] != value}  # fmt: skip
+               if path != "/format" and path in kept and kept[path] != value}  # fmt: skip
     assert changed == {}
     lost = {path for path in was if path not in kept}
     if Path(name).name not in ("sweep.json", "validate.json"):  # of which what is shown is read
