@@ -27,8 +27,8 @@ from markdown_it import MarkdownIt
 import replay
 import tracegen
 from replay.cli.app import main
+from replay.experiments.base.load import load_result as load
 from replay.report.pages import page
-from replay.report.saved import load
 from tracegen.library import card, publish
 from tracegen.shared.display import escape, files
 from tracegen.shared.display.content import Page

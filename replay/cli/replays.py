@@ -168,9 +168,10 @@ def _read_spec(path: Path) -> tuple[RunSpec, Result | None]:
     """The spec in a file, and the result that it is part of, if it is."""
     from replay.errors import UserError
     from replay.experiments.base.load import load_one
+    from replay.experiments.layer.experiment import EXPERIMENT
 
     if path.suffix != ".toml":
-        result = load_one(path)
+        result: Result = load_one(EXPERIMENT, path)
         return result.spec, result
     try:
         text = read_text(path)

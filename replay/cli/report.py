@@ -28,8 +28,8 @@ def report(
     Several results of the same work are shown as a comparison, others one behind the other.
     """
     from replay.errors import UserError
+    from replay.experiments.base.load import load_result as load
     from replay.report.pages.several import page_of_several
-    from replay.report.saved import load
 
     if deliver == Delivery():
         message = "where to? Give --html FILE, --plots FOLDER or --tables FOLDER"

@@ -13,8 +13,9 @@ from measures import Value, flatten, flatten_sliced
 import hwmodel
 import replay
 import tracegen
+from replay.errors import RefusedError
 from replay.experiments import dense as tensor
-from replay.experiments.dense.setup import LayerRefusedError, Setup
+from replay.experiments.dense.setup import Setup
 from replay.experiments.dense.spec import TensorSpec
 from replay.schemes import supported
 from replay.schemes.ep.staged import StagedScheme
@@ -113,7 +114,7 @@ class SlicedCase:
     def _has(self, scheme: str) -> bool:
         try:
             Setup.of(TensorSpec(scheme=scheme, **self.settings))
-        except LayerRefusedError:
+        except RefusedError:
             return False
         return True
 

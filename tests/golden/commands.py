@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,11 @@ INFER = (
 PLACE = "place --loads {inputs}/loads.json --ranks 4 --fit 0:2 --windows 2"
 PLACE_TRACE = "place toy-zipf --ranks 8 --nodes 2"
 COLLECTIVE = "collective --system dgx-h100 --bytes 64K,192K"
+
+HEADS = re.compile(
+    r"(sha256|(\w+/)*format|(.*/)?scheme/(assumes|traffic.*|sequence_parallel|lacking.*|tuned.*))"
+)
+"""Paths of the head of a document, which all kinds have alike since; numbers are elsewhere."""
 
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "commands-train": {

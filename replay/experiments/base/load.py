@@ -1,100 +1,182 @@
-"""Reading results back, those of older schemas included."""
+"""Reading documents back: results of every experiment and of studies, older schemas included."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from replay.errors import UserError, check_kind, shown
-from replay.experiments.layer.first_schema import comparison_of_first, result_of_first
-from replay.experiments.layer.result import COMPARISON_FORMAT, RESULT_FORMAT, Comparison, Result
-from replay.files import parse_json, read_text
+from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, SchemeExperiment
+from replay.files import exists, is_folder, parse_json, read_text
 
 MOST = 1e30  # of any number: floating-point operations of a year on all machines that there are
-DIFFERENCES = ("change_us", "difference_us")  # names of times that may be below zero
 MAX_RESULT_BYTES = 2**30  # a chain of thousands of layers has a tenth of it
 
+DIFFERENCES = ("change_us", "difference_us")  # names of times that may be below zero
+
 One = TypeVar("One", bound=BaseModel)
-Several = TypeVar("Several", bound=BaseModel)
+Converter = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-CONVERTERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    RESULT_FORMAT: dict,
-    COMPARISON_FORMAT: dict,
-    "moereplay-result/1": result_of_first,
-    "moereplay-comparison/1": comparison_of_first,
-}
-"""How a document of each schema becomes one of the present schema."""
+OTHERS = (
+    "replay.experiments.serve.arrivals:Arrived",
+    "replay.experiments.serve.arrivals:ArrivedComparison",
+    "replay.experiments.choose.result:Choice",
+    "replay.studies.differences.parts:Difference",
+    "replay.studies.differences.explanation:Explanation",
+    "replay.studies.sweeps.saved:SavedSweep",
+    "replay.studies.validate.saved:SavedValidation",
+)
+"""Documents of those who ask about results, in rooms above this one, and of other questions."""
 
 
-def load_result(path: str | Path) -> Result | Comparison:
-    """Read a result or a comparison.
+def load_result(path: str | Path) -> Any:
+    """Read any result, comparison or study that a command wrote.
 
     Parameters
     ----------
     path
-        A JSON file that this or an older version wrote.
+        Its JSON file, of this or an older version; or the folder of a study.
+
+    Returns
+    -------
+    An object of the class that wrote it, or of one that holds the same.
 
     Raises
     ------
     UserError
         If the file cannot be read, is damaged, is of a newer version or is something else.
     """
-    where, document = read_document(path, "Result")
-    name = document.get("format") if isinstance(document, dict) else None
-    if not isinstance(name, str) or name not in CONVERTERS:
-        raise UserError(_refusal(where, name))
-    kind: type[Result] | type[Comparison] = (
-        Result if name.startswith("moereplay-result/") else Comparison
-    )
-    try:
-        return validated(kind, CONVERTERS[name](document), where)
-    except UserError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        message = f"{where} is damaged: {name} has another shape ({type(error).__name__}: {error})"
-    raise UserError(message)
+    if isinstance(path, (str, Path)) and is_folder(path):  # of a study, by `sweep -o`
+        path = Path(path) / "sweep.json"
+        if not exists(path):
+            message = f"{path.parent} is a folder without the sweep.json of a finished study"
+            raise UserError(message)
+    return _read(path, document_kinds())
 
 
-def load_one(path: str | Path) -> Result:
-    """Read the result of one replay; errors as those of `load_result`.
+def document_kinds() -> list[DocumentKind]:
+    """Kinds of all documents that are read."""
+    return [*_of_experiments(EXPERIMENTS.values()), *_of_others()]
+
+
+def load_of(experiment: AnyExperiment, path: str | Path) -> Any:
+    """Read a result or a comparison of one experiment; parameters and errors as `load_result`."""
+    return _read(path, list(_of_experiments([experiment])))
+
+
+def load_one(experiment: AnyExperiment, path: str | Path) -> Any:
+    """Read the result of one replay of an experiment; errors as those of `load_result`.
 
     Raises
     ------
     UserError
         Also if the file holds a comparison.
     """
-    loaded = load_result(path)
-    if isinstance(loaded, Comparison):
+    loaded = load_of(experiment, path)
+    if hasattr(loaded, "results"):
         message = f"{path} holds a comparison of {len(loaded.results)} results, not one result"
         raise UserError(message)
     return loaded
 
 
-def _refusal(where: Path, name: object) -> str:
-    """Why a document is not read."""
-    if not isinstance(name, str) or not name.startswith(("moereplay-result/", "moereplay-comp")):
-        return f"{where} is no result of a replay: its format is {name!r}"
-    readable = ", ".join(sorted(CONVERTERS))
-    return f"{where} has the format {name!r}; this version reads {readable}"
-
-
-def read_document(path: str | Path, kind: str) -> tuple[Path, Any]:
-    """Read the JSON of a result.
+class DocumentKind:
+    """A kind of document: its class, its present format, and what older ones become.
 
     Parameters
     ----------
-    kind
-        The class that writes it, for the error.
+    made
+        The class that writes it.
+    older
+        How results of older schemas become present ones, by their formats.
+    """
+
+    def __init__(self, made: type[BaseModel], older: Mapping[str, Converter]) -> None:
+        field = made.model_fields.get("format") or made.model_fields["schema_"]
+        self.made = made
+        self.format = str(get_args(field.annotation)[0])
+        self.name = self.format.partition("/")[0]
+        if "results" in made.model_fields:  # a comparison's schema is raised with its results'
+            self._older: Mapping[str, Converter] = {
+                f"{self.name}/{one.rpartition('/')[2]}": partial(self._compared, older[one])
+                for one in older
+            }
+        else:
+            self._older = {one: older[one] for one in older if one.startswith(f"{self.name}/")}
+
+    def _compared(self, converter: Converter, document: Mapping[str, Any]) -> dict[str, Any]:
+        results = [converter(one) for one in document["results"]]
+        return {**document, "format": self.format, "results": results}
+
+    @property
+    def readable(self) -> list[str]:
+        """Formats that are read, the newest last."""
+        return [*self._older, self.format]
+
+    def present(self, document: dict[str, Any], given: str) -> dict[str, Any]:
+        """Make a document of a format that is readable one of the present format."""
+        return self._older[given](document) if given in self._older else document
+
+
+def _of_experiments(experiments: Any) -> Iterator[DocumentKind]:
+    for one in experiments:
+        compared = one.comparison if isinstance(one, SchemeExperiment) else None
+        for made in (one.result, compared):
+            if made is not None:
+                yield DocumentKind(made, one.older)
+
+
+def _of_others() -> Iterator[DocumentKind]:
+    for home in OTHERS:
+        module, _, name = home.partition(":")
+        yield DocumentKind(getattr(importlib.import_module(module), name), {})
+
+
+def _read(path: str | Path, kinds: Sequence[DocumentKind]) -> Any:
+    """Read a document of one of some kinds."""
+    where, document = read_document(path)
+    given = format_of(document)
+    kind = next((one for one in kinds if one.name == given.partition("/")[0]), None)
+    if kind is None:
+        names = ", ".join(one.name.removeprefix("moereplay-") for one in kinds)
+        said = document.get("format") if isinstance(document, dict) else None
+        message = f"{where} is no result of a replay: its format is {said!r}; there are: {names}"
+        raise UserError(message)
+    if given not in kind.readable:
+        message = f"{where} has the format {given!r}; this version reads {', '.join(kind.readable)}"
+        raise UserError(message)
+    try:
+        return validated(kind.made, kind.present(document, given), where)
+    except UserError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        message = f"{where} is damaged: {given} has another shape ({type(error).__name__}: {error})"
+    raise UserError(message)
+
+
+def format_of(document: Any) -> str:
+    """Format that a document states, or that one of an older version must have; empty for none."""
+    if not isinstance(document, dict):
+        return ""
+    found = document.get("format", document.get("schema"))
+    if found is None and {"slot_expert", "windows"} <= document.keys():
+        return "moereplay-placing/1"  # which once did not say so
+    return found if isinstance(found, str) else ""
+
+
+def read_document(path: str | Path) -> tuple[Path, Any]:
+    """Read the JSON of a result.
 
     Raises
     ------
     UserError
         If the file cannot be read or is no JSON.
     """
-    check_kind("path", path, (str, Path), f"a JSON file that `{kind}.save` or --json wrote")
+    check_kind("path", path, (str, Path), "a JSON file that `save` or --json wrote")
     where = Path(path)
     try:
         return where, parse_json(read_text(where, MAX_RESULT_BYTES))
@@ -105,30 +187,6 @@ def read_document(path: str | Path, kind: str) -> tuple[Path, Any]:
         reason = error if type(error) is ValueError else "it is not JSON"  # others say where
         message = f"{where} is no result of a replay, or is cut short: {reason}"
         raise UserError(message) from None
-
-
-def read_one_of(path: str | Path, result: type[One], comparison: type[Several]) -> One | Several:
-    """Read a result or a comparison of one room, which its ``format`` tells apart.
-
-    Parameters
-    ----------
-    result, comparison
-        What the document may be.
-
-    Raises
-    ------
-    UserError
-        If the file cannot be read, is damaged or is something else.
-    """
-    where, document = read_document(path, result.__name__)
-    formats: dict[str, type[One | Several]] = {
-        kind.model_fields["format"].default: kind for kind in (result, comparison)
-    }
-    name = document.get("format") if isinstance(document, dict) else None
-    if not isinstance(name, str) or name not in formats:
-        message = f"{where} has the format {name!r}; expected {' or '.join(formats)}"
-        raise UserError(message)
-    return validated(formats[name], document, where)
 
 
 def check_numbers(document: Any, place: str = "") -> None:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
-    from replay.experiments.dense.experiment import compare, run
-    from replay.experiments.dense.load import load_result
+    from replay.experiments.dense.experiment import compare, load_result, run
     from replay.experiments.dense.result import TensorComparison, TensorResult
     from replay.experiments.dense.spec import TensorSpec
     from replay.schemes.tp.registry import SCHEMES
@@ -42,7 +41,7 @@ _HOMES = {
     "TensorResult": "replay.experiments.dense.result",
     "TensorSpec": "replay.experiments.dense.spec",
     "compare": "replay.experiments.dense.experiment",
-    "load_result": "replay.experiments.dense.load",
+    "load_result": "replay.experiments.dense.experiment",
     "run": "replay.experiments.dense.experiment",
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import SchemeExperiment
+from replay.experiments.base.load import load_of
 from replay.experiments.dense.result import TensorComparison, TensorResult, result_of_old
 from replay.experiments.dense.spec import TensorSpec
 
@@ -97,4 +99,10 @@ def compare(
 ) -> TensorComparison:
     """Replay a layer under several schemes; parameters are those of `base.compare.compare`."""
     found: TensorComparison = base.compare(EXPERIMENT, spec, schemes, **settings)
+    return found
+
+
+def load_result(path: str | Path) -> TensorResult | TensorComparison:
+    """Read a result or a comparison of this kind; errors are those of `replay.load_result`."""
+    found: TensorResult | TensorComparison = load_of(EXPERIMENT, path)
     return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import SchemeExperiment
+from replay.experiments.base.load import load_of
 from replay.experiments.serve.result import InferComparison, InferResult, named, result_of_old
 from replay.experiments.serve.spec import InferSpec
 
@@ -97,4 +99,10 @@ def compare(
 ) -> InferComparison:
     """Serve a batch under several schemes; parameters are those of `base.compare.compare`."""
     found: InferComparison = base.compare(EXPERIMENT, spec, schemes, **settings)
+    return found
+
+
+def load_result(path: str | Path) -> InferResult | InferComparison:
+    """Read a result or a comparison of this kind; errors are those of `replay.load_result`."""
+    found: InferResult | InferComparison = load_of(EXPERIMENT, path)
     return found

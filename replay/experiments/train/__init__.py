@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
-    from replay.experiments.train.experiment import compare, run
-    from replay.experiments.train.load import load_result
+    from replay.experiments.train.experiment import compare, load_result, run
     from replay.experiments.train.result import TrainComparison, TrainResult
     from replay.experiments.train.schedules.registry import SCHEDULES
     from replay.experiments.train.spec import TrainSpec
@@ -35,7 +34,7 @@ _HOMES = {
     "TrainResult": "replay.experiments.train.result",
     "TrainSpec": "replay.experiments.train.spec",
     "compare": "replay.experiments.train.experiment",
-    "load_result": "replay.experiments.train.load",
+    "load_result": "replay.experiments.train.experiment",
     "run": "replay.experiments.train.experiment",
 }
 

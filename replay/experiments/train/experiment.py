@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import SchemeExperiment
+from replay.experiments.base.load import load_of
 from replay.experiments.train.result import TrainComparison, TrainResult, result_of_old
 from replay.experiments.train.spec import TrainSpec
 
@@ -112,4 +114,10 @@ def compare(
 ) -> TrainComparison:
     """Replay a training step under several schemes; parameters are those of `base`'s `compare`."""
     found: TrainComparison = base.compare(EXPERIMENT, spec, schemes, **settings)
+    return found
+
+
+def load_result(path: str | Path) -> TrainResult | TrainComparison:
+    """Read a result or a comparison of this kind; errors are those of `replay.load_result`."""
+    found: TrainResult | TrainComparison = load_of(EXPERIMENT, path)
     return found

@@ -12,7 +12,7 @@ MAKERS: dict[str, str] = {
     "Comparison": "replay.report.pages.comparison",
     "Result": "replay.report.pages.run",
     "Difference": "replay.report.pages.difference",
-    "Placing": "replay.report.pages.place",
+    "PlacementResult": "replay.experiments.place.page",
     "SavedSweep": "replay.studies.sweeps.page",
     "SavedValidation": "replay.studies.validate.page",
     "SweepResult": "replay.studies.sweeps.page",

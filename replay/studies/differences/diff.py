@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay.errors import check_kind
-from replay.experiments.base.load import load_result
+from replay.experiments.base.load import load_of
+from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison, Result
 from replay.studies.differences.inputs import changes
 from replay.studies.differences.outcome import outcome
@@ -59,7 +60,8 @@ def diff(before: Given, after: Given) -> Difference:
 def loaded(given: Given) -> Result | Comparison:
     """Read a file, or take what is a result already."""
     if isinstance(given, str | Path):
-        return load_result(given)
+        found: Result | Comparison = load_of(LAYER, given)
+        return found
     check_kind("before or after", given, (Result, Comparison), "a Result, a Comparison or a file")
     return given
 

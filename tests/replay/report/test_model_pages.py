@@ -22,7 +22,7 @@ from replay.experiments.serve.arrival_spec import ArrivalSpec
 from replay.experiments.serve.arrivals import ArrivedComparison
 from replay.experiments.serve.arrivals import compare as arrive
 from replay.experiments.serve.experiment import compare as serve
-from replay.experiments.serve.load import load_result as load_served
+from replay.experiments.serve.experiment import load_result as load_served
 from replay.experiments.serve.result import InferComparison
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import TrainComparison, setup

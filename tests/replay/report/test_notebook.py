@@ -9,6 +9,7 @@ import pytest
 import hwmodel
 import replay
 import tracegen
+from replay.experiments.base.load import document_kinds
 from replay.experiments.base.result import SystemDescription
 from replay.experiments.base.rows import NOT_IN_ROWS
 from replay.experiments.choose.candidate import Cost
@@ -19,7 +20,6 @@ from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
 from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
 from replay.experiments.train.result import TrainComparison, TrainResult
 from replay.report.pages.pages import MAKERS
-from replay.report.saved import CLASSES, class_of
 from replay.studies.differences.explanation import Explanation, explain
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.saved import SavedSweep
@@ -47,7 +47,7 @@ def compared() -> replay.Comparison:
 
 
 def test_every_result_that_can_be_read_back_shows_itself() -> None:
-    for kind in {class_of(name) for name in CLASSES}:
+    for kind in {one.made for one in document_kinds()}:
         assert issubclass(kind, Shown), kind
         assert kind._rows is not Shown._rows
         assert kind.__name__ in MAKERS

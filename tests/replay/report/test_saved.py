@@ -7,22 +7,23 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer
 
 import replay
 from replay.cli.app import app, main
+from replay.experiments.base.load import DocumentKind, document_kinds
+from replay.experiments.base.load import load_result as load
 from replay.experiments.layer.result import Comparison, Result
-from replay.experiments.layer.spec import RunSpec
-from replay.experiments.place.placing import fit
+from replay.experiments.place import experiment as place
 from replay.report.pages import page
 from replay.report.pages.pages import MAKERS
 from replay.report.pages.several import as_comparison, page_of_several
-from replay.report.saved import CLASSES, REPLAYS, class_of, load
 
 ROOT = Path(__file__).parents[3]
+KINDS = document_kinds()
 APART = {
     "moereplay-failure",  # why a point of a study went wrong
     "moereplay-point",  # a point of a study: a result in its folder
@@ -34,20 +35,19 @@ def test_every_format_that_we_write_is_read() -> None:
     found = set()
     for path in (ROOT / "replay").rglob("*.py"):
         found |= set(re.findall(r"\"(moereplay-[a-z-]+)/[0-9]+\"", path.read_text("utf-8")))
-    assert found - APART == {*CLASSES, *REPLAYS}
+    assert found - APART == {one.name for one in KINDS}
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_classes_state_their_formats(name: str) -> None:
-    fields = class_of(name).model_fields
-    field = fields["format"] if "format" in fields else fields["schema_"]
-    (stated,) = get_args(field.annotation)
-    assert stated.rpartition("/")[0] == name
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_formats_count_from_one_and_older_ones_are_read(kind: DocumentKind) -> None:
+    numbers = [int(one.rpartition("/")[2]) for one in kind.readable]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert {one.rpartition("/")[0] for one in kind.readable} == {kind.name}
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_every_kind_has_a_page(name: str) -> None:
-    module = importlib.import_module(MAKERS[class_of(name).__name__])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_kind_has_a_page(kind: DocumentKind) -> None:
+    module = importlib.import_module(MAKERS[kind.made.__name__])
     assert callable(module.page)
 
 
@@ -76,7 +76,7 @@ def test_every_command_that_saves_a_result_shows_it() -> None:
 
 
 def test_a_placement_says_how_even_it_is(synthetic: Any, tmp_path: Path) -> None:
-    placing = fit(synthetic(), RunSpec(), num_ranks=4, num_slots=72)
+    placing = place.run(given={"trace": synthetic()}, ranks=4, slots=72)
     shown = page(placing)
     plot = next(one for one in shown.charts() if one.name == "imbalance")
     window = placing.windows[0]
@@ -88,8 +88,8 @@ def test_a_placement_says_how_even_it_is(synthetic: Any, tmp_path: Path) -> None
     assert page(load(file)) == shown
     frame = placing.to_dataframe()
     assert list(frame.fitted) == [one for each in placing.windows for one in each.fitted]
-    for name in ("format", "trace", "content_id"):
-        del document[name]  # as older versions wrote it
+    for name in ("format", "run_id", "version", "spec", "trace", "content_id"):
+        del document[name]  # as the first version wrote it
     file.write_text(json.dumps(document), encoding="utf-8")
     assert load(file).windows == placing.windows
 

@@ -10,8 +10,8 @@ import pytest
 
 import replay
 from replay.errors import UserError
+from replay.experiments.base.load import load_result as load
 from replay.report.pages import page
-from replay.report.saved import load
 from replay.studies.sweeps.page import MOST_CHARTS
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.saved import SavedSweep
@@ -151,7 +151,7 @@ def test_refused_points_say_why() -> None:
 
 
 def test_damaged_studies_are_refused(tmp_path: Path) -> None:
-    from replay.report.saved import load
+    from replay.experiments.base.load import load_result as load
 
     whole: dict[str, Any] = json.loads(made({"tokens": ["1", "2"]}).model_dump_json())
     file = tmp_path / "sweep.json"

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from replay.cli.app import main
-from replay.report.saved import CLASSES, REPLAYS, format_of, load
+from replay.experiments.base.load import document_kinds, format_of
+from replay.experiments.base.load import load_result as load
 from replay.studies.sweeps import load_table
 
 WRITTEN = Path(__file__).parents[2] / "data" / "written"
 FOLDERS = sorted(path.name for path in WRITTEN.iterdir() if path.is_dir())
+HEAD = re.compile(r"(/results/\d+)?/format|.*/scheme/(sequence_parallel|traffic.*)")
+"""Paths that a later schema has elsewhere."""
 FILES = [
     path.relative_to(WRITTEN).as_posix()
     for path in sorted([*WRITTEN.glob("*/*.json"), *WRITTEN.glob("*/*/*.json")])
@@ -42,9 +45,9 @@ def test_what_was_written_is_read_with_every_number(name: str) -> None:
     kept = dict(numbers(loaded.model_dump(mode="json", by_alias=True)))
     was = dict(numbers(before))
     changed = {path: (value, kept.get(path)) for path, value in was.items()
-               if path != "/format" and path in kept and kept[path] != value}  # fmt: skip
+               if path in kept and kept[path] != value and not HEAD.fullmatch(path)}  # fmt: skip
     assert changed == {}
-    lost = {path for path in was if path not in kept}
+    lost = {path for path in was if path not in kept and not HEAD.fullmatch(path)}
     if Path(name).name not in ("sweep.json", "validate.json"):  # of which what is shown is read
         assert lost == set()
     assert len(lost) < len(was) / 2
@@ -56,7 +59,7 @@ def test_every_kind_is_there(folder: str) -> None:
         json.loads((WRITTEN / name).read_text("utf-8")) for name in FILES if name.startswith(folder)
     ]
     found = {format_of(one).rpartition("/")[0] for one in documents}
-    assert found == {*CLASSES, *REPLAYS}
+    assert found == {one.name for one in document_kinds()}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

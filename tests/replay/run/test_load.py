@@ -123,7 +123,7 @@ def document() -> dict:
         ("", "cut short"),
         ("[1]", "its format is None"),
         ('{"format": 3}', "its format is 3"),
-        ('{"format": "moereplay-sweep/1"}', "is no result of a replay"),
+        ('{"format": "moereplay-dream/1"}', "is no result of a replay"),
         ('{"format": "moereplay-result/3"}', "this version reads"),
         ('{"format": "moereplay-comparison/3"}', "this version reads"),
         ('{"format": "moereplay-result/2"}', "is damaged: run_id"),
@@ -155,4 +155,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_comparison_is_no_spec() -> None:
     with pytest.raises(UserError, match="holds a comparison of 2 results"):
-        load_one(DATA / "comparison-1.json")
+        load_one(EXPERIMENT, DATA / "comparison-1.json")

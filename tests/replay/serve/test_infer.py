@@ -11,9 +11,8 @@ import pytest
 
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.experiments.serve.experiment import compare, run
+from replay.experiments.serve.experiment import compare, load_result, run
 from replay.experiments.serve.lengths import recorded
-from replay.experiments.serve.load import load_result
 from replay.experiments.serve.replay import carry_out
 from replay.experiments.serve.result import InferComparison, named
 from replay.experiments.serve.room import Room, least_room_of
