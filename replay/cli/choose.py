@@ -94,13 +94,13 @@ def choose(
     deliver: Delivery,
 ) -> None:  # fmt: skip
     """Search model shapes under a budget of parameters, and parallel plans, by simulated steps."""
+    from replay.experiments.base.crews.hiring import workers_for
     from replay.experiments.choose import space as spaces
     from replay.experiments.choose.result import Choice, Found, Sensitivity
     from replay.experiments.choose.search import everywhere, search
     from replay.experiments.choose.sensitivity import turns
     from replay.files import ManagedFolder, write_text
     from replay.report.pages import page
-    from replay.studies.sweeps.run import workers_for
 
     if list_:
         for name in spaces.names():

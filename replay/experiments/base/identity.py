@@ -50,6 +50,7 @@ APART = (
     "hwmodel/presets/",
     "replay/engine/export/",
     "replay/schemes/contract/",
+    "replay/experiments/base/crews/",
     "replay/experiments/base/estimate.py",
     "replay/experiments/layer/fit.py",
     "replay/experiments/base/host_memory.py",
