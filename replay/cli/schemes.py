@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from replay.schemes import Scheme
+    from replay.schemes.base import AnyScheme, SchemeKind
     from replay.schemes.options import About
+    from replay.schemes.tp.base import TensorScheme
     from tracegen.shared.display.content import Table
 
 SHOWN = 3  # findings of one check; more say the same of other GPUs and layers
@@ -26,17 +28,17 @@ SchemeArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[SCHEME]",
-        help="A name, or FILE.py:NAME, which executes the file; or the word check.",
+        help="A name, or FILE.py:NAME, which executes the file; or a word: list, show, check.",
     ),
 ]
-CheckedArgument = Annotated[
-    str | None, typer.Argument(metavar="[SCHEME]", help="After check: the scheme to check.")
+NamedArgument = Annotated[
+    str | None, typer.Argument(metavar="[SCHEME]", help="After show or check: the scheme.")
 ]
 
 
 def schemes(
     scheme: SchemeArgument = None,
-    checked: CheckedArgument = None,
+    named: NamedArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the schemes; explain SCHEME; `check SCHEME` runs the contract on it.
@@ -44,50 +46,75 @@ def schemes(
     A check ends with exit code 0 if the scheme keeps the contract and with 1 if it does not.
     """
     from replay.schemes import find
-    from replay.schemes.registry import COMPARED
 
-    if scheme is None:
-        _list(COMPARED.values(), as_json)
-    elif scheme == "check":
-        if checked is None:
-            message = "check what? Expected `moereplay schemes check SCHEME`"
-            raise UserError(message)
-        if not _keeps_the_contract(find(checked, allow_code=True), as_json):
-            raise typer.Exit(1)
-    elif checked is not None:
-        message = f"unexpected {checked!r} after {scheme!r}; only check takes a second word"
+    if scheme in ("check", "show") and named is None:
+        message = f"{scheme} what? Expected `moereplay schemes {scheme} SCHEME`"
         raise UserError(message)
+    if scheme not in ("check", "show") and named is not None:
+        message = f"unexpected {named!r} after {scheme!r}; only check and show take a second word"
+        raise UserError(message)
+    if scheme in (None, "list"):
+        list_experts(as_json)
+    elif scheme == "check":
+        if not _keeps_the_contract(find(str(named), None, allow_code=True), as_json):
+            raise typer.Exit(1)
     else:
-        _explain(find(scheme, allow_code=True), as_json)
+        explain(find(str(named or scheme), None, allow_code=True), as_json)
 
 
 # ---- the list ------------------------------------------------------------------------------------
 
 
-def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
+def list_experts(as_json: bool) -> None:
+    """List all schemes: those of experts by what they do, move and have; the others by name."""
     from replay.report.scheme_tables import ABOUT_NUMBERS
-    from replay.schemes.registry import EXAMPLES
+    from replay.schemes.registry import COMPARED, EXAMPLES, TENSOR_EXAMPLES
+    from replay.schemes.registry import TENSOR_SCHEMES as OF_TENSOR
 
-    found = [*schemes]
-    broken = []
-    for point in _plugins():
-        if isinstance(point, str):
-            broken.append(point)
-        else:
-            found.append(point)
+    found, broken = [*COMPARED.values(), *_usable("ep")], [*_broken()]
+    others = [*OF_TENSOR.values(), *_usable("tp")]
     if as_json:
-        print(json.dumps([to_json(one) for one in found], indent=1, sort_keys=True))
+        _print_json([to_json(one) for one in (*found, *others)])
     else:
-        show(*_tables(found), "")
+        show(*_tables(found), tensor_table(others), "")
         print(indented(ABOUT_NUMBERS, "", ""))
         bound = ", ".join(one.name for one in found if not one.network)
         print(indented(f"Only for ranks within one NVLink domain: {bound}.", "", ""))
         for line in _interleaved(found):
             print(line)
         print("moereplay schemes SCHEME explains one: options, assumptions, source.")
-        print(f"Found by name, not compared unless asked for: {', '.join(EXAMPLES)}.")
+        named = ", ".join((*EXAMPLES, *TENSOR_EXAMPLES))
+        print(f"Found by name, not compared unless asked for: {named}.")
     for line in broken:
         print(line, file=sys.stderr)
+
+
+def list_tensor(as_json: bool) -> None:
+    """List the schemes of tensor parallelism."""
+    from replay.schemes.registry import TENSOR_EXAMPLES, TENSOR_SCHEMES
+
+    found = [*TENSOR_SCHEMES.values(), *_usable("tp")]
+    if as_json:
+        _print_json([to_json(one) for one in found])
+    else:
+        show(tensor_table(found), "")
+        print("moereplay tensor schemes SCHEME explains one: options, assumptions, source.")
+        print(f"Found by name, not compared unless asked for: {', '.join(TENSOR_EXAMPLES)}.")
+    for line in _broken():
+        print(line, file=sys.stderr)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=1, sort_keys=True))
+
+
+def tensor_table(found: Iterable[AnyScheme]) -> Table:
+    """Table of schemes of tensor parallelism: what each does, and its hardware."""
+    from tracegen.shared.display.content import Column, Table
+
+    columns = [Column("scheme"), Column("what it does"), Column("hardware", rank=1)]
+    rows = [(one.name, one.summary, hardware(one) or "-") for one in found]
+    return Table("tensor", "Schemes of tensor parallelism", columns, rows)
 
 
 def _tables(found: Sequence[Scheme]) -> tuple[Table, Table, Table]:
@@ -145,23 +172,21 @@ def _interleaved(found: Iterable[Scheme]) -> Iterable[str]:
         yield indented(f"--interleave {kinds}: {', '.join(able)}.", "", "")
 
 
-def _plugins() -> Iterable[Scheme | str]:
-    """Schemes of plug-ins; a line of text for each that cannot be used."""
-    from replay.schemes import find
-    from replay.schemes.outside import plugins
-    from replay.schemes.registry import COMPARED, EXAMPLES
+def _usable(kind: SchemeKind) -> Iterable[Any]:
+    """Schemes of a kind that plug-ins have."""
+    from replay.schemes.registry import usable_plugins
 
-    for name in plugins():
-        if name in COMPARED or name in EXAMPLES:
-            yield f"plug-in {name!r} is not used: moereplay has a scheme of this name"
-            continue
-        try:
-            yield find(name, allow_code=False)
-        except UserError as error:
-            yield str(error)
+    return (one for one in usable_plugins(kind) if not isinstance(one, str))
 
 
-def hardware(scheme: Scheme) -> str:
+def _broken() -> Iterable[str]:
+    """A line of text for each plug-in that cannot be used."""
+    from replay.schemes.registry import usable_plugins
+
+    return (one for one in usable_plugins() if isinstance(one, str))
+
+
+def hardware(scheme: AnyScheme) -> str:
     """Hardware that a scheme needs of a system, and hardware that it adds to it."""
     parts = []
     if needs := sorted(scheme.needs | {scheme.platform} - {"", "cuda"}):
@@ -174,17 +199,28 @@ def hardware(scheme: Scheme) -> str:
 # ---- one scheme ----------------------------------------------------------------------------------
 
 
-def to_json(scheme: Scheme) -> dict[str, Any]:
+def to_json(scheme: AnyScheme) -> dict[str, Any]:
     """Everything about a scheme as plain values."""
-    from replay.report.scheme_tables import SYSTEM, communicating_sms, num_kernels
-    from replay.schemes.ep.software import TYPICAL
+    from replay.schemes import Scheme
     from replay.schemes.options import about
 
     return {
         **scheme.describe(),
+        "kind": scheme.kind,
         "summary": scheme.summary,
-        "overlap": scheme.overlap,
         "needs": sorted(scheme.needs),
+        "candidates": {name: list(values) for name, values in scheme.candidates.items()},
+        "about_options": [one.to_json() for one in about(scheme.options)],
+        **(_of_experts(scheme) if isinstance(scheme, Scheme) else {}),
+    }
+
+
+def _of_experts(scheme: Scheme) -> dict[str, Any]:
+    from replay.report.scheme_tables import SYSTEM, communicating_sms, num_kernels
+    from replay.schemes.ep.software import TYPICAL
+
+    return {
+        "overlap": scheme.overlap,
         "network": scheme.network,
         "gemm_types": sorted(scheme.gemm_types),
         "dispatch_types": sorted(scheme.dispatch_types),
@@ -202,32 +238,26 @@ def to_json(scheme: Scheme) -> dict[str, Any]:
                 ("backward", TYPICAL._replace(is_backward=True)),
             )
         },
-        "candidates": {name: list(values) for name, values in scheme.candidates.items()},
-        "about_options": [one.to_json() for one in about(scheme.options)],
     }
 
 
-def _explain(scheme: Scheme, as_json: bool) -> None:
-    from replay.report.scheme_tables import SYSTEM, facts_of
-    from replay.schemes.ep.traffic import NETWORK, TRAFFIC
+def explain(scheme: AnyScheme, as_json: bool) -> None:
+    """Print everything about a scheme."""
+    from replay.schemes import Scheme
     from replay.schemes.options import about
+    from replay.schemes.tp.base import TensorScheme
 
     if as_json:
-        print(json.dumps(to_json(scheme), indent=1, sort_keys=True))
+        _print_json(to_json(scheme))
         return
-    found = facts_of(scheme)
-    facts = {
-        "moves": TRAFFIC[scheme.traffic].moves if scheme.traffic in TRAFFIC else scheme.traffic,
-        "network": NETWORK[scheme.network].moves if scheme.network in NETWORK else scheme.network,
-        "overlap": scheme.overlap,
+    facts: dict[str, str] = {}
+    if isinstance(scheme, TensorScheme):
+        facts = _facts_of_tensor(scheme)
+    elif isinstance(scheme, Scheme):
+        facts = _facts_of_experts(scheme)
+    facts |= {
         "needs": ", ".join(sorted(scheme.needs | {scheme.platform} - {""})) or "nothing special",
         "proposes": ", ".join(sorted(scheme.proposes)) or "no new hardware",
-        "SMs": "no number of those that only communicate is stated"
-        if found.sms == "-"
-        else f"{found.sms} that only communicate, on {SYSTEM}",
-        "types": found.types,
-        "gradients": found.gradients,
-        "valid for": found.limits if found.limits != "-" else "any set-up",
         "assumes": scheme.assumes or "nothing beyond its source",
         "source": scheme.source,
         **({"code": f"SHA-256 {scheme.code}"} if scheme.code else {}),
@@ -235,7 +265,10 @@ def _explain(scheme: Scheme, as_json: bool) -> None:
     print(f"{scheme.name}: {scheme.summary}\n")
     for name, text in facts.items():
         print(indented(text, f"  {name:<10}", " " * 12))
-    _operations(scheme)
+    if isinstance(scheme, TensorScheme):
+        print("\n  A share is the rows that one of N GPUs owns: tokens / N.")
+    elif isinstance(scheme, Scheme):
+        _operations(scheme)
     options = about(scheme.options)
     print("\noptions" if options else "\nno options")
     for one in options:
@@ -248,6 +281,34 @@ def _explain(scheme: Scheme, as_json: bool) -> None:
             print(indented(f"{when}: {tried}.", " " * 6, " " * 6))
         if one.source:
             print(indented(f"Default from: {one.source}.", " " * 6, " " * 6))
+
+
+def _facts_of_tensor(scheme: TensorScheme) -> dict[str, str]:
+    from replay.schemes.tp.traffic import GATHERS, REDUCES
+
+    gather, reduce = GATHERS[scheme.traffic.gather], REDUCES[scheme.traffic.reduce]
+    return {
+        name: f"{of.moves}: {of.up_form} shares up, {of.down_form} down"
+        for name, of in (("gathers", gather), ("reduces", reduce))
+    }
+
+
+def _facts_of_experts(scheme: Scheme) -> dict[str, str]:
+    from replay.report.scheme_tables import SYSTEM, facts_of
+    from replay.schemes.ep.traffic import NETWORK, TRAFFIC
+
+    found = facts_of(scheme)
+    return {
+        "moves": TRAFFIC[scheme.traffic].moves if scheme.traffic in TRAFFIC else scheme.traffic,
+        "network": NETWORK[scheme.network].moves if scheme.network in NETWORK else scheme.network,
+        "overlap": scheme.overlap,
+        "SMs": "no number of those that only communicate is stated"
+        if found.sms == "-"
+        else f"{found.sms} that only communicate, on {SYSTEM}",
+        "types": found.types,
+        "gradients": found.gradients,
+        "valid for": found.limits if found.limits != "-" else "any set-up",
+    }
 
 
 def _operations(scheme: Scheme) -> None:
@@ -287,8 +348,8 @@ def indented(text: str, first: str, others: str) -> str:
 # ---- the contract --------------------------------------------------------------------------------
 
 
-def _keeps_the_contract(scheme: Scheme, as_json: bool) -> bool:
-    from replay.schemes.contract import CHECKS, examine
+def _keeps_the_contract(scheme: AnyScheme, as_json: bool) -> bool:
+    from replay.schemes.contract import checks_of, examine
 
     announce_compiling()
     findings = list(examine(scheme))
@@ -297,7 +358,7 @@ def _keeps_the_contract(scheme: Scheme, as_json: bool) -> bool:
         return not findings
     print(f"{scheme.name}: {scheme.summary}\n")
     abouts = {"declared": "name, source, summary and traffic are stated"}
-    abouts |= {name: check.about for name, check in CHECKS.items()}
+    abouts |= {name: check.about for name, check in checks_of(scheme).items()}
     for name, about in abouts.items():
         found = [one for one in findings if one.check == name]
         # A layer that cannot be built stops all checks behind the one that found it.

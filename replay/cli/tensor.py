@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from replay.cli.experiments import ComparisonCall, compares
 from replay.cli.exports import claim_exports
 from replay.cli.options import JsonOption, entries_of, options_of, takes_settings
-from replay.cli.schemes import indented, shown
+from replay.cli.schemes import explain, indented, list_tensor
 from replay.cli.screen import progress, show, tell
 from replay.errors import unknown
 from replay.experiments.dense.spec import TensorSpec
@@ -22,7 +23,6 @@ from tracegen.cli.outputs import file_option
 if TYPE_CHECKING:
     from replay.engine import Timeline
     from replay.model.machine.machine import Machine
-    from replay.schemes.tp.base import TensorScheme
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,12 +69,14 @@ def run(
     from replay.measure.replayed import Replayed
     from replay.report.pages import page
     from replay.report.tensor import result_tables
-    from replay.schemes.tp.registry import find
+    from replay.schemes.registry import find
 
     exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=True)
     settings = _settings(given)
+    if "scheme" in settings:
+        find(settings["scheme"], "tp", allow_code=True)  # the command line names it
     if "options" in settings:
-        name = find(settings.get("scheme", TensorSpec().scheme)).name
+        name = find(settings.get("scheme", TensorSpec().scheme), "tp").name
         settings["options"] = _options(settings["options"], [name]).get(name, {})
 
     def observe(timeline: Timeline, machine: Machine) -> None:
@@ -92,54 +94,10 @@ def run(
 
 
 @app.command()
-@takes_settings(spec=TensorSpec, leave_out=("scheme", "options"))
-@delivers
-def compare(
-    given: Mapping[str, Any],
-    scheme: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scheme",
-            help="A name of `moereplay tensor schemes`, repeatable [all that can run the layer].",
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option("--baseline", help="Speed-ups are over this scheme [sp-nvls, or the first]."),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
-    ] = None,
-    details: Annotated[
-        bool,
-        typer.Option(
-            "--details",
-            help="Also bytes, critical path, SMs, skew, tables, and links over time.",
-        ),
-    ] = False,
-    json_: JsonOption = None,
-    *,
-    deliver: Delivery,
-) -> None:
+@compares("dense")
+def compare(call: ComparisonCall) -> None:
     """Replay a layer under several schemes and compare them, the fastest first."""
-    from replay.experiments.dense.experiment import compare as compare_
-    from replay.report.pages import page
-    from replay.report.tensor import comparison_tables, ranking
-    from replay.schemes.tp.registry import SCHEMES, find
-
-    spec = TensorSpec(**_settings(given))
-    names = [find(name).name for name in scheme or ()]
-    options = _options(option or (), names or list(SCHEMES))
-    with progress(len(names or SCHEMES), "scheme") as bar:
-        compared = compare_(
-            spec, names or None, baseline=baseline, options=options, progress=bar.update,
-            report=tell,
-        )  # fmt: skip
-    if json_ is not None:
-        compared.save(json_)
-    deliver(lambda: page(compared))
-    show(comparison_tables(compared) if details else ranking(compared))
+    call.carry_out()
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,66 +123,18 @@ def _options(given: Sequence[str], schemes: Sequence[str]) -> dict[str, dict[str
 
 @app.command()
 def schemes(
-    scheme: Annotated[str | None, typer.Argument(metavar="[SCHEME]", help="A name.")] = None,
+    scheme: Annotated[
+        str | None, typer.Argument(metavar="[SCHEME]", help="A name, or FILE.py:NAME.")
+    ] = None,
     as_json: AsJsonOption = False,
 ) -> None:
     """List the schemes of tensor parallelism; explain SCHEME."""
-    from replay.schemes.tp.registry import SCHEMES, find
-    from tracegen.shared.display.content import Column, Table
+    from replay.schemes.registry import find
 
-    if scheme is not None:
-        _explain(find(scheme), as_json)
-    elif as_json:
-        print(json.dumps([_to_json(one) for one in SCHEMES.values()], indent=1, sort_keys=True))
+    if scheme is None:
+        list_tensor(as_json)
     else:
-        rows = [
-            (name + ("*" if one.proposes else ""), one.summary) for name, one in SCHEMES.items()
-        ]
-        columns = [Column("scheme"), Column("what it does")]
-        show(Table("schemes", "Schemes of tensor parallelism", columns, rows), "")
-        print("* needs hardware that is proposed.")
-        print("moereplay tensor schemes SCHEME explains one: options, assumptions, source.")
-
-
-def _to_json(scheme: TensorScheme) -> dict[str, Any]:
-    """Everything about a scheme as plain values."""
-    from replay.schemes.options import about
-
-    return {
-        **scheme.describe(),
-        "summary": scheme.summary,
-        "needs": sorted(scheme.needs),
-        "about_options": [one.to_json() for one in about(scheme.options)],
-    }
-
-
-def _explain(scheme: TensorScheme, as_json: bool) -> None:
-    from replay.schemes.options import about
-    from replay.schemes.tp.traffic import GATHERS, REDUCES
-
-    if as_json:
-        print(json.dumps(_to_json(scheme), indent=1, sort_keys=True))
-        return
-    gather, reduce = GATHERS[scheme.traffic.gather], REDUCES[scheme.traffic.reduce]
-    print(f"{scheme.name}: {scheme.summary}\n")
-    for name, text in {
-        "gathers": f"{gather.moves}: {gather.up_form} shares up, {gather.down_form} down",
-        "reduces": f"{reduce.moves}: {reduce.up_form} shares up, {reduce.down_form} down",
-        "needs": ", ".join(sorted(scheme.needs)) or "nothing special",
-        "proposes": ", ".join(sorted(scheme.proposes)) or "no new hardware",
-        "assumes": scheme.assumes or "nothing beyond its source",
-        "source": scheme.source,
-    }.items():
-        print(indented(text, f"  {name:<9}", " " * 11))
-    print("\n  A share is the rows that one of N GPUs owns: tokens / N.")
-    options = about(scheme.options)
-    print("\noptions" if options else "\nno options")
-    for one in options:
-        print(f"\n  {one.name} = {shown(one)}")
-        print(indented(one.help, " " * 6, " " * 6))
-        print(indented(f"Values: {one.values}.", " " * 6, " " * 6))
-        if one.source:
-            print(indented(f"Default from: {one.source}.", " " * 6, " " * 6))
+        explain(find(scheme, "tp"), as_json)
 
 
 # ---- models --------------------------------------------------------------------------------------

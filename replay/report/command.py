@@ -188,8 +188,6 @@ def _usual_schemes(compared: Comparison) -> list[str]:
 
 
 def _usual_baseline(compared: Comparison) -> str:
-    from replay.experiments.layer.comparison import BASELINES
+    from replay.experiments.layer.experiment import EXPERIMENT
 
-    ran = [one.scheme.name for one in compared.results]
-    preferred = BASELINES[compared.results[0].batch.phase]
-    return next((name for name in preferred if name in ran), ran[0])
+    return EXPERIMENT.baseline(compared.results)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from replay.report.proposed import star_notes, starred
 from replay.report.tables import GB
 from replay.report.words import WORDS, explained, says
 from tracegen.shared.display.content import Column, Table
@@ -68,9 +69,8 @@ def by_time(compared: InferComparison) -> list[InferResult]:
 
 
 def name(result: InferResult) -> str:
-    """Names of the schemes; a star says that one needs hardware that is proposed."""
-    needs = any(one.scheme.proposes for one in (result.prefill, result.decode))
-    return result.name + ("*" if needs else "")
+    """Names of the schemes; a star says that one needs hardware that its machine lacks."""
+    return starred(result.name, result.prefill.scheme, result.decode.scheme)
 
 
 def times_table(compared: InferComparison) -> Table:
@@ -206,19 +206,8 @@ def notes(compared: InferComparison) -> Iterator[str]:
         yield f"Speculative decoding: {first.tpot.tokens_per_step:.2f} tokens per step."
     if first.left_out:
         yield f"Left out: {', '.join(first.left_out)}."
-    lacking = sorted(
-        {
-            str(need)
-            for one in compared.results
-            for phase in (one.prefill, one.decode)
-            for need in _list(phase.scheme.proposes)
-        }
-    )
-    if lacking:
-        yield f"* needs hardware that is proposed: {', '.join(lacking)}."
+    phases = [phase for one in compared.results for phase in (one.prefill, one.decode)]
+    systems = " or ".join(dict.fromkeys(one.system.name for one in phases))
+    yield from star_notes(systems, [one.scheme for one in phases])
     for name, reason in compared.left_out.items():
         yield f"Left out: {name}: {reason}."
-
-
-def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.chains.node_sampling import error_of
 from replay.experiments.base.names import short_placement
+from replay.report.proposed import star_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,12 +17,8 @@ if TYPE_CHECKING:
 
 def outside_notes(compared: Comparison) -> list[str]:
     """What the system lacks, which schemes are left out, and what lies between layers."""
-    results, notes = compared.results, []
-    lacking = sorted({what for result in results for what in result.scheme.lacking})
-    if lacking:
-        notes.append(
-            f"* proposed hardware, which {results[0].system.name} lacks: {', '.join(lacking)}."
-        )
+    results = compared.results
+    notes = star_notes(results[0].system.name, [one.scheme for one in results])
     if compared.left_out:
         notes += _left_out(compared)
     chain = results[0].chain

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
 from replay.report.machines import changes_table, machine_table
+from replay.report.proposed import proposed_text
 from tracegen.shared.display.content import Column, Section, Table
 
 if TYPE_CHECKING:
@@ -121,8 +122,7 @@ def schemes_table(results: Sequence[Result]) -> Table:
     rows = []
     for name, one in zip(row_names(results), results, strict=True):
         scheme = one.scheme
-        proposes = [f"{what} *" if what in scheme.lacking else what for what in scheme.proposes]
-        rows.append((name, ", ".join(proposes) or None, scheme.assumes or None, scheme.source))
+        rows.append((name, proposed_text(scheme) or None, scheme.assumes or None, scheme.source))
     columns = [
         Column("scheme"),
         Column("proposed hardware"),

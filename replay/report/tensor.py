@@ -10,6 +10,7 @@ from rich.text import Text
 
 from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind
 from replay.report.mechanisms import lines_of
+from replay.report.proposed import star_notes, starred
 from replay.report.tables import MB
 from replay.report.words import explained, says
 from tracegen.shared.display.content import Column, Table
@@ -89,8 +90,8 @@ def by_time(compared: TensorComparison) -> list[TensorResult]:
 
 
 def name(result: TensorResult) -> str:
-    """Name of the scheme; a star says that it needs hardware that is proposed."""
-    return result.scheme.name + ("*" if result.scheme.proposes else "")
+    """Name of the scheme; a star says that it needs hardware that the machine lacks."""
+    return starred(result.scheme.name, result.scheme)
 
 
 def times_table(compared: TensorComparison) -> Table:
@@ -299,17 +300,10 @@ def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
 
 def _outside_notes(compared: TensorComparison) -> Iterator[str]:
     """What the system does not have, and who was left out."""
-    lacking = sorted(
-        {str(one) for result in compared.results for one in _list(result.scheme.proposes)}
-    )
-    if lacking:
-        yield f"* needs hardware that is proposed: {', '.join(lacking)}."
+    results = compared.results
+    yield from star_notes(results[0].system.name, [one.scheme for one in results])
     reasons: dict[str, list[str]] = {}
     for name, reason in compared.left_out.items():
         reasons.setdefault(reason, []).append(name)
     for reason, names in reasons.items():
         yield f"Left out: {', '.join(names)}: {reason}."
-
-
-def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else []

@@ -10,6 +10,7 @@ from rich.text import Text
 from hwmodel.units import BYTES_PER_MIB
 from replay.experiments.train.result import TrainComparison
 from replay.experiments.train.schedules.registry import SCHEDULES
+from replay.report.proposed import star_notes, starred
 from replay.report.tables import GB
 from replay.report.words import WORDS, explained, says
 from tracegen.shared.display.content import Column, Table
@@ -91,8 +92,8 @@ def heading(result: TrainResult) -> str:
 
 
 def name(result: TrainResult) -> str:
-    """Name of the scheme; a star says that it needs hardware that is proposed."""
-    return result.scheme.name + ("*" if result.scheme.proposes else "")
+    """Name of the scheme; a star says that it needs hardware that the machine lacks."""
+    return starred(result.scheme.name, result.scheme)
 
 
 def unit_of(results: Sequence[TrainResult]) -> tuple[str, float]:
@@ -239,9 +240,7 @@ def notes(compared: TrainComparison) -> Iterator[str]:
             "No joint replay, so a forward pass comes before a backward pass where the schedule "
             f"has both at once: {', '.join(apart)}."
         )
-    lacking = sorted({str(one) for each in compared.results for one in _list(each.scheme.proposes)})
-    if lacking:
-        lines.append(f"* needs hardware that is proposed: {', '.join(lacking)}.")
+    lines += star_notes(result.system.name, [one.scheme for one in compared.results])
     reasons: dict[str, list[str]] = {}
     for scheme, reason in compared.left_out.items():
         reasons.setdefault(reason.removeprefix(f"scheme {scheme!r}: "), []).append(scheme)

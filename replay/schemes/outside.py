@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
 from replay.files import expanded, read_bytes, real
-from replay.schemes.ep.base import Scheme
+from replay.schemes.base import AnyScheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,14 +43,14 @@ def is_file(reference: str) -> bool:
     return ".py:" in reference or reference.endswith(".py")
 
 
-def from_file(reference: str, *, allow_code: AllowCode) -> Scheme:
+def from_file(reference: str, *, allow_code: AllowCode) -> AnyScheme:
     """Execute a file and take a scheme from it.
 
     Parameters
     ----------
     reference
-        ``path/to/file.py:Name``, where `Name` is a `Scheme` or a subclass of `Scheme` that can be
-        made without arguments.
+        ``path/to/file.py:Name``, where `Name` is a scheme or a subclass of `Scheme` or of
+        `TensorScheme` that can be made without arguments.
     allow_code
         Whether the file may be executed.
 
@@ -86,14 +86,14 @@ def from_file(reference: str, *, allow_code: AllowCode) -> Scheme:
     return scheme
 
 
-def _reduced(scheme: Scheme) -> tuple[Any, ...]:
+def _reduced(scheme: AnyScheme) -> tuple[Any, ...]:
     """Let another process find a scheme from a file by its file, which it cannot import."""
     if scheme.origin:
         return _found_again, (scheme.origin, scheme.code, dataclasses.asdict(scheme.options))
     return copyreg.__newobj__, (type(scheme),), vars(scheme)  # type: ignore[attr-defined]  # stub
 
 
-def _found_again(origin: str, code: str, options: Mapping[str, Any]) -> Scheme:
+def _found_again(origin: str, code: str, options: Mapping[str, Any]) -> AnyScheme:
     try:
         scheme = from_file(origin, allow_code=frozenset({code}))
     except CodeRefusedError:
@@ -168,12 +168,12 @@ class BuildFailed(UserError):
         What it raised, and at which line of its source.
     """
 
-    def __init__(self, scheme: Scheme, error: Exception) -> None:
+    def __init__(self, scheme: AnyScheme, error: Exception) -> None:
         self.sentence = failure(scheme, error)
         super().__init__(f"scheme {scheme.name!r}: {self.sentence}")
 
 
-def failure(scheme: Scheme, error: Exception) -> str:
+def failure(scheme: AnyScheme, error: Exception) -> str:
     """Sentence about an error that was raised while a scheme built a layer."""
     if isinstance(error, BuildFailed):
         return error.sentence
@@ -190,19 +190,19 @@ def said(error: BaseException) -> str:
 
 
 def _is_scheme_of(module: ModuleType, value: Any) -> bool:
-    if isinstance(value, Scheme):
+    if isinstance(value, AnyScheme):
         return True
     return (
-        isinstance(value, type) and issubclass(value, Scheme)
+        isinstance(value, type) and issubclass(value, AnyScheme)
         and value.__module__ == module.__name__
     )  # fmt: skip
 
 
-def _made(found: Any, reference: str) -> Scheme:
-    """A scheme of its own from a `Scheme` or a subclass."""
-    if isinstance(found, Scheme):
+def _made(found: Any, reference: str) -> AnyScheme:
+    """A scheme of its own from a scheme or from the class of one."""
+    if isinstance(found, AnyScheme):
         return found.with_options({})
-    if not (isinstance(found, type) and issubclass(found, Scheme)):
+    if not (isinstance(found, type) and issubclass(found, AnyScheme)):
         is_class = isinstance(found, type)
         kind = f"the class {found.__name__}" if is_class else f"{type(found).__name__!r}"
         message = f"scheme {reference!r}: expected a Scheme or a subclass of Scheme, not {kind}"
@@ -225,7 +225,7 @@ def plugins() -> dict[str, EntryPoint]:
     return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
 
 
-def from_plugin(point: EntryPoint) -> Scheme:
+def from_plugin(point: EntryPoint) -> AnyScheme:
     """Load the scheme of a plug-in.
 
     Raises

@@ -11,7 +11,7 @@ import pytest
 from numba import config
 
 from replay.schemes.registry import COMPARED
-from replay.schemes.tp.registry import SCHEMES
+from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 
 pytestmark = pytest.mark.skipif(
     bool(config.DISABLE_JIT),

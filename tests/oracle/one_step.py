@@ -13,8 +13,8 @@ from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.transformer_layer import Elementwise, Enter, Leave, Product, TensorLayer
+from replay.schemes.registry import find
 from replay.schemes.tp import matrices
-from replay.schemes.tp.registry import find
 
 Ints = npt.NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class OneStep:
         graph = GraphBuilder(KIND_NAMES)
         self.machine = Machine(hwmodel.load("dgx-h100", dict(overrides)), graph, num_ranks)
         start = self.machine.mark(self.machine.ranks)
-        made = find(scheme).with_options(options)
+        made = find(scheme, "tp").with_options(options)
         self.ends: Ints = np.asarray(made.build(self.layer, self.machine, start))
         self.graph = graph.build()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import RefusedError, UserError, check_jobs, check_kind, shown, unknown
-from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
+from replay.experiments.base.experiment import EXPERIMENTS, with_schemes
 from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.result import ResultBase
 from replay.experiments.base.spec import Spec
@@ -29,10 +29,27 @@ SCHEMES = "the name of a scheme, or a list of them"
 
 @dataclass(frozen=True)
 class Asked:
-    """One result of a comparison: its name and its settings."""
+    """One result of a comparison.
+
+    Attributes
+    ----------
+    name, spec
+        Its name and its settings.
+    given
+        Objects that stand for what its settings refer to, by name of the setting.
+    of
+        Name of its scheme, where that is not the name of the result.
+    """
 
     name: str
     spec: Spec
+    given: Mapping[str, Any] = field(default_factory=dict)
+    of: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names by which a baseline may mean it."""
+        return (self.name, self.of) if self.of else (self.name,)
 
 
 def several(what: str, given: object, kinds: tuple[type, ...], possible: str) -> list[Any]:
@@ -179,7 +196,7 @@ def compare(
     jobs
         Processes that share the schemes; the result is the same.
     progress
-        Called once for every scheme.
+        Called for each step of every scheme, see `Experiment.steps`.
     observe
         As of `Experiment.replay`; only with one process.
     max_memory
@@ -196,40 +213,65 @@ def compare(
     UserError
         If something asked for does not exist or does not fit together, or not into memory.
     """
-    check_jobs(jobs)
-    experiment.check_offers("compare")
-    assert isinstance(experiment, SchemeExperiment)  # what is none lacks it
+    kind = with_schemes(experiment)
     if "scheme" in settings:
         message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
         raise UserError(message)
-    if baseline is not None:
-        check_kind("baseline", baseline, str, "the name of one of the schemes")
     objects = given or {}
-    shared = spec_of(experiment, spec, settings)
+    shared = spec_of(kind, spec, settings)
     named = None if schemes is None else several("schemes", schemes, (str,), SCHEMES)
-    asked = asked_of(
-        experiment, shared, named or experiment.usual_schemes(shared, objects), options or {}
-    )
+    asked = asked_of(kind, shared, named or kind.usual_schemes(shared, objects), options or {})
     names = [one.name for one in asked]
-    if baseline is not None and baseline not in names:
+    if isinstance(baseline, str) and baseline not in names:
         try:
-            baseline, _ = experiment.under(shared, baseline, {})
+            baseline, _ = kind.under(shared, baseline, {})
         except UserError:
             raise unknown("baseline", baseline, names) from None
-        if baseline not in names:
-            raise unknown("baseline", baseline, names)
+    return compared(
+        kind, asked, objects,
+        must=named is not None, baseline=baseline, jobs=jobs, progress=progress,
+        observe=observe, max_memory=max_memory, report=report, allow_code=allow_code,
+    )  # fmt: skip
+
+
+def compared(
+    experiment: AnySchemeExperiment,
+    asked: Sequence[Asked],
+    given: Mapping[str, Any],
+    *,
+    must: bool,
+    baseline: str | None = None,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    observe: Observer | None = None,
+    max_memory: float | None = None,
+    report: Report | None = None,
+    allow_code: AllowCode = False,
+) -> Any:
+    """Carry out what is asked for and put it beside each other; see `compare`.
+
+    Parameters
+    ----------
+    must
+        Whether none may be refused, because all were named.
+    """
+    check_jobs(jobs)
+    if baseline is not None:
+        check_kind("baseline", baseline, str, "the name of one of the schemes")
+        if not any(baseline in one.names for one in asked):
+            raise unknown("baseline", baseline, [one.name for one in asked])
     outcomes = carried_out(
-        experiment, asked, objects, jobs=jobs, progress=progress, observe=observe,
-        most=limit_of(max_memory), report=report, must=named is not None, allow_code=allow_code,
+        experiment, asked, given, jobs=jobs, progress=progress, observe=observe,
+        most=limit_of(max_memory), report=report, must=must, allow_code=allow_code,
     )  # fmt: skip
     results, left_out = [], {}
     for one, outcome in zip(asked, outcomes, strict=True):
         if isinstance(outcome, ResultBase):
             results.append(outcome)
-        elif named is not None or one.name == baseline or len(asked) == 1:
+        elif must or baseline in one.names or len(asked) == 1:
             raise outcome
         else:
-            left_out[one.name] = outcome.reason
+            left_out[one.of or one.name] = outcome.reason
     if not results:
         first = next(iter(left_out))
         message = f"no scheme can run this; {first}: {left_out[first]}"
@@ -266,29 +308,32 @@ def carried_out(
     for at, one in enumerate(asked):
         try:
             like = next(iter(setups.values()), None)
-            setups[at] = experiment.setup(one.spec, given, like=like, allow_code=True)
+            setups[at] = experiment.setup(
+                one.spec, {**given, **one.given}, like=like, allow_code=True
+            )
         except RefusedError as error:
             if must:
                 raise
             found[at] = error
     jobs = max(min(jobs, len(setups)), 1)
-    experiment.check_fit(list(setups.values()), most / jobs, report)
+    experiment.check_fit(list(setups.values()), most, report, jobs)
     if jobs > 1 and observe is None:
-        requests = [(experiment.name, asked[at].spec, dict(given)) for at in setups]
+        requests = [
+            (experiment.name, asked[at].spec, {**given, **asked[at].given}) for at in setups
+        ]
         where = list(setups)
         with closing(answers(_answer, requests, jobs)) as answered:
             for position, outcome in answered:
                 found[where[position]] = outcome
                 if progress is not None:
-                    progress()
+                    for _ in range(experiment.steps(setups[where[position]])):
+                        progress()
         return [found[at] for at in range(len(asked))]
     for at, setup in setups.items():
         try:
-            found[at] = experiment.replay(setup, observe=observe)
+            found[at] = experiment.replay(setup, progress=progress, observe=observe)
         except RefusedError as error:
             found[at] = error
-        if progress is not None:
-            progress()
     return [found[at] for at in range(len(asked))]
 
 

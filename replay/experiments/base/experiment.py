@@ -46,7 +46,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         ``"experiments/train"`` names a folder of the package.
     lacking
         Features that it cannot offer, with the reason for each: ``compare``, ``diff``,
-        ``explain``, ``uncertainty``, ``max-memory``.
+        ``explain``, ``uncertainty``, ``dry-run``, ``max-memory``.
     """
 
     name: ClassVar[str]
@@ -102,20 +102,26 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         """
 
     def steps(self, setup: AnySetup) -> int:
-        """How often `replay` calls its progress."""
+        """Count how often `replay` calls its progress."""
         return 1
 
     def check_fit(
-        self, setups: Sequence[AnySetup], max_memory: float, report: Report | None = None
+        self,
+        setups: Sequence[AnySetup],
+        max_memory: float,
+        report: Report | None = None,
+        jobs: int = 1,
     ) -> None:
         """Refuse replays of which one needs more memory than there is, before the first begins.
 
         Parameters
         ----------
         max_memory
-            Bytes that one may take.
+            Bytes that all processes together may take.
         report
             Told in a line what long replays take.
+        jobs
+            Processes that share the replays, and the memory.
 
         Raises
         ------
@@ -150,10 +156,18 @@ class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
         Class of several results beside each other.
     baselines
         Names of results that speed-ups are given over where nothing is asked for, by preference.
+    scheme_help, usual, details
+        Words of the command: what names a scheme, which are compared where none is named, and what
+        ``--details`` shows.
     """
 
     comparison: ClassVar[type[Any]]
     baselines: ClassVar[Sequence[str]] = ()
+    scheme_help: ClassVar[str] = (
+        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
+    )
+    usual: ClassVar[str] = "all that can"
+    details: ClassVar[str] = "all tables"
 
     @abstractmethod
     def usual_schemes(self, shared: AnySpec, given: Mapping[str, Any]) -> Sequence[str]:
@@ -192,6 +206,35 @@ class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
         """Names of the schemes of one result of a comparison, which may have options."""
         return [name]
 
+    def estimate(self, setup: AnySetup) -> tuple[str, str, str]:
+        """Tasks, memory and time that a replay takes, in words, found out before it is made."""
+        raise NotImplementedError
+
+    def reference(self, spec: AnySpec) -> str:
+        """Reference to the schemes of a spec, as `under` takes it."""
+        return str(getattr(spec, "scheme"))  # noqa: B009 - not every spec has one
+
+    def options_in(self, spec: AnySpec) -> Mapping[str, Mapping[str, Any]]:
+        """Options of the schemes of a spec, by the name of each."""
+        from replay.schemes import find
+
+        values = spec.model_dump()
+        return {
+            find(str(values[scheme]), None, allow_code=False).name: values[options]
+            for scheme, options in spec.OPTIONS_OF.items()
+            if values.get(options)
+        }
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables of a comparison for the screen.
+
+        Parameters
+        ----------
+        details
+            Whether all are wanted, or the ranking alone.
+        """
+        raise NotImplementedError
+
     def baseline(self, results: Sequence[AnyResult]) -> str:
         """Name of the result that speed-ups are given over where nothing is asked for."""
         ran = [one.name for one in results]
@@ -209,6 +252,19 @@ class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
 
 AnyExperiment = Experiment[Any, Any, Any]
 AnySchemeExperiment = SchemeExperiment[Any, Any, Any]
+
+
+def with_schemes(experiment: AnyExperiment) -> AnySchemeExperiment:
+    """Give an experiment as one whose results can be compared.
+
+    Raises
+    ------
+    UserError
+        If they cannot, with the reason.
+    """
+    experiment.check_offers("compare")
+    assert isinstance(experiment, SchemeExperiment)  # any other says why not
+    return experiment
 
 
 class Registry(Mapping[str, AnyExperiment]):

@@ -7,7 +7,6 @@ gives the same bytes.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,15 +18,11 @@ from replay.experiments.base.names import check_baseline
 from replay.experiments.base.rows import result_row
 from replay.files import write_text
 from replay.measure.parts import Strict
-from replay.schemes.registry import capabilities
 from tracegen.shared.display.shown import Shown
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.schemes import Scheme
-    from replay.schemes.tp.base import TensorScheme
-
-    AnyScheme = Scheme | TensorScheme
+    from replay.schemes.base import AnyScheme
 
 
 class SystemDescription(Strict):
@@ -104,18 +99,8 @@ class SchemeDescription(Strict):
         trials
             What tuning tried.
         """
-        traffic = scheme.traffic
-        return cls(
-            name=scheme.name,
-            source=scheme.source,
-            assumes=scheme.assumes,
-            proposes=sorted(scheme.proposes),
-            traffic=traffic if isinstance(traffic, str) else traffic._asdict(),
-            options=dataclasses.asdict(scheme.options),
-            lacking=sorted(scheme.proposes - capabilities(system)),
-            code=getattr(scheme, "code", ""),
-            tuned=list(trials),
-        )
+        described = scheme.describe(system, trials)
+        return cls(**{name: described[name] for name in cls.model_fields if name in described})
 
 
 def package_version() -> str:

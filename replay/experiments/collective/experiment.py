@@ -34,6 +34,7 @@ class CollectiveAlone(Experiment[CollectiveSpec, CollectiveSetup, CollectiveResu
         "diff": NO_SCHEMES,
         "explain": NO_SCHEMES,
         "uncertainty": "draws are of schemes that are compared, and a collective has none",
+        "dry-run": "it takes seconds",
         "max-memory": "one kernel at a time is replayed, whose graph is small",
     }
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from replay.experiments.dense.experiment import compare, load_result, run
     from replay.experiments.dense.result import TensorComparison, TensorResult
     from replay.experiments.dense.spec import TensorSpec
-    from replay.schemes.tp.registry import SCHEMES
+    from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 
 __all__ = [
     "SCHEMES",
@@ -36,7 +36,7 @@ __all__ = [
 
 # Loaded on first use: a command's --help should not wait for what it does not need.
 _HOMES = {
-    "SCHEMES": "replay.schemes.tp.registry",
+    "SCHEMES": "replay.schemes.registry:TENSOR_SCHEMES",
     "TensorComparison": "replay.experiments.dense.result",
     "TensorResult": "replay.experiments.dense.result",
     "TensorSpec": "replay.experiments.dense.spec",

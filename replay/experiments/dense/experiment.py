@@ -29,6 +29,9 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
     result = TensorResult
     comparison = TensorComparison
     baselines = ("sp-nvls",)
+    scheme_help = "A name of `moereplay tensor schemes`, or FILE.py:NAME, which executes the file."
+    usual = "all that can run the layer"
+    details = "bytes, critical path, SMs, skew, tables, and links over time"
     code = ("experiments/dense",)
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-tensor/1": result_of_old
@@ -36,17 +39,17 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
 
     def usual_schemes(self, shared: TensorSpec, given: Mapping[str, Any]) -> Sequence[str]:
         """All of tensor parallelism."""
-        from replay.schemes.tp.registry import SCHEMES
+        from replay.schemes.registry import TENSOR_SCHEMES
 
-        return list(SCHEMES)
+        return list(TENSOR_SCHEMES)
 
     def under(
         self, shared: TensorSpec, reference: str, options: Mapping[str, Mapping[str, Any]]
     ) -> tuple[str, TensorSpec]:
         """The scheme alone is another."""
-        from replay.schemes.tp.registry import find
+        from replay.schemes.registry import find
 
-        name = find(reference).name
+        name = find(reference, "tp").name
         return name, shared.changed(scheme=reference, options=dict(options.get(name, {})))
 
     def setup(
@@ -62,16 +65,20 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
 
         if given:
             raise unknown("object", next(iter(given)), ())
-        return Setup.of(spec)
+        return Setup.of(spec, allow_code=allow_code)
 
     def check_fit(
-        self, setups: Sequence[Setup], max_memory: float, report: Report | None = None
+        self,
+        setups: Sequence[Setup],
+        max_memory: float,
+        report: Report | None = None,
+        jobs: int = 1,
     ) -> None:
         """Found out from one replay of some of the tokens."""
         from replay.experiments.dense.fit import check_fit
         from replay.experiments.dense.replay import replayed
 
-        check_fit(setups, lambda setup: replayed(setup, setup.scheme)[2], max_memory, report)
+        check_fit(setups, lambda setup: replayed(setup, setup.scheme)[2], max_memory / jobs, report)
 
     def replay(
         self, setup: Setup, *, progress: Progress | None = None, observe: Observer | None = None
@@ -83,6 +90,19 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
         if progress is not None:
             progress()
         return result
+
+    def estimate(self, setup: Setup) -> tuple[str, str, str]:
+        """By a replay of some of its tokens."""
+        from replay.experiments.dense.fit import in_words
+        from replay.experiments.dense.replay import replayed
+
+        return in_words(setup, lambda one: replayed(one, one.scheme)[2])
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.tensor import comparison_tables, ranking
+
+        return comparison_tables(compared) if details else ranking(compared)
 
 
 EXPERIMENT = Dense()

@@ -32,8 +32,9 @@ SURE_TOKENS = 4 * SAMPLE_TOKENS
 
 
 class Need(NamedTuple):
-    """What a replay takes: bytes of memory, and seconds on one core."""
+    """What a replay takes: tasks, bytes of memory, and seconds on one core."""
 
+    num_tasks: float
     num_bytes: float
     seconds: float
 
@@ -85,15 +86,24 @@ def _tokens_of_all(setup: Setup) -> int:
 
 def _need(setup: Setup, scheduled: Callable[[Setup], Timeline]) -> Need | None:
     """What a replay takes; None where it surely fits."""
-    if _tokens_of_all(setup) <= SURE_TOKENS:
-        return None
+    return None if _tokens_of_all(setup) <= SURE_TOKENS else _sampled(setup, scheduled)
+
+
+def in_words(setup: Setup, scheduled: Callable[[Setup], Timeline]) -> tuple[str, str, str]:
+    """Tasks, memory and time of a replay, from one of some of its tokens."""
+    need = _sampled(setup, scheduled)
+    return f"{round(need.num_tasks):,}", size_text(need.num_bytes), duration_text(need.seconds)
+
+
+def _sampled(setup: Setup, scheduled: Callable[[Setup], Timeline]) -> Need:
+    """What a replay takes, from one of some of its tokens."""
     sample = _sample_of(setup)
     began = time.process_time()
     graph = scheduled(sample).graph
     seconds = time.process_time() - began
     factor = _tokens_of_all(setup) / _tokens_of_all(sample)
     size = Size.of(graph, _rows(sample))
-    return Need(size.num_bytes * factor, seconds * factor)
+    return Need(graph.num_tasks * factor, size.num_bytes * factor, seconds * factor)
 
 
 def _rows(setup: Setup) -> int:

@@ -14,7 +14,7 @@ from replay.experiments.dense.setup import Setup, sizes_of
 from replay.measure.measured import measures
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
-from replay.schemes.tp.plain import Plain
+from replay.schemes.tp.plain import NoCommunication
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -31,7 +31,7 @@ def carry_out(
     machine, ends, timeline = replayed(setup, setup.scheme)
     if observe is not None:
         observe(timeline, machine)
-    alone = replayed(setup, Plain(sequence_parallel=setup.scheme.sequence_parallel))[2]
+    alone = replayed(setup, NoCommunication(sequence_parallel=setup.scheme.sequence_parallel))[2]
     found = measures(timeline.graph, ends, machine, timeline, phases_separated=False)
     up, down = directions(found)
     return TensorResult(

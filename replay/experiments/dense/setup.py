@@ -11,12 +11,13 @@ from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.dense.spec import PASSES, TensorSpec
 from replay.model.work.transformer_layer import Sizes, TensorLayer, layer_of
 from replay.model.work.transformer_shape import load
-from replay.schemes.tp.registry import find, supported
+from replay.schemes.registry import find, supported
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.host import Launch
     from replay.model.work.transformer_shape import LayerShape
+    from replay.schemes.outside import AllowCode
     from replay.schemes.tp.base import TensorScheme
 
 CODE = ("experiments/dense",)
@@ -48,8 +49,13 @@ class Setup:
     layers: tuple[TensorLayer, ...]
 
     @classmethod
-    def of(cls, spec: TensorSpec) -> Self:
+    def of(cls, spec: TensorSpec, *, allow_code: AllowCode = False) -> Self:
         """Follow the references of a spec.
+
+        Parameters
+        ----------
+        allow_code
+            Whether a file that the spec names as its scheme may be executed.
 
         Raises
         ------
@@ -62,7 +68,7 @@ class Setup:
 
         system = hwmodel.load(spec.system, dict(spec.overrides))
         shape = load(spec.model)
-        scheme = find(spec.scheme).with_options(spec.options)
+        scheme = find(spec.scheme, "tp", allow_code=allow_code).with_options(spec.options)
         num_ranks = spec.tp or system.fabric.gpus_per_domain
         if num_ranks > system.fabric.gpus_per_domain:
             message = (
@@ -77,7 +83,8 @@ class Setup:
         )
         if missing := scheme.lacks(system):
             reason = f"it needs {' and '.join(sorted(missing))}, which {system.name} lacks"
-            possible = f"; {system.name} can run {', '.join(supported(system)) or 'none'}"
+            able = ", ".join(supported(system, "tp")) or "none"
+            possible = f"; {system.name} can run {able}"
             raise refusal(scheme.name, reason, possible)
         for layer in layers:
             if reason := scheme.refuses(layer):
@@ -104,6 +111,7 @@ class Setup:
             "scheme": {
                 "name": self.scheme.name,
                 "options": dataclasses.asdict(self.scheme.options),
+                **({"code": self.scheme.code} if self.scheme.code else {}),
             },
             "settings": {
                 "tp": self.num_ranks,

@@ -31,7 +31,9 @@ class TensorSpec(Spec):
         "llama-70b",
         description="A name of `moereplay tensor models`, a TOML file, or a config.json.",
     )
-    scheme: str = Field("sp-nvls", description="A name of `moereplay tensor schemes`.")
+    scheme: str = Field(
+        "sp-nvls", description="A name of `moereplay tensor schemes`, or FILE.py:NAME."
+    )
     options: Options = OPTIONS
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES

@@ -55,7 +55,7 @@ class Layer(SchemeExperiment[RunSpec, TracedSetup, Result]):
     def baseline(self, results: Sequence[Result]) -> str:
         """That of the phase."""
         ran = [one.scheme.name for one in results]
-        preferred = self.BASELINES[results[0].batch.phase]
+        preferred = self.BASELINES.get(results[0].batch.phase, ())
         return next((name for name in preferred if name in ran), ran[0])
 
     def usual_schemes(self, shared: RunSpec, given: Mapping[str, Any]) -> Sequence[str]:
@@ -95,17 +95,59 @@ class Layer(SchemeExperiment[RunSpec, TracedSetup, Result]):
         complete = Setup(made, identity, ready.system, ready.scheme)
         return TracedSetup(complete, loaded, check_all(complete, loaded))
 
+    def estimate(self, setup: TracedSetup) -> tuple[str, str, str]:
+        """By a replay of a layer of some of its tokens."""
+        from replay.experiments.layer.fit import estimate_of
+
+        _, tasks, memory, time = estimate_of(setup.setup, setup.trace, setup.first).cells()
+        return tasks, memory, time
+
+    def steps(self, setup: TracedSetup) -> int:
+        """Once for each layer."""
+        from replay.chains.links import layers_of
+
+        spec = setup.setup.spec
+        layers = layers_of(spec, setup.trace)
+        return layers if spec.sample_layers is None else min(layers, spec.sample_layers)
+
+    def shown(self, compared: Comparison, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.text import comparison_tables, ranking
+
+        return comparison_tables(compared) if details else ranking(compared)
+
     def check_fit(
-        self, setups: Sequence[TracedSetup], max_memory: float, report: Report | None = None
+        self,
+        setups: Sequence[TracedSetup],
+        max_memory: float,
+        report: Report | None = None,
+        jobs: int = 1,
     ) -> None:
         """Found out from a layer of some of the tokens, where it does not surely fit."""
-        from replay.experiments.base.estimate import LONG_SECONDS
+        from replay.experiments.base.estimate import LONG_SECONDS, UnfitError, summed
         from replay.experiments.layer.fit import check_fit
 
-        for one in setups:
-            found = check_fit(one.setup, one.trace, one.first, max_memory, tells=report is not None)
-            if report and found and found.seconds >= LONG_SECONDS:
-                report(found.text())
+        each = {one.setup.scheme.name: one for one in setups}  # of several placements one
+        unfit: dict[str, UnfitError] = {}
+        known = []
+        for name, one in each.items():
+            try:
+                found = check_fit(
+                    one.setup, one.trace, one.first, max_memory / jobs, tells=report is not None
+                )
+            except UnfitError as error:
+                unfit[name] = error
+                continue
+            known += [] if found is None else [found]
+        if unfit:
+            fit = [name for name in each if name not in unfit]
+            shared = f" for each of {jobs} processes" if jobs > 1 else ""
+            others = f"; with --scheme, these fit: {', '.join(fit)}" if fit else ""
+            message = f"{next(iter(unfit.values()))}{shared}{others}"
+            raise UnfitError(message)
+        of_each = len(setups) / max(len(each), 1)
+        if report and of_each * sum(found.seconds for found in known) >= LONG_SECONDS * jobs:
+            report(summed(known, of_each, jobs))
 
     def replay(
         self,

@@ -35,6 +35,7 @@ class Place(Experiment[PlaceSpec, PlaceSetup, PlacementResult]):
         "diff": NO_TIME,
         "explain": NO_TIME,
         "uncertainty": "no hardware value enters a placement",
+        "dry-run": "it takes seconds",
         "max-memory": "a placement needs little more than the trace",
     }
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {

@@ -29,6 +29,12 @@ class Serve(SchemeExperiment[InferSpec, "Setup", InferResult]):
     result = InferResult
     comparison = InferComparison
     baselines = ("deepep-ll",)
+    scheme_help = "A name of `moereplay schemes`, or PREFILL+DECODE."
+    usual = "deepep+deepep-ll, which is what deepep-ll stands for"
+    details = "nothing: all tables are shown anyway"
+    lacking: ClassVar[Mapping[str, str]] = {
+        "dry_run": "how many replays a batch takes follows from what the first of them give"
+    }
     code = ("steps", "experiments/serve")
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-infer/1": result_of_old
@@ -82,7 +88,16 @@ class Serve(SchemeExperiment[InferSpec, "Setup", InferResult]):
         """Nothing is observed: a batch has no schedule of its own."""
         from replay.experiments.serve.replay import carry_out
 
-        return carry_out(setup, progress=progress)
+        result = carry_out(setup)
+        if progress is not None:
+            progress()
+        return result
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.infer import tables
+
+        return tables(compared)
 
 
 EXPERIMENT = Serve()

@@ -44,6 +44,11 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
     result = TrainResult
     comparison = TrainComparison
     baselines = ("deepep",)
+    usual = "all that can train"
+    details = "causes by stage, and memory"
+    lacking: ClassVar[Mapping[str, str]] = {
+        "dry_run": "a step is composed of replays of its parts, and none says what all take"
+    }
     code = ("steps", "experiments/train")
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-train/1": result_of_old
@@ -98,6 +103,12 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
         if progress is not None:
             progress()
         return result
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.training import comparison_tables, ranking
+
+        return comparison_tables(compared) if details else ranking(compared)
 
 
 EXPERIMENT = Train()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from replay.experiments.base.names import LACKING
 from replay.report.command import value_text
+from replay.report.proposed import proposed_text, starred
 from replay.report.provenance import options_text
 from tracegen.shared.display.content import Column, Table
 
@@ -29,16 +29,20 @@ def schemes_table(found: Iterable[Described]) -> Table:
     for one in found:
         scheme = one.scheme
         is_lacking |= bool(scheme.lacking)
-        name = scheme.name + (LACKING if scheme.lacking else "")
-        proposes = ", ".join(scheme.proposes) or None
-        rows[name] = (name, proposes, scheme.assumes or None, scheme.source or None)
+        name = starred(scheme.name, scheme)
+        rows[name] = (
+            name,
+            proposed_text(scheme) or None,
+            scheme.assumes or None,
+            scheme.source or None,
+        )
     columns = [
         Column("scheme"),
         Column("proposed hardware"),
         Column("assumes"),
         Column("source", rank=1),
     ]
-    notes = ["* needs hardware that the machine lacks."] if is_lacking else []
+    notes = ["* proposed hardware, which the machine lacks."] if is_lacking else []
     title = "What each scheme assumes and proposes"
     return Table("schemes", title, columns, list(rows.values()), notes)
 
@@ -48,11 +52,6 @@ def identities_table(found: Iterable[Described]) -> Table:
     rows = [(one.name, options_text(one.scheme.options), one.run_id) for one in found]
     columns = [Column("scheme"), Column("options"), Column("identity", rank=1)]
     return Table("identities", "Each result: equal identities are equal", columns, rows)
-
-
-def proposed(found: Iterable[Described]) -> set[str]:
-    """Names of results whose schemes need hardware that the machine lacks."""
-    return {one.name for one in found if one.scheme.lacking}
 
 
 def schemes_words(

@@ -20,7 +20,7 @@ from replay.report.infer import (
     spent_ms,
     times_table,
 )
-from replay.report.pages.described import Described, identities_table, proposed, schemes_table
+from replay.report.pages.described import Described, identities_table, schemes_table
 from replay.report.pages.serving import serving_words
 from replay.report.provenance import assumptions, provenance
 from replay.report.tables import GB
@@ -88,8 +88,8 @@ def summary(compared: InferComparison) -> str:
     rows = spent_ms(first, "decode")[list(CAUSES.values()).index("rows")]
     share = rows / max(sum(spent_ms(first, "decode")), 1e-12)
     text += f". In {share:.0%} of an iteration of decode rows travel and nothing computes."
-    if proposed(_described([first])):
-        text += " It needs hardware that is proposed (*)."
+    if first.prefill.scheme.lacking or first.decode.scheme.lacking:
+        text += " It needs hardware that its machine lacks (*)."
     return text
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
 from replay.experiments.base.names import row_names
-from replay.experiments.layer.comparison import BASELINES
+from replay.experiments.layer.experiment import EXPERIMENT
 from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages.pages import page
 from tracegen.shared.display.content import Column, Page, Section, Table
@@ -58,10 +58,7 @@ def as_comparison(results: Sequence[Any]) -> Comparison | None:
     names = row_names(ones)
     if len(set(names)) < len(names):
         return None
-    ran = [one.scheme.name for one in ones]
-    preferred = BASELINES.get(ones[0].batch.phase, ())
-    baseline = next((name for name in preferred if name in ran), ran[0])
-    return Comparison(baseline=baseline, results=ones)
+    return Comparison(baseline=EXPERIMENT.baseline(ones), results=ones)
 
 
 def _work(result: Result) -> tuple[Any, ...]:

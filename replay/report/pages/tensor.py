@@ -10,7 +10,6 @@ from replay.report.command import command
 from replay.report.pages.described import (
     Described,
     identities_table,
-    proposed,
     schemes_table,
     schemes_words,
 )
@@ -29,7 +28,7 @@ from replay.report.tensor import (
     times_table,
 )
 from replay.report.words import schemes_text
-from replay.schemes.tp.registry import SCHEMES
+from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
 
 if TYPE_CHECKING:
@@ -90,10 +89,9 @@ def summary(compared: TensorComparison) -> str:
         f"Its kernels alone take {first.products_us / whole:.0%} of that; for "
         f"{first.exposed_us / whole:.0%} of the time nothing hides communication and waiting"
     )
-    starred = proposed(_described([first]))
-    if starred:
-        built = next((one for one in results if not proposed(_described([one]))), None)
-        lines.append("It needs hardware that is proposed (*)")
+    if first.scheme.lacking:
+        built = next((one for one in results if not one.scheme.lacking), None)
+        lines.append(f"It needs hardware that {first.system.name} lacks (*)")
         if built is not None:
             lines[-1] += f"; without, {name(built)} is the fastest: {built.layer_us:,.1f} us"
     return ". ".join(lines) + "."

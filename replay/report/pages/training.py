@@ -12,7 +12,6 @@ from replay.report.machines import preset
 from replay.report.pages.described import (
     Described,
     identities_table,
-    proposed,
     schemes_table,
     schemes_words,
 )
@@ -101,9 +100,9 @@ def summary(compared: TrainComparison) -> str:
         f"(MFU); {first.moe_share:.0%} of the step goes by with experts, exchange and waiting for "
         f"peers, {first.bubble_share:.0%} with waiting for other stages"
     )
-    if proposed(_described([first])):
-        built = next((one for one in results if not proposed(_described([one]))), None)
-        lines.append("It needs hardware that is proposed (*)")
+    if first.scheme.lacking:
+        built = next((one for one in results if not one.scheme.lacking), None)
+        lines.append(f"It needs hardware that {first.system.name} lacks (*)")
         if built is not None:
             lines[-1] += f"; without, {name(built)} is the fastest"
     return ". ".join(lines) + "."

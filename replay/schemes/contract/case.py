@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.engine import Timeline
     from replay.measure.result import LayerResult
+    from replay.model.machine.machine import Ints
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
@@ -88,31 +90,45 @@ def one_flop_per_picosecond(
     )
 
 
-class Late:
-    """A layer whose ranks begin at different times.
+class LayerRun:
+    """Some equal layers in a row, built by a scheme and nobody else.
+
+    Parameters
+    ----------
+    begins_ps
+        (rank,): when each rank's rows are there.
 
     Attributes
     ----------
-    begins_ps
-        (rank,): when each rank's tokens are there.
     first
         Number of the first task that the scheme added.
+    ends
+        (rank,): what it returned for the last layer.
     """
 
-    def __init__(self, scheme: Scheme, work: LayerWork, system: System) -> None:
-        builder = GraphBuilder(KIND_NAMES)
-        self.machine = Machine(system, builder, work.num_ranks, scheme.uplinks)
-        self.begins_ps = 10_000_000 * (1 + np.arange(work.num_ranks, dtype=np.int64)[::-1])
-        start = builder.add(
-            work.num_ranks,
-            resource=-1,
-            duration_ps=self.begins_ps,
-            kind=Kind.BETWEEN,
-            rank=self.machine.ranks,
-        )
-        self.first = builder.num_tasks
-        scheme.build(work, self.machine, start)
-        self.timeline = schedule(builder.build())
+    def __init__(
+        self, scheme: Any, work: Any, machine: Machine, begins_ps: Ints, num_layers: int = 1
+    ) -> None:
+        self.machine, self.begins_ps = machine, begins_ps
+        at = machine.graph.add(
+            machine.num_ranks, resource=-1, duration_ps=begins_ps, kind=Kind.BETWEEN,
+            rank=machine.ranks,
+        )  # fmt: skip
+        self.first = machine.graph.num_tasks
+        for _ in range(num_layers):
+            at = np.asarray(scheme.build(work, machine, at))
+        self.ends: Ints = at
+        self.graph = machine.graph.build()
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The schedule."""
+        return schedule(self.graph)
+
+
+def one_after_another(num_ranks: int) -> Ints:
+    """Times at which ranks begin, the last one first: (rank,)."""
+    return 10_000_000 * np.arange(num_ranks, 0, -1, dtype=np.int64)
 
 
 def chain_of(work: LayerWork, system: System, scheme: Scheme, num_layers: int = 3) -> Built:
@@ -137,7 +153,76 @@ def chain_of(work: LayerWork, system: System, scheme: Scheme, num_layers: int = 
     return build(links, system, scheme).built
 
 
-class Case:
+class AnyCase(ABC):
+    """One scheme of either kind on one layer: what is built of it is built once.
+
+    Attributes
+    ----------
+    scheme, name, work
+        The scheme; the layer's name in the contract; the layer.
+    system
+        The machine on which it is examined.
+    aftermath
+        Kinds of work that nobody waits for.
+    """
+
+    aftermath: frozenset[Kind]
+    scheme: Any
+    work: Any
+    name: str
+    system: System
+
+    @property
+    def num_ranks(self) -> int:
+        """GPUs that have a part of the layer."""
+        return int(self.work.num_ranks)
+
+    @property
+    def refusal(self) -> str:
+        """Why the scheme cannot run the layer on the system; empty if it can."""
+        return str(self.scheme.refuses(self.work))
+
+    @property
+    @abstractmethod
+    def built(self) -> Built:
+        """Graph, ends and machine."""
+
+    @abstractmethod
+    def under(self, scheme: Any) -> Self:
+        """Make a case of another scheme on the same layer, or of the same one once more."""
+
+    @property
+    @abstractmethod
+    def stated_sms(self) -> int | None:
+        """SMs that only communicate, as the scheme states them; None for nothing to compare."""
+
+    @property
+    @abstractmethod
+    def chained(self) -> tuple[Timeline, Machine]:
+        """The layer three times in a chain whose GPUs come late by turns: schedule and machine."""
+
+    def machine(self, system: System | None = None) -> Machine:
+        """Make a machine for a graph of its own; on another system if one is given."""
+        return Machine(system or self.system, GraphBuilder(KIND_NAMES), self.num_ranks)
+
+    @cached_property
+    def late(self) -> LayerRun:
+        """The layer with ranks that begin at different times."""
+        begins_ps = one_after_another(self.num_ranks)
+        return LayerRun(self.scheme, self.work, self.machine(), begins_ps)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The schedule."""
+        return schedule(self.built.graph)
+
+    @cached_property
+    def waits(self) -> Dependencies:
+        """Dependencies of the schedule: who waits for whom."""
+        return Dependencies(self.timeline)
+
+
+class Case(AnyCase):
     """One scheme on one layer.
 
     Parameters
@@ -149,6 +234,14 @@ class Case:
         GPUs of an NVLink domain; None if all are in one.
     """
 
+    # Acknowledgements, and room given back when no row needs it any more.
+    aftermath = frozenset({
+        Kind.DISPATCH_ACK_UP, Kind.DISPATCH_ACK_DOWN, Kind.COMBINE_ACK_UP, Kind.COMBINE_ACK_DOWN,
+        Kind.COMBINE_SYNC, Kind.DISPATCH_SYNC,
+    })  # fmt: skip
+    scheme: Scheme
+    work: LayerWork
+
     def __init__(
         self, scheme: Scheme, name: str, work: LayerWork, domain_size: int | None = None
     ) -> None:
@@ -156,6 +249,20 @@ class Case:
         self.domain_size = domain_size
         self.system = system_for(work.num_ranks, domain_size, scheme.platform)
         self.link = ChainLink(lambda: work, is_backward=work.is_backward)
+
+    def under(self, scheme: Scheme) -> Case:
+        """Make a case of another scheme on the same layer."""
+        return Case(scheme, self.name, self.work, self.domain_size)
+
+    def machine(self, system: System | None = None) -> Machine:
+        """Make a machine whose uplinks are the scheme's."""
+        builder = GraphBuilder(KIND_NAMES)
+        return Machine(system or self.system, builder, self.num_ranks, self.scheme.uplinks)
+
+    @property
+    def stated_sms(self) -> int | None:
+        """SMs that only communicate, as the scheme states them."""
+        return self.scheme.communication_sms(self.system)
 
     @cached_property
     def carried(self) -> Carried:
@@ -168,13 +275,16 @@ class Case:
         return routing_of(self.carried.work, self.domain_size)
 
     @property
+    def refusal(self) -> str:
+        """Why the scheme cannot run the layer on the system; empty if it can."""
+        if self.domain_size is not None and not self.scheme.network:
+            return "it knows one NVLink domain"
+        return self.scheme.refuses(self.work) or self.scheme.refuses_on(self.work, self.system)
+
+    @property
     def refused(self) -> bool:
         """Whether the scheme says that it cannot run the layer on the system."""
-        if self.domain_size is not None and not self.scheme.network:
-            return True
-        return bool(
-            self.scheme.refuses(self.work) or self.scheme.refuses_on(self.work, self.system)
-        )
+        return bool(self.refusal)
 
     @property
     def _without_overhead(self) -> System:
@@ -205,11 +315,6 @@ class Case:
         return layer_result(self.link, self.chain, self.timeline, self.scheme)
 
     @cached_property
-    def waits(self) -> Dependencies:
-        """Dependencies of the schedule: who waits for whom."""
-        return Dependencies(self.timeline)
-
-    @cached_property
     def chained(self) -> tuple[Timeline, Machine]:
         """The layer three times in a chain whose GPUs come late by turns: schedule and machine."""
         built = chain_of(self.work, self.system, self.scheme)
@@ -226,11 +331,6 @@ class Case:
         """The layer without padding, on a system whose tiles take a picosecond per operation."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
         return build_layer(self.work, self._without_overhead, scheme)
-
-    @cached_property
-    def late(self) -> Late:
-        """The layer with ranks that begin at different times."""
-        return Late(self.scheme, self.work, self.system)
 
     def tasks_of_token(
         self, what: Literal["sent", "combined"], machine: Machine | None = None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.engine import schedule
-from replay.errors import UserError
 from replay.model.machine.kinds import Kind
+from replay.schemes.contract import basics
+from replay.schemes.contract.basics import Check
 from replay.schemes.contract.bytes_on_ports import control, payload, ways, wire
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.layers import (
@@ -27,52 +27,17 @@ from replay.schemes.contract.layers import (
 )
 from replay.schemes.contract.order import (
     GEMMS,
-    aftermath,
     experts_wait,
     rows_return,
     starts,
     tokens_wait,
 )
-from replay.schemes.contract.sms import most_in_use, only_communicating
 from replay.schemes.ep.base import DROPPED, PADDED
 from replay.schemes.ep.software import Outline, as_program, launched
-from replay.schemes.options import about
-from replay.schemes.outside import BuildFailed, failure
 
 if TYPE_CHECKING:
     from replay.model.machine.host import Operation
     from replay.model.work.layer import ExpertShape
-
-
-class Check(NamedTuple):
-    """One demand of the contract.
-
-    Attributes
-    ----------
-    about
-        What is demanded, in one line.
-    layers
-        Names of the layers on which it is checked.
-    find
-        Yields a sentence for everything that is wrong.
-    """
-
-    about: str
-    layers: tuple[str, ...]
-    find: Callable[[Case], Iterator[str]]
-
-
-def ends(case: Case) -> Iterator[str]:
-    """Tasks that `build` returned."""
-    found, graph = np.asarray(case.built.ends), case.built.graph
-    ranks = case.work.num_ranks
-    if found.shape != (ranks,) or not np.issubdtype(found.dtype, np.integer):
-        yield (
-            f"build must return one task per rank, whole numbers of shape ({ranks},); it returned "
-            f"{found.dtype} of shape {found.shape}"
-        )
-    elif ((found < 0) | (found >= graph.num_tasks)).any():
-        yield f"build returned numbers that are no tasks; the graph has {graph.num_tasks}"
 
 
 def multiplied(case: Case) -> Iterator[str]:
@@ -194,91 +159,14 @@ def bounds(case: Case) -> Iterator[str]:
     yield f"the layer takes {takes:,.3f} us, at least {least:,.3f} us{why}"
 
 
-def frees(case: Case) -> Iterator[str]:
-    """What SMs do against the ends of their ranks."""
-    graph, timeline = case.built.graph, case.timeline
-    of_sm = np.isin(graph.resource, case.built.machine.sms.resources)
-    rank = np.append(graph.resources.owner, 0)[graph.resource]
-    ends = timeline.visible_ps[case.built.ends]
-    late = np.flatnonzero(of_sm & (timeline.end_ps > ends[rank]))
-    if len(late):
-        task = int(late[timeline.end_ps[late].argmax()])
-        yield (
-            f"GPU {rank[task]} ends at {ends[rank[task]]:,} ps, and its SMs still work at "
-            f"{timeline.end_ps[task]:,} ps, on a task of kind {Kind(int(graph.kind[task])).name}: "
-            "what build returns must wait for it"
-        )
-
-
-def sms(case: Case) -> Iterator[str]:
-    """SMs in use at every instant of a chain."""
-    timeline, machine = case.chained
-    most = most_in_use(timeline, machine)
-    if most.sms > machine.sms.count:
-        yield (
-            f"in a chain of three such layers GPU {most.rank} uses {most.sms} SMs at "
-            f"{most.time_ps:,} ps, and has {machine.sms.count}: a kernel must wait for its rank's "
-            "start, and what build returns for all that its rank's SMs do"
-        )
-
-
-def communication(case: Case) -> Iterator[str]:
-    """SMs that only communicate, against the number that the scheme states."""
-    stated, machine = case.scheme.communication_sms(case.system), case.built.machine
-    found, every = only_communicating(case.built.graph, machine), machine.sms.count
-    # A kernel that may take all SMs takes as many as the layer has work for.
-    if stated is None or found == stated or (stated == every and 0 < found <= every):
-        return
-    yield (
-        f"communication_sms states {stated} SMs that only communicate; tasks that move rows hold "
-        f"{found} SMs on which nothing computes"
-    )
-
-
-def same_again(case: Case) -> Iterator[str]:
-    """A second build gives the same schedule."""
-    again = Case(case.scheme, case.name, case.work, case.domain_size)
-    if again.built.graph.num_tasks != case.built.graph.num_tasks:
-        yield (
-            f"the same layer has {case.built.graph.num_tasks:,} tasks when built first, "
-            f"{again.built.graph.num_tasks:,} when built again"
-        )
-    elif not all(
-        np.array_equal(getattr(again.timeline, name), getattr(case.timeline, name))
-        for name in ("start_ps", "end_ps")
-    ):
-        yield "the same layer gives another schedule when it is built again"
-
-
 def values(case: Case) -> Iterator[str]:
-    """Every value that an option names, beside its own, runs, or is refused in words."""
+    """Values of options, across domains on one layer."""
     smallest = TINY_ACROSS[0]
     if case.name in TINY_ACROSS[1:]:
         smaller = Case(case.scheme, smallest, ACROSS[smallest].make(), ACROSS[smallest].domain_size)
         if not smaller.refused:
-            return  # across domains one layer is enough
-    for one in about(case.scheme.options):
-        tried: list[object] = [*one.choices]
-        if isinstance(one.default, bool):
-            tried = [True, False]
-        elif one.least is not None:
-            tried = [type(one.default)(one.least)]
-        own = getattr(case.scheme.options, one.name)
-        for value in dict.fromkeys([*tried, *case.scheme.candidates.get(one.name, ())]):
-            if value == own:
-                continue  # all other checks run with it
-            try:
-                changed = case.scheme.with_options({one.name: value})
-                schedule(Case(changed, case.name, case.work, case.domain_size).built.graph)
-            except BuildFailed as error:
-                yield f"with {one.name}={value}, {error.sentence}"
-            except UserError:
-                continue
-            except Exception as error:  # whatever a scheme's own code does wrong is a finding
-                yield f"with {one.name}={value}, {failure(case.scheme, error)}"
-    for name, candidates in case.scheme.candidates.items():
-        if getattr(case.scheme.options, name, None) not in candidates:
-            yield f"candidates of {name} do not hold its default, or there is no such option"
+            return
+    yield from basics.values(case)
 
 
 def software(case: Case) -> Iterator[str]:
@@ -308,7 +196,7 @@ ALL = (*LAYERS, *ACROSS)
 EVERY = tuple(name for name in ALL if name != ONE_SENDER)  # whose size only the bounds need
 
 CHECKS = {
-    "ends": Check("a layer is built, a task per rank returned", ALL, ends),
+    "ends": Check("a layer is built, a task per rank returned", ALL, basics.ends),
     "payload": Check("every port carries its rows, to the byte", EVERY, payload),
     "ways": Check("rows go from owner to expert and back", EVERY, ways),
     "wire": Check("packets have headers", EVERY, wire),
@@ -322,14 +210,16 @@ CHECKS = {
     ),
     "returns": Check("a sum waits for all rows that come back", (ONE_TOKEN,), rows_return),
     "starts": Check("nothing begins before its start", WAITED, starts),
-    "aftermath": Check("nothing that matters ends last", EVERY, aftermath),
+    "aftermath": Check("nothing that matters ends last", EVERY, basics.aftermath),
     "bounds": Check("no layer is faster than its bounds", ALL, bounds),
     "software": Check("the host launches what is listed", ALL, software),
-    "frees": Check("a rank ends when its SMs are free", EVERY, frees),
-    "sms": Check("no GPU uses more SMs than it has, in a chain", CHAINED, sms),
-    "communication": Check("as many SMs communicate as are stated", EXCHANGED, communication),
+    "frees": Check("a rank ends when its SMs are free", EVERY, basics.frees),
+    "sms": Check("no GPU uses more SMs than it has, in a chain", CHAINED, basics.sms),
+    "communication": Check(
+        "as many SMs communicate as are stated", EXCHANGED, basics.communication
+    ),
     "same": Check(
-        "the same layer gives the same schedule", (ONE_TOKEN, WIDE, *TINY_ACROSS), same_again
+        "the same layer gives the same schedule", (ONE_TOKEN, WIDE, *TINY_ACROSS), basics.same_again
     ),
     "options": Check(
         "every value of an option runs or is refused", (ONE_TOKEN, *TINY_ACROSS), values

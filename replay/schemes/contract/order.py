@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.machine.kinds import Kind
+from replay.schemes.contract import basics
 from replay.schemes.contract.bytes_on_ports import row_bytes
 from replay.schemes.contract.case import Case
 
@@ -16,22 +17,6 @@ if TYPE_CHECKING:
 
 WAYS_OUT, WAYS_IN = ("uplink", "nic-out"), ("downlink", "nic-in")
 GEMMS = {Kind.GEMM1: "GEMM-1", Kind.GEMM2: "GEMM-2"}
-
-# Work that nobody waits for: acknowledgements, and room given back when no row needs it any more.
-AFTERMATH = {
-    Kind.DISPATCH_ACK_UP, Kind.DISPATCH_ACK_DOWN, Kind.COMBINE_ACK_UP, Kind.COMBINE_ACK_DOWN,
-    Kind.COMBINE_SYNC, Kind.DISPATCH_SYNC,
-}  # fmt: skip
-
-
-def aftermath(case: Case) -> Iterator[str]:
-    """Work after the last rank's end."""
-    timeline = case.timeline
-    late = timeline.visible_ps > timeline.visible_ps[case.built.ends].max()
-    kinds = {Kind(kind) for kind in case.built.graph.kind[late].tolist()} - AFTERMATH
-    if kinds:
-        names = ", ".join(sorted(kind.name for kind in kinds))
-        yield f"tasks of kind {names} end after the last rank does: the ends must wait for them"
 
 
 def experts_wait(case: Case) -> Iterator[str]:
@@ -122,28 +107,12 @@ def rows_return(case: Case) -> Iterator[str]:
 
 
 def starts(case: Case) -> Iterator[str]:
-    """Nothing begins before `start`, where the ranks begin at different times."""
+    """Nothing begins before `start`, and no token is sent before its rank begins."""
+    yield from basics.starts(case)
     late = case.late
-    graph = late.timeline.graph
-    added = np.arange(graph.num_tasks) >= late.first
+    added = np.arange(late.graph.num_tasks) >= late.first
     # A start itself may be followed: the rank begins when it is over.
     start_ps = np.where(added, late.timeline.start_ps, late.timeline.visible_ps)
-    works = (graph.duration_ps > 0) | (graph.resource >= 0)
-    early = np.flatnonzero(added & works & (start_ps < late.begins_ps.min()))
-    if len(early):
-        kind = Kind(int(graph.kind[early[0]])).name
-        yield (
-            f"{len(early)} tasks, such as one of kind {kind}, begin before any rank's start: they "
-            "wait for nothing"
-        )
-    owner = np.append(graph.resources.owner, 0)[graph.resource]
-    is_sm = np.isin(graph.resource, late.machine.sms.resources) & (graph.duration_ps > 0)
-    early = np.flatnonzero(is_sm & (start_ps < late.begins_ps[owner]))
-    if len(early):
-        yield (
-            f"{len(early)} tasks, such as one of kind {Kind(int(graph.kind[early[0]])).name}, are "
-            f"on an SM of GPU {owner[early[0]]} before the start of that rank"
-        )
     for token, tasks in case.tasks_of_token("sent", late.machine).items():
         rank = int(case.work.source_rank[token])
         leaves = min(int(start_ps[task]) for task in tasks)

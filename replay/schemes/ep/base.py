@@ -1,27 +1,25 @@
-"""The definition of a scheme.
+"""The definition of a scheme of expert parallelism.
 
-A scheme is an object with a name, a summary, its source, its assumptions, the capabilities that it
-needs, a frozen dataclass of options, and one method that adds the tasks of one layer to a graph. It
-has no clock, no randomness and does no I/O. ``replay/schemes/ADDING.md`` says how to add one.
+It has one method that adds the tasks of one layer to a graph, beside what
+`replay.schemes.base.AnyScheme` has. ``replay/schemes/ADDING.md`` says how to add one.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from replay.errors import RefusedError
 from replay.model.compute.row_tiles import padded_rows
 from replay.model.work.capacity import as_it_is
+from replay.schemes.base import AnyScheme
 from replay.schemes.ep.facts import ALL_TYPES, BOTH_PASSES, lacking
 from replay.schemes.ep.memory import intermediates
 from replay.schemes.ep.software import TYPICAL, Listed, Outline
-from replay.schemes.options import Options, checked, converted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
@@ -39,47 +37,21 @@ class LayerRefusedError(RefusedError):
     """A scheme has no code for a layer, which others may have; see `Scheme.refuses`."""
 
 
-class Scheme(ABC):
+class Scheme(AnyScheme):
     """One way to carry out dispatch, expert computation and combine.
-
-    The attributes are set in the class or, where one class has several variants, by its
-    ``__init__``.
-
-    Parameters
-    ----------
-    options
-        Options of the scheme's own class; None takes the defaults.
 
     Attributes
     ----------
-    name
-        Name by which the scheme is asked for.
-    summary
-        What the scheme does, in at most 70 characters.
-    source
-        Paper and section, or repository and file, that the model follows.
     traffic
         Class of the payload traffic, a key of `replay.schemes.ep.traffic.TRAFFIC`.
     network
         How its rows get from one NVLink domain to another, a key of
         `replay.schemes.ep.traffic.NETWORK`; empty if it knows one domain only.
-    assumes
-        What the model takes for granted where its source leaves something open.
     overlap
         What runs at the same time: "none", or the part of the layer.
-    needs
-        Capabilities of a system without which the scheme cannot run.
-    platform
-        What its code is written for, "cuda" or "cann"; empty for any, such as a definition.
-    proposes
-        Capabilities that the scheme adds to a system that lacks them: hardware that is proposed.
     phases_separated
         Whether a barrier over all ranks lies between dispatch and combine, so that the busiest
         ports of the two phases bound the layer one after the other.
-    candidates
-        Values of options among which `replay.chains.tune` may choose, such as splits of the SMs.
-    tuned_by_default
-        Whether what the scheme models chooses among them by itself, since it profiles them.
     gemm_types, dispatch_types
         Number types that the experts' GEMMs, and rows on their way to the experts, may have.
     combine_types
@@ -101,28 +73,13 @@ class Scheme(ABC):
         Whether the second GEMM writes to the memory of its own GPU.
     unpadded
         Options with which no tile is padded; the contract counts multiplied rows with them.
-    options
-        Values of the options.
-
-    Raises
-    ------
-    UserError
-        If the value of an option is not possible.
     """
 
-    name: str
-    summary: str
-    source: str
+    kind = "ep"
     traffic: str
     network: str = ""
-    assumes: str = ""
     overlap: str = "none"
-    needs: frozenset[str] = frozenset()
-    platform: str = "cuda"
-    proposes: frozenset[str] = frozenset()
     phases_separated: bool = True
-    candidates: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    tuned_by_default: bool = False
     gemm_types: frozenset[str] = ALL_TYPES
     dispatch_types: frozenset[str] = ALL_TYPES
     combine_types: frozenset[str] = frozenset({"bf16", "fp32"})
@@ -134,36 +91,11 @@ class Scheme(ABC):
     fuses_activation: bool = False
     keeps_results: bool = True
     unpadded: Mapping[str, Any] = MappingProxyType({})
-    options: Any = Options()
-    code: str = ""
-    """SHA-256 of the source of a scheme from outside; empty for one of moereplay's own."""
-    origin: str = ""
-    """``path/to/file.py:Name`` of a scheme from a file; empty for any other."""
-
-    def __init__(self, options: Options | None = None) -> None:
-        if options is not None:
-            self.options = options
-        checked(self.name, self.options)
 
     @property
     def uplinks(self) -> Discipline:
         """Discipline by which a GPU's uplink chooses a message; see `GraphBuilder.resource`."""
         return "voq"
-
-    def lacks(self, system: System) -> frozenset[str]:
-        """Capabilities that it needs and a system does not have, its platform included."""
-        has = {capability.value for capability in system.capabilities}
-        return frozenset({self.platform} - {""} | self.needs) - has
-
-    def is_tuned(self, asked: bool | None) -> bool:
-        """Whether some of its options are chosen by replay.
-
-        Parameters
-        ----------
-        asked
-            Whether that is asked for; None leaves it to what the scheme models.
-        """
-        return bool(self.candidates) and (self.tuned_by_default if asked is None else asked)
 
     def refuses(self, work: LayerWork) -> str:
         """Say why the scheme cannot run a layer, if it cannot.
@@ -301,28 +233,6 @@ class Scheme(ABC):
             If the options do not fit the machine.
         """
 
-    def describe(self) -> dict[str, Any]:
-        """Name, source, assumptions and all options, for a result's provenance."""
-        code = {"code": self.code} if self.code else {}
-        return {
-            "name": self.name,
-            "source": self.source,
-            "assumes": self.assumes,
-            "proposes": sorted(self.proposes),
-            "traffic": self.traffic,
-            "options": dataclasses.asdict(self.options),
-            **code,
-        }
-
-    def with_options(self, given: Mapping[str, Any]) -> Self:
-        """The scheme with some options replaced; text is converted to the option's type.
-
-        Raises
-        ------
-        UserError
-            If an option is unknown, or its value is not of its type or not possible.
-        """
-        changed = object.__new__(type(self))
-        vars(changed).update(vars(self), options=converted(self.name, self.options, given))
-        checked(self.name, changed.options)
-        return changed
+    def describe(self, system: System | None = None, trials: Sequence[Any] = ()) -> dict[str, Any]:
+        """Describe the scheme with its class of traffic."""
+        return {**super().describe(system, trials), "traffic": self.traffic}

@@ -10,39 +10,31 @@ combine: results call these phases by their own names.
 
 from __future__ import annotations
 
-import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.transformer_layer import Core, Enter, Leave, Norm
-from replay.schemes.options import Options, checked, converted
+from replay.schemes.base import AnyScheme
 from replay.schemes.tp.kernels import Kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.transformer_layer import Step, TensorLayer
-    from replay.schemes.tp.traffic import Traffic
+    from replay.schemes.tp.traffic import TensorTraffic
 
 GATHER, REDUCE = DISPATCH, COMBINE
 
 
-class TensorScheme(ABC):
+class TensorScheme(AnyScheme):
     """One way to move rows and sums of a layer under tensor parallelism.
-
-    Parameters
-    ----------
-    options
-        Options of the scheme's own class; None takes the defaults.
 
     Attributes
     ----------
-    name, summary, source, assumes
-        As of `replay.schemes.ep.base.Scheme`.
     sequence_parallel
         Whether a GPU owns the rows of a share of the tokens between the halves. Without it, all
         GPUs have all rows there, and `gather` moves nothing.
@@ -51,32 +43,12 @@ class TensorScheme(ABC):
     exact
         Options under which the payload is that of the classes to the byte, where a finite table
         makes it more otherwise.
-    needs, proposes
-        Capabilities of a system without which it cannot run, and those that it adds.
-    options
-        Values of the options.
     """
 
-    name: str
-    summary: str
-    source: str
-    assumes: str = ""
+    kind = "tp"
     sequence_parallel: bool = True
-    traffic: Traffic
+    traffic: TensorTraffic
     exact: Mapping[str, Any] = MappingProxyType({})
-    needs: frozenset[str] = frozenset()
-    proposes: frozenset[str] = frozenset()
-    options: Any = Options()
-
-    def __init__(self, options: Options | None = None) -> None:
-        if options is not None:
-            self.options = options
-        checked(self.name, self.options)
-
-    def lacks(self, system: System) -> frozenset[str]:
-        """Capabilities that it needs and a system does not have."""
-        has = {capability.value for capability in system.capabilities}
-        return frozenset({"cuda"} | self.needs) - has
 
     def refuses(self, layer: TensorLayer) -> str:
         """Say why the scheme cannot run a layer; empty if it can."""
@@ -93,7 +65,7 @@ class TensorScheme(ABC):
     def build(self, layer: TensorLayer, machine: Machine, start: Ints) -> Ints:
         """Add the tasks of a layer.
 
-        The contract (``tests/replay/dense/test_contract.py``) demands:
+        The contract (``moereplay schemes check NAME``, `replay.schemes.contract`) demands:
 
         - Rank r does nothing for the layer before ``start[r]``, and everything that its SMs do for
           it is over when the task returned for it is visible.
@@ -175,29 +147,10 @@ class TensorScheme(ABC):
         Every GPU gets the sums of the rows that it owns, or of all where none owns any.
         """
 
-    # ---- options ---------------------------------------------------------------------------------
-
-    def describe(self) -> dict[str, Any]:
-        """Name, source, assumptions and all options, for a result's provenance."""
+    def describe(self, system: System | None = None, trials: Sequence[Any] = ()) -> dict[str, Any]:
+        """Describe the scheme with its classes of traffic and who owns rows."""
         return {
-            "name": self.name,
-            "source": self.source,
-            "assumes": self.assumes,
+            **super().describe(system, trials),
             "sequence_parallel": self.sequence_parallel,
             "traffic": self.traffic._asdict(),
-            "proposes": sorted(self.proposes),
-            "options": dataclasses.asdict(self.options),
         }
-
-    def with_options(self, given: Mapping[str, Any]) -> Self:
-        """The scheme with some options replaced; text is converted to the option's type.
-
-        Raises
-        ------
-        UserError
-            If an option is unknown, or its value is not of its type or not possible.
-        """
-        changed = object.__new__(type(self))
-        vars(changed).update(vars(self), options=converted(self.name, self.options, given))
-        checked(self.name, changed.options)
-        return changed

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from replay.model.collectives import library
 from replay.model.collectives.algorithm import Collective
 from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
-from replay.schemes.tp.traffic import Traffic
+from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
     from replay.model.machine.kinds import PhaseKinds
@@ -46,7 +46,9 @@ class Collectives(TensorScheme):
         self.summary = f"{moved} {where}, kernels in turn"
         moves = "ring" if way == "ring" else "switch"
         self.traffic = (
-            Traffic(moves, moves) if sequence_parallel else Traffic("none", f"{moves}-all")
+            TensorTraffic(moves, moves)
+            if sequence_parallel
+            else TensorTraffic("none", f"{moves}-all")
         )
         self.needs = frozenset({"multicast", "reduction"} if way == "nvls" else ())
         super().__init__()

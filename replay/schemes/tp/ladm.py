@@ -35,7 +35,7 @@ from replay.schemes.options import Options, option
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
 from replay.schemes.tp.overlap.pieces import chunks_of, whole_rows
-from replay.schemes.tp.traffic import Traffic
+from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
     from replay.model.machine.kinds import PhaseKinds
@@ -83,7 +83,7 @@ class Ladm(TensorScheme):
         "GPUs that are one to the program: pages placed by row, blocks bound to columns, caches "
         "that keep remote rows until the kernel ends; rows that leave the cache are kept in memory"
     )
-    traffic = Traffic("direct", "direct")
+    traffic = TensorTraffic("direct", "direct")
     exact = MappingProxyType({"slice_values": 0})
     proposes = frozenset({"transparent-placement", "remote-caching"})
     options: LadmOptions = LadmOptions()

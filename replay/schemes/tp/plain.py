@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.schemes.tp.base import TensorScheme
-from replay.schemes.tp.traffic import Traffic
+from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints
     from replay.schemes.tp.kernels import Kernels
 
 
-class Plain(TensorScheme):
+class NoCommunication(TensorScheme):
     """Kernels of the layer one after the other, and nothing between GPUs."""
 
     name = "plain"
     summary = "no communication at all"
     source = "definition"
-    traffic = Traffic("none", "none")
+    traffic = TensorTraffic("none", "none")
 
     def __init__(self, *, sequence_parallel: bool) -> None:
         self.sequence_parallel = sequence_parallel

@@ -24,7 +24,7 @@ Shares = Callable[[int], int]
 
 
 @dataclass(frozen=True)
-class Class:
+class TrafficClass:
     """One class.
 
     Attributes
@@ -56,53 +56,53 @@ def _one(num_ranks: int) -> int:
     return 1
 
 
-NONE = Class("nothing", "0", "0", lambda _: 0, lambda _: 0)
-GATHERS: dict[str, Class] = {
+NONE = TrafficClass("nothing", "0", "0", lambda _: 0, lambda _: 0)
+GATHERS: dict[str, TrafficClass] = {
     "none": NONE,
-    "ring": Class(
+    "ring": TrafficClass(
         "every row handed round a ring of the GPUs", "N - 1", "N - 1", _others, _others
     ),
-    "direct": Class(
+    "direct": TrafficClass(
         "every row from its owner to each other GPU", "N - 1", "N - 1", _others, _others
     ),
-    "switch": Class(
+    "switch": TrafficClass(
         "every row once to the switch, which copies it to all GPUs, its owner included",
         "1", "N", _one, _all,
     ),
-    "merged": Class(
+    "merged": TrafficClass(
         "every row once to the switch, which answers all other GPUs with it",
         "1", "N - 1", _one, _others,
     ),
 }  # fmt: skip
 """Ways of rows to all GPUs."""
 
-REDUCES: dict[str, Class] = {
+REDUCES: dict[str, TrafficClass] = {
     "none": NONE,
-    "ring": Class(
+    "ring": TrafficClass(
         "sums handed round a ring, each GPU adding its own, to their owner",
         "N - 1", "N - 1", _others, _others,
     ),
-    "direct": Class(
+    "direct": TrafficClass(
         "the partial sum of every row from each other GPU to its owner",
         "N - 1", "N - 1", _others, _others,
     ),
-    "switch": Class(
+    "switch": TrafficClass(
         "the partial sums of all GPUs to the switch, the owner's included; one sum to the owner",
         "N", "1", _all, _one,
     ),
-    "merged": Class(
+    "merged": TrafficClass(
         "the partial sums of all other GPUs to the switch; one sum to the owner",
         "N - 1", "1", _others, _one,
     ),
-    "ring-all": Class(
+    "ring-all": TrafficClass(
         "sums handed round a ring, then handed round to all GPUs",
         "2 (N - 1)", "2 (N - 1)", lambda n: 2 * (n - 1), lambda n: 2 * (n - 1),
     ),
-    "direct-all": Class(
+    "direct-all": TrafficClass(
         "as direct, and every sum from its owner to each other GPU",
         "2 (N - 1)", "2 (N - 1)", lambda n: 2 * (n - 1), lambda n: 2 * (n - 1),
     ),
-    "switch-all": Class(
+    "switch-all": TrafficClass(
         "as switch, and every sum back to the switch, which copies it to all GPUs",
         "N + 1", "N + 1", lambda n: n + 1, lambda n: n + 1,
     ),
@@ -110,7 +110,7 @@ REDUCES: dict[str, Class] = {
 """Ways of partial sums to the owner of each row, or to all GPUs."""
 
 
-class Traffic(NamedTuple):
+class TensorTraffic(NamedTuple):
     """Classes of a scheme.
 
     Attributes
@@ -135,7 +135,7 @@ def gathers_of(layer: TensorLayer) -> int:
     return layer.num(Enter) + (layer.num(Leave) if layer.is_backward else 0)
 
 
-def payload_of(layer: TensorLayer, traffic: Traffic) -> dict[str, PortBytes]:
+def payload_of(layer: TensorLayer, traffic: TensorTraffic) -> dict[str, PortBytes]:
     """Payload of a layer by phase, "gather" and "reduce", on every GPU.
 
     Parameters

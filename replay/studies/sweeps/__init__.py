@@ -1,9 +1,9 @@
 """Sweeps: many replays that answer one question, described by a TOML file.
 
 `study` is the file, `points` what it spans, `task` one replay and its identity, `plan` all of them;
-`replay.experiments.base.crews` carries them out. `columns`, `table`, `claims` and `rows` are what is
-shown, `dataset` the rows as files, `book` and `result` what is known, `run` all together. SWEEPS.md
-is for those who use it.
+`replay.experiments.base.crews` carries them out. `columns`, `table`, `claims` and `rows` are what
+is shown, `dataset` the rows as files, `book` and `result` what is known, `run` all together.
+SWEEPS.md is for those who use it.
 """
 
 from __future__ import annotations

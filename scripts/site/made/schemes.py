@@ -51,20 +51,15 @@ def pages() -> Iterator[Made]:
 def _list() -> str:
     """Every scheme with its summary."""
     return "".join(
-        f"[{escaped(starred(scheme))}]({name}.md)\n: {escaped(scheme.summary)}\n\n"
+        f"[{escaped(scheme.name)}]({name}.md)\n: {escaped(scheme.summary)}\n\n"
         for name, scheme in schemes().items()
     )
-
-
-def starred(scheme: Scheme | TensorScheme) -> str:
-    """Name of a scheme as results show it."""
-    return f"{scheme.name}*" if scheme.proposes else scheme.name
 
 
 def page_of(scheme: Scheme) -> str:
     """Page of one scheme."""
     parts = [
-        f"# {escaped(starred(scheme))}\n\n{escaped(scheme.summary)}.\n",
+        f"# {escaped(scheme.name)}\n\n{escaped(scheme.summary)}.\n",
         f"````{{container}} facts\n{_facts(scheme)}````\n",
         "## Graph\n\n" + _graph(scheme),
         "## Traffic\n\n" + _traffic(scheme),
@@ -319,7 +314,7 @@ def _validated(scheme: Scheme) -> str:
 
 
 def _tensor_page() -> str:
-    from replay.schemes.tp.registry import SCHEMES
+    from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 
     head = (
         "# Schemes of tensor parallelism\n\n[TENSOR.md](../replay/experiments/dense/TENSOR.md) "
@@ -344,7 +339,7 @@ def _tensor_scheme(scheme: TensorScheme) -> str:
         "proposes": ", ".join(sorted(scheme.proposes)),
         "needs": ", ".join(sorted(scheme.needs)),
     }
-    lines = [f"## {escaped(starred(scheme))}\n\n{escaped(scheme.summary)}.\n"]
+    lines = [f"## {escaped(scheme.name)}\n\n{escaped(scheme.summary)}.\n"]
     lines += [f"{name}\n: {escaped(text)}\n" for name, text in facts.items() if text]
     lines.append(_table(("", "moves", "shares up", "shares down"), rows))
     lines.append(_options(scheme.options, scheme.name))

@@ -17,8 +17,9 @@ from replay.report.scheme_tables import facts_of
 from replay.schemes import SCHEMES, find, outside
 from replay.schemes.contract import CHECKS, examine
 from replay.schemes.contract.layers import LAYERS, ONE_TOKEN
+from replay.schemes.contract.tensor_checks import TENSOR_CHECKS
 from replay.schemes.options import about
-from replay.schemes.registry import COMPARED
+from replay.schemes.registry import COMPARED, TENSOR_SCHEMES
 
 PLAIN = Path(replay.schemes.ep.plain.__file__).read_text(encoding="utf-8")
 MINE = PLAIN.replace('name = "plain"', 'name = "mine"')
@@ -62,13 +63,14 @@ def test_the_list_fits_a_terminal_and_names_all(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_list_as_json() -> None:
     rows = json.loads(invoke("schemes", "--json").stdout)
-    assert [row["name"] for row in rows] == list(COMPARED)
+    assert [row["name"] for row in rows] == [*COMPARED, *TENSOR_SCHEMES]
     for row in rows:
         assert row["source"] and row["summary"]
+        assert set(row["options"]) == {one["name"] for one in row["about_options"]}
+    for row in rows[: len(COMPARED)]:
         assert row["validity"] == COMPARED[row["name"]].validity
         assert set(row["passes"]) <= {"forward", "backward"} and row["combine_types"]
         assert row["communication_sms"].keys() == {"dgx-h100"} and row["kernels"] >= 0
-        assert set(row["options"]) == {one["name"] for one in row["about_options"]}
 
 
 @pytest.mark.parametrize("name", mostly_extended([*SCHEMES, "plain"]))
@@ -95,6 +97,17 @@ def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The contract on two layers: what it finds and how that is told does not depend on more."""
     few = {name: LAYERS[name] for name in (ONE_TOKEN, "zipf 8 ranks")}
     monkeypatch.setattr(sys.modules[examine.__module__], "LAYERS", few)
+
+
+def test_either_kind_is_shown_and_checked() -> None:
+    for name in ("deepep", "cais"):
+        assert invoke("schemes", "show", name).stdout == invoke("schemes", name).stdout
+    assert invoke("schemes", "cais").stdout == invoke("tensor", "schemes", "cais").stdout
+    assert invoke("schemes", "list").stdout == invoke("schemes").stdout
+    checked = invoke("schemes", "check", "ladm")
+    assert checked.exit_code == 0 and "ladm keeps the contract" in checked.stdout
+    for check in TENSOR_CHECKS.values():
+        assert f"ok     {check.about}" in checked.stdout
 
 
 def test_check_passes_a_good_scheme(mine: Path) -> None:

@@ -18,7 +18,7 @@ from replay.model.machine.machine import Ints, Machine
 from replay.model.work.transformer_layer import Enter, Leave
 from replay.schemes.contract.reading import Dependencies
 from replay.schemes.contract.sms import most_in_use
-from replay.schemes.tp.registry import find
+from replay.schemes.registry import find
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,7 +231,7 @@ def test_the_kernel_beside_takes_sms_from_the_product() -> None:
         product_ps(many, Kind.GEMM2, 66) - product_ps(few, Kind.GEMM2, 116)
     )
     for step, blocks in ((few, 16), (many, 66)):
-        assert find("coconet").with_options({"blocks": blocks}).communication_sms(
+        assert find("coconet", "tp").with_options({"blocks": blocks}).communication_sms(
             step.machine
         ) == blocks  # fmt: skip
         held = step.machine.sms.ledger[-1].held
@@ -310,22 +310,22 @@ def test_rows_and_sums_take_the_time_of_their_ports() -> None:
 def test_options_that_are_not_possible_are_refused_in_one_line() -> None:
     for option in ({"blocks": 0}, {"chunks": -1}, {"overlap": "perhaps"}):
         with pytest.raises(UserError) as refusal:
-            find("coconet").with_options(option)
+            find("coconet", "tp").with_options(option)
         assert "\n" not in str(refusal.value)
 
 
 def test_two_gpus_exchange_without_the_switch() -> None:
     layer = OneStep("coconet", Leave, k=64, num_ranks=2, tokens=64, hidden=64).layer
-    assert find("coconet-nvls").refuses(layer) == (
+    assert find("coconet-nvls", "tp").refuses(layer) == (
         "NCCL uses the switch for 3 GPUs or more, not for 2"
     )
 
 
 def test_options_are_in_the_description() -> None:
-    described = find("coconet").with_options({"sequence_parallel": "true"}).describe()
+    described = find("coconet", "tp").with_options({"sequence_parallel": "true"}).describe()
     assert described["sequence_parallel"] is True
     assert described["options"] == {
         "blocks": 16, "chunks": 0, "overlap": True, "sequence_parallel": True,
     }  # fmt: skip
-    names = [find("coconet"), find("coconet").with_options({"sequence_parallel": True})]
+    names = [find("coconet", "tp"), find("coconet", "tp").with_options({"sequence_parallel": True})]
     assert [one.traffic for one in names] == [("none", "ring-all"), ("ring", "ring")]

@@ -9,7 +9,7 @@ import pytest
 
 import replay.experiments.dense
 from replay.experiments.dense import compare
-from replay.schemes.tp.registry import SCHEMES
+from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 from replay.schemes.tp.traffic import GATHERS, REDUCES
 
 FOLDER = Path(replay.experiments.dense.__file__).parent

@@ -14,7 +14,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Ints, MemoryTraffic
 from replay.model.work.transformer_layer import Enter, Leave
 from replay.schemes.contract.reading import Dependencies
-from replay.schemes.tp.registry import find
+from replay.schemes.registry import find
 
 N, TOKENS, HIDDEN, INNER = 8, 2048, 2048, 2048
 SMS = 132
@@ -340,13 +340,13 @@ def test_one_kernel_is_launched_where_others_have_two() -> None:
 
 @pytest.mark.parametrize("scheme", ["fuselib", "fuselib-nvls"])
 def test_no_sm_only_communicates(scheme: str) -> None:
-    assert find(scheme).communication_sms(leave(scheme).machine) == 0
+    assert find(scheme, "tp").communication_sms(leave(scheme).machine) == 0
 
 
 def test_options_that_are_not_possible_are_refused_in_one_line() -> None:
     for option in ({"pushing_blocks": 0}, {"message_rows": 0}, {"sequence_parallel": "perhaps"}):
         with pytest.raises(UserError) as refusal:
-            find("fuselib").with_options(option)
+            find("fuselib", "tp").with_options(option)
         assert "\n" not in str(refusal.value)
     with pytest.raises(UserError, match=r"pushing_blocks=133 .*the GPU has 132 SMs"):
         enter(pushing_blocks=133)

@@ -18,7 +18,7 @@ from replay.model.work.transformer_layer import (
 )
 from replay.schemes.contract.case import system_for
 from replay.schemes.tp.kernels import Kernels
-from replay.schemes.tp.plain import Plain
+from replay.schemes.tp.plain import NoCommunication
 
 RANKS, TOKENS, HIDDEN = 4, 4096, 2048
 
@@ -30,7 +30,9 @@ def layer_of(*steps: Step, is_backward: bool = False) -> TensorLayer:
 def replayed(layer: TensorLayer, *, sequence_parallel: bool = True) -> Timeline:
     """The kernels of a layer without communication."""
     machine = Machine(system_for(RANKS), GraphBuilder(KIND_NAMES), RANKS)
-    Plain(sequence_parallel=sequence_parallel).build(layer, machine, machine.mark(machine.ranks))
+    NoCommunication(sequence_parallel=sequence_parallel).build(
+        layer, machine, machine.mark(machine.ranks)
+    )
     return schedule(machine.graph.build())
 
 

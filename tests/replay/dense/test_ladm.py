@@ -16,10 +16,10 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Ints, Machine
 from replay.model.work.transformer_layer import Enter, Leave, Product, Step, TensorLayer
 from replay.schemes.contract.sms import most_in_use
+from replay.schemes.registry import find
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE
-from replay.schemes.tp.plain import Plain
-from replay.schemes.tp.registry import find
+from replay.schemes.tp.plain import NoCommunication
 
 TOKENS, HIDDEN = 8192, 2048
 LEAVE, ENTER = Leave(Product(TOKENS, HIDDEN, 1024)), Enter(Product(TOKENS, 2048, HIDDEN))
@@ -40,7 +40,7 @@ class Run:
         begins_us: tuple[int, ...] = (), overrides: dict[str, Any] | None = None,
         name: str = "ladm", is_backward: bool = False, **options: object,
     ) -> None:  # fmt: skip
-        scheme = Plain(sequence_parallel=True) if name == "plain" else find(name)
+        scheme = NoCommunication(sequence_parallel=True) if name == "plain" else find(name, "tp")
         self.system = hwmodel.load("dgx-h100", overrides or {})
         self.layer = TensorLayer(num_ranks, tokens, hidden, steps, is_backward)
         self.machine = Machine(self.system, GraphBuilder(KIND_NAMES), num_ranks)
@@ -233,7 +233,7 @@ def test_blocks_are_of_the_kernel_and_no_others_communicate() -> None:
     for step in ("leave", "enter"):
         run = ran(step)
         assert most_in_use(run.timeline, run.machine).sms <= run.system.sm.num_sms
-        assert find("ladm").communication_sms(run.machine) == 0
+        assert find("ladm", "tp").communication_sms(run.machine) == 0
 
 
 def test_loads_of_the_same_rows_are_counted_with_their_skew() -> None:
@@ -258,4 +258,4 @@ def test_backward_rows_are_loaded_by_a_kernel_before_the_product() -> None:
 
 def test_impossible_options_are_refused() -> None:
     with pytest.raises(UserError, match="slice_values=-1 of scheme 'ladm': must be at least 0"):
-        find("ladm").with_options({"slice_values": -1})
+        find("ladm", "tp").with_options({"slice_values": -1})

@@ -13,7 +13,7 @@ from replay.experiments.dense import TensorComparison, TensorResult, compare, lo
 from replay.experiments.dense.setup import Setup
 from replay.experiments.dense.spec import TensorSpec
 from replay.measure.measured import measures
-from replay.schemes.tp.registry import SCHEMES
+from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 
 SMALL: dict[str, Any] = {"model": "llama-2-7b", "tp": 4, "tokens": 256, "scheme": "sp-ring"}
 

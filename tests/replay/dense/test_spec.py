@@ -9,7 +9,7 @@ import pytest
 from replay.errors import UserError
 from replay.experiments.dense import compare, run
 from replay.experiments.dense.spec import TensorSpec
-from replay.schemes.tp.registry import find
+from replay.schemes.registry import find
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": "nope"}, "unknown model 'nope'; known: "),
@@ -84,8 +84,8 @@ def test_a_pass_has_the_name_that_commands_use() -> None:
 
 
 def test_a_whole_number_is_a_number() -> None:
-    options = find("cais").with_options({"timeout_us": 1}).options
+    options = find("cais", "tp").with_options({"timeout_us": 1}).options
     assert options.timeout_us == 1.0
     assert isinstance(options.timeout_us, float)
     with pytest.raises(UserError, match="timeout_us=True of scheme 'cais': expected a number"):
-        find("cais").with_options({"timeout_us": True})
+        find("cais", "tp").with_options({"timeout_us": True})

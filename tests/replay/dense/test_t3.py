@@ -20,11 +20,11 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Ints, Machine
 from replay.model.work.ragged import places
 from replay.model.work.transformer_layer import Enter, Leave, Product, Step, TensorLayer
+from replay.schemes.registry import find
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE
 from replay.schemes.tp.overlap.pieces import Pieces, pieces_between, sums_of, whole_rows
-from replay.schemes.tp.plain import Plain
-from replay.schemes.tp.registry import find
+from replay.schemes.tp.plain import NoCommunication
 from replay.schemes.tp.t3 import ring, switch
 from replay.schemes.tp.t3.engines import Engines
 from replay.schemes.tp.t3.options import RingOptions, T3Options
@@ -204,7 +204,7 @@ class Run:
         self, name: str, *steps: Step, num_ranks: int = 8, is_backward: bool = False,
         system: str = "dgx-h100", **options: object,
     ) -> None:  # fmt: skip
-        scheme = Plain(sequence_parallel=True) if name == "plain" else find(name)
+        scheme = NoCommunication(sequence_parallel=True) if name == "plain" else find(name, "tp")
         self.layer = TensorLayer(num_ranks, TOKENS, HIDDEN, steps, is_backward)
         self.machine = Machine(hwmodel.load(system), GraphBuilder(KIND_NAMES), num_ranks)
         self.tiled: list[matrices.Tiled] = []
@@ -308,7 +308,7 @@ def test_no_sm_communicates(name: str) -> None:
             assert time.sum() == pytest.approx(whole, rel=1e-4)
         else:
             assert not len(time)
-        assert find(name).communication_sms(run.machine) == 0
+        assert find(name, "tp").communication_sms(run.machine) == 0
 
 
 @pytest.mark.parametrize(("num_ranks", "fewer_reads"), [(8, 2.5), (16, 2.2)])
@@ -492,13 +492,13 @@ def test_whole_rows_are_cut_within_chunks(num_ranks: int, owned: int, most: int)
 )
 def test_impossible_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        find(name).with_options(options)
+        find(name, "tp").with_options(options)
 
 
 def test_what_a_system_must_have() -> None:
     system = hwmodel.load("dgx-a100")
-    assert find("t3-nvls").lacks(system) == {"multicast", "reduction"}
-    assert not find("t3").lacks(system)
+    assert find("t3-nvls", "tp").lacks(system) == {"multicast", "reduction"}
+    assert not find("t3", "tp").lacks(system)
 
 
 @pytest.mark.parametrize("name", ["t3", "t3-nvls"])

@@ -22,8 +22,8 @@ from replay.engine import GraphBuilder, schedule
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.transformer_layer import Leave, Product, TensorLayer
+from replay.schemes.registry import find
 from replay.schemes.tp.kernels import Kernels
-from replay.schemes.tp.registry import find
 
 THEIRS = {
     "gpu.num_sms": 80,
@@ -48,9 +48,9 @@ def time_us(scheme: str, num_ranks: int, tokens: int, hidden: int, inner: int) -
     machine = Machine(system, GraphBuilder(KIND_NAMES), num_ranks)
     start = machine.mark(machine.ranks)
     if inner:
-        ends = find(scheme).build(layer, machine, start)
+        ends = find(scheme, "tp").build(layer, machine, start)
     else:
-        ends = find(scheme).gather(Kernels(machine, layer, layer.owned), start)
+        ends = find(scheme, "tp").gather(Kernels(machine, layer, layer.owned), start)
     return float(schedule(machine.graph.build()).visible_ps[ends].max()) / 1e6
 
 

@@ -17,7 +17,7 @@ from replay.errors import UserError
 from replay.experiments.base import estimate as estimates
 from replay.experiments.base.crews import worker
 from replay.experiments.base.estimate import Asked, Estimate, Size, UnfitError, thinned
-from replay.experiments.layer import comparison, fit
+from replay.experiments.layer import fit
 from replay.experiments.layer import replay as replayer
 from replay.experiments.layer.replay import estimate
 from replay.model.work.batch import form_batch
@@ -212,7 +212,7 @@ def test_short_replays_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_long_replay_says_so_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "LONG_PAIRS", 1)
     monkeypatch.setattr(replayer, "LONG_SECONDS", 0)
-    monkeypatch.setattr(comparison, "LONG_SECONDS", 0)
+    monkeypatch.setattr(estimates, "LONG_SECONDS", 0)
     said: list[str] = []
     trace = layers("mixtral-8x7b", 8, 30, 2)
     replay.run(trace, report=said.append, **settings("deepep"))

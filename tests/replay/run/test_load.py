@@ -13,6 +13,7 @@ import pytest
 import replay
 from replay.errors import UserError
 from replay.experiments.base.load import load_one
+from replay.experiments.layer.experiment import EXPERIMENT
 from replay.experiments.layer.result import Comparison, Result
 
 DATA = Path(__file__).parents[2] / "data" / "results"

@@ -13,8 +13,8 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES, find
+from replay.schemes.contract.basics import frees
 from replay.schemes.contract.case import Case, chain_of
-from replay.schemes.contract.checks import frees
 from replay.schemes.contract.layers import draw, work
 from replay.schemes.contract.sms import Use, most_in_use
 from replay.schemes.registry import EXAMPLES

@@ -1,8 +1,8 @@
 """A folder of results: one file per finished point, named by the point's identity.
 
 Files are written aside and renamed, so that who is killed leaves whole files only; several
-processes may share a folder, since equal names hold equal bytes. A file is believed only if it says that it
-is the point looked for and its checksum holds.
+processes may share a folder, since equal names hold equal bytes. A file is believed only if it says
+that it is the point looked for and its checksum holds.
 
 A point that failed lies apart, in ``failures``: that is no result, and it is tried again.
 """

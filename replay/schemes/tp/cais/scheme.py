@@ -31,7 +31,7 @@ from replay.schemes.tp.cais.kernels import Blocks
 from replay.schemes.tp.cais.moves import Moves
 from replay.schemes.tp.cais.norms import interleaved, normalise
 from replay.schemes.tp.cais.options import CaisOptions
-from replay.schemes.tp.traffic import Traffic
+from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Cais(TensorScheme):
         "virtual channels that take turns. The switch lets entries of its tables go in the order "
         "of their last use, also those that wait for data"
     )
-    traffic = Traffic("merged", "merged")
+    traffic = TensorTraffic("merged", "merged")
     needs = frozenset({"multicast", "reduction"})
     proposes = frozenset({"request-merging"})
     options: CaisOptions = CaisOptions()
@@ -63,7 +63,7 @@ class Cais(TensorScheme):
         """The scheme with some options replaced; without the merge unit every GPU gets all rows."""
         changed = super().with_options(given)
         way = "merged" if changed.options.merge else "direct"
-        changed.traffic = Traffic(way, way)
+        changed.traffic = TensorTraffic(way, way)
         return changed
 
     # ---- a layer ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 
 from replay.model.work.transformer_layer import Enter, Leave
 from replay.schemes.tp.base import TensorScheme
-from replay.schemes.tp.traffic import Traffic
+from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +61,9 @@ class Overlapping(TensorScheme):
         self.sequence_parallel = self.options.sequence_parallel
         moves = self._moves
         self.traffic = (
-            Traffic(moves, moves) if self.sequence_parallel else Traffic("none", f"{moves}-all")
+            TensorTraffic(moves, moves)
+            if self.sequence_parallel
+            else TensorTraffic("none", f"{moves}-all")
         )
 
     def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:

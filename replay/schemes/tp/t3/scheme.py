@@ -32,7 +32,7 @@ from replay.schemes.tp.overlap.pieces import Pieces, Sums, chunks_of, sums_of, w
 from replay.schemes.tp.t3 import ring, switch
 from replay.schemes.tp.t3.engines import Engines
 from replay.schemes.tp.t3.options import RingOptions, T3Options
-from replay.schemes.tp.traffic import Traffic
+from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
     from replay.model.compute.row_tiles import RowTiles
@@ -165,7 +165,7 @@ class T3(Tracked):
         "that adds what is stored; a tile's sums are a piece; buffers of two steps in turn; the "
         "first store into a sum finds a cleared one"
     )
-    traffic = Traffic("ring", "ring")
+    traffic = TensorTraffic("ring", "ring")
     needs = frozenset({"copy-engine"})
     proposes = frozenset({"store-tracking", "triggered-copies", "near-memory-reduction"})
     options: RingOptions = RingOptions()
@@ -204,7 +204,7 @@ class T3Switch(Tracked):
         "that use addresses of all GPUs (Klenk et al., ISCA 2020); a flag of each tracker to the "
         "owner's for each tile; buffers of two steps in turn"
     )
-    traffic = Traffic("switch", "switch")
+    traffic = TensorTraffic("switch", "switch")
     needs = frozenset({"copy-engine", "multicast", "reduction"})
     proposes = frozenset({"store-tracking", "triggered-copies", "multimem-engines"})
     options: T3Options = T3Options()

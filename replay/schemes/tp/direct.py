@@ -1,0 +1,95 @@
+"""The scheme to copy: every row stored straight to each other GPU, kernels in turn.
+
+Modelled: what a first implementation over NVLink does. SMs of a kernel store each row that the GPU
+owns into the memory of every other GPU; a barrier says that all rows are there; the product runs.
+Behind a product they store the partial sum of each row to the GPU that owns it, and a kernel there
+adds the sums of all GPUs up.
+
+Source: definition. It is found by name (``--scheme sp-direct``) and left out of comparisons that
+ask for no scheme by name, which are about published ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import MemoryTraffic
+from replay.schemes.options import Options, option
+from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
+from replay.schemes.tp.traffic import TensorTraffic
+
+if TYPE_CHECKING:
+    from replay.model.machine.kinds import PhaseKinds
+    from replay.model.machine.machine import Ints, Machine
+    from replay.schemes.tp.kernels import Kernels
+
+
+@dataclass(frozen=True)
+class DirectOptions(Options):
+    """Options of the two kernels that store rows."""
+
+    num_sms: int = option(
+        16, least=1, help="SMs that store rows, in either direction.", source="chosen"
+    )
+
+
+class Direct(TensorScheme):
+    """Direct stores of rows, and of partial sums back."""
+
+    name = "sp-direct"
+    summary = "direct stores of rows and sums, kernels in turn; the one to copy"
+    source = "definition"
+    traffic = TensorTraffic("direct", "direct")
+    options: DirectOptions = DirectOptions()
+
+    def communication_sms(self, machine: Machine) -> int:
+        """Those that store."""
+        return self.options.num_sms
+
+    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+        """Store every row to each GPU that does not own it."""
+        machine, layer = kernels.machine, kernels.layer
+        if layer.num_ranks == 1:
+            return after
+        owner, other = self._pairs(kernels)
+        return self._stored(kernels, GATHER, owner, other, machine.kernel(after, "gather"))
+
+    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+        """Store every partial sum to the row's owner, who adds them up."""
+        machine, layer = kernels.machine, kernels.layer
+        if layer.num_ranks == 1:
+            return after
+        owner, other = self._pairs(kernels)
+        landed = self._stored(kernels, REDUCE, other, owner, machine.kernel(after, "reduce"))
+        own = np.full(layer.num_ranks, layer.owned * layer.row_bytes)
+        # Reads the sums of all GPUs, writes their sum.
+        summed = MemoryTraffic(read=own * layer.num_ranks, written=own)
+        return machine.memory_kernel(Kind.BETWEEN, summed, landed, "add")
+
+    def _pairs(self, kernels: Kernels) -> tuple[Ints, Ints]:
+        """Owner of each row, once for every other GPU, and that GPU: two (pair,)."""
+        ranks, owned = kernels.machine.ranks, kernels.layer.owned
+        owner, other = np.repeat(ranks, len(ranks) * owned), np.tile(ranks, len(ranks) * owned)
+        return owner[owner != other], other[owner != other]
+
+    def _stored(
+        self, kernels: Kernels, kinds: PhaseKinds, src: Ints, dst: Ints, begun: Ints
+    ) -> Ints:
+        """Store a row per pair: (rank,) tasks after which every GPU has all of its rows."""
+        machine, row_bytes = kernels.machine, kernels.layer.row_bytes
+        sms = self.options.num_sms
+        split = machine.sms.split(f"scheme {self.name!r}", {"num_sms": sms})
+        pool = split.pool("direct-store", sms)
+        time = machine.costs.sm_store(np.full(len(src), row_bytes))
+        issued = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
+        fan_out = machine.transfers.fan_out(src, dst)
+        outboxes = machine.buffers.outboxes(pool[src])
+        stored = machine.transfers.store(
+            kinds, src, dst, row_bytes, issued, fan_out, on=outboxes
+        )  # fmt: skip
+        landed = machine.gather(stored.arrived, dst, begun)
+        return machine.sync.barrier(kinds, landed, behind_stores=True)
