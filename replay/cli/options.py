@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from replay.errors import UserError, unknown
-from replay.experiments.base.spec import Flag
+from replay.experiments.base.spec import PLACES, Flag
 from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.common import tell_assumed
 from tracegen.cli.outputs import file_option
@@ -111,7 +111,7 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
         kind, info = bool, typer.Option(f"--{word}/--no-{word}", help=text)
     elif kinds in ({int}, {float}):
         (kind,) = kinds
-    elif name == "trace" and not flags:
+    elif name in PLACES and not flags:
         info = typer.Argument(help=text, show_default=False)
     annotation = Annotated[kind | None, info]
     return inspect.Parameter(

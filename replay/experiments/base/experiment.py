@@ -299,5 +299,5 @@ class Registry(Mapping[str, AnyExperiment]):
         return self[name]
 
 
-EXPERIMENTS = Registry(("layer", "dense", "collective", "place", "train", "serve"))
+EXPERIMENTS = Registry(("layer", "dense", "collective", "place", "train", "serve", "choose"))
 """Every experiment: a folder of `replay.experiments` each, whose ``experiment.py`` has it."""

@@ -25,7 +25,6 @@ Converter = Callable[[Mapping[str, Any]], dict[str, Any]]
 OTHERS = (
     "replay.experiments.serve.arrivals:Arrived",
     "replay.experiments.serve.arrivals:ArrivedComparison",
-    "replay.experiments.choose.result:Choice",
     "replay.studies.differences.parts:Difference",
     "replay.studies.differences.explanation:Explanation",
     "replay.studies.sweeps.saved:SavedSweep",

@@ -25,7 +25,7 @@ MAKERS: dict[str, str] = {
     "InferResult": "replay.report.pages.infer",
     "ArrivedComparison": "replay.report.pages.arrivals",
     "Arrived": "replay.report.pages.arrivals",
-    "Choice": "replay.experiments.choose.page",
+    "SearchResult": "replay.experiments.choose.page",
     "Explanation": "replay.report.pages.explanation",
 }
 """Module whose `page` shows a kind of result, by the name of its class."""

@@ -13,7 +13,8 @@ from replay.cli.app import app
 from replay.experiments import dense as tensor
 from replay.experiments import train as training
 from replay.experiments.choose.candidate import Cost
-from replay.experiments.choose.result import Choice, Found, Row
+from replay.experiments.choose.result import Found, Row, SearchResult
+from replay.experiments.choose.spec import ChooseSpec
 from replay.experiments.collective.experiment import run as collective
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import size_text, sizes_of
@@ -231,7 +232,17 @@ def test_a_search_has_its_best_named_and_every_candidate_drawn() -> None:
         system="dgx-h100", scheme="deepep", rows=rows, looked_at=9, left_out={"no": 2},
         refused={}, failed={}, pruned=4, skipped=0,
     )  # fmt: skip
-    shown = page(Choice(space={"model": "small"}, by="tokens", top=2, systems=[found]))
+    shown = page(
+        SearchResult(
+            run_id="",
+            version="",
+            spec=ChooseSpec(),
+            space={"model": "small"},
+            by="tokens",
+            top=2,
+            systems=[found],
+        )
+    )
     best, others = chart(shown, "mfu-1").lines
     assert best.labels == ["2 layers"] and list(best.y) == [100 * rows[0].cost.mfu]
     assert len(others.x) == 2
