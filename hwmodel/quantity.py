@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from tracegen.shared.strict import StrictDocument
 
 T = TypeVar("T")
 
@@ -25,13 +27,7 @@ Links = Annotated[list[NonNegativeInt], Field(min_length=1)]
 Excess = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
 
 
-class Strict(BaseModel):
-    """Unknown keys are errors, "8" is not 8, and nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Range(Strict):
+class Range(StrictDocument):
     """Where a value lies in nine cases of ten, in its own unit, as its source gives it."""
 
     low: Positive
@@ -55,7 +51,7 @@ keeps its ratio to another value. `Range`: as the source says.
 """
 
 
-class Quantity(Strict, Generic[T]):
+class Quantity(StrictDocument, Generic[T]):
     """One number of a preset with its source; presets of the package state each one's spread."""
 
     value: T

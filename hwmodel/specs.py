@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, Field, model_validator
 
-from hwmodel.quantity import Quantity, Strict
+from hwmodel.quantity import Quantity
 from hwmodel.tables import (
     AiCoreSpec,
     AttentionSpec,
@@ -32,11 +32,12 @@ from hwmodel.tables import (
     WarpSpec,
 )
 from hwmodel.units import unit_of
+from tracegen.shared.strict import StrictDocument
 
 _SUM_BYTES = 4  # of an FP32 value
 
 
-class SystemSpec(Strict):
+class SystemSpec(StrictDocument):
     """A whole preset file."""
 
     name: Annotated[str, Field(min_length=1)]

@@ -21,14 +21,14 @@ from hwmodel.quantity import (
     Positive,
     Quantity,
     Ratio,
-    Strict,
     Units,
 )
+from tracegen.shared.strict import StrictDocument
 
 RankOrder = Literal["by node", "round robin"]
 
 
-class FabricSpec(Strict):
+class FabricSpec(StrictDocument):
     """GPUs, and the number of links to each switch plane."""
 
     num_gpus: Quantity[Units]
@@ -46,14 +46,14 @@ class FabricSpec(Strict):
     leaf switch to the spine."""
 
 
-class MeshSpec(Strict):
+class MeshSpec(StrictDocument):
     """Links of GPUs to one another; only of machines without switches."""
 
     links_per_pair: Quantity[Units]
     """Between any two GPUs of a domain."""
 
 
-class GroupsSpec(Strict):
+class GroupsSpec(StrictDocument):
     """Groups of GPUs of a domain, such as nodes behind a second tier of switches."""
 
     num_gpus: Quantity[Units]
@@ -64,7 +64,7 @@ class GroupsSpec(Strict):
     """Between groups, added to the way within one."""
 
 
-class LinkSpec(Strict):
+class LinkSpec(StrictDocument):
     """NVLink: rate, latency of a hop, and the overhead of a packet."""
 
     links_per_gpu: Quantity[Units]
@@ -101,7 +101,7 @@ class LinkSpec(Strict):
     """On the way back, for each packet of data that a copy engine writes."""
 
 
-class SwitchSpec(Strict):
+class SwitchSpec(StrictDocument):
     """Abilities of the switch, and its buffers."""
 
     traversal_ns: Quantity[NonNegative]
@@ -130,7 +130,7 @@ class SwitchSpec(Strict):
     """Flits that one channel of one port holds; 0 is any number."""
 
 
-class GpuSpec(Strict):
+class GpuSpec(StrictDocument):
     """The GPU seen from the fabric, and its SMs as movers of bytes."""
 
     num_sms: Quantity[Units]
@@ -157,7 +157,7 @@ class GpuSpec(Strict):
     """A load that hits the L2 cache."""
 
 
-class WarpSpec(Strict):
+class WarpSpec(StrictDocument):
     """Times of single warps, where they are the limit and not bytes per second.
 
     Only of machines that run CUDA.
@@ -179,7 +179,7 @@ class WarpSpec(Strict):
     """SM time of a bulk copy of 512 bytes, into its shared memory or out of it."""
 
 
-class HbmSpec(Strict):
+class HbmSpec(StrictDocument):
     """Device memory."""
 
     capacity_MiB: Quantity[Count]
@@ -196,7 +196,7 @@ class HbmSpec(Strict):
     """Of a load that misses all caches."""
 
 
-class ComputeSpec(Strict):
+class ComputeSpec(StrictDocument):
     """Matrix multiplication as tiles on SMs."""
 
     bf16_peak_TFLOP_per_s: Quantity[Positive]
@@ -240,7 +240,7 @@ class ComputeSpec(Strict):
     """Values that share one 4-byte scale."""
 
 
-class AttentionSpec(Strict):
+class AttentionSpec(StrictDocument):
     """Fused attention kernels, in BF16."""
 
     forward_efficiency: Quantity[Ratio]
@@ -257,7 +257,7 @@ class AttentionSpec(Strict):
     """Keys of a tile."""
 
 
-class OverheadsSpec(Strict):
+class OverheadsSpec(StrictDocument):
     """Costs of software around the work."""
 
     launch_us: Quantity[NonNegative]
@@ -291,7 +291,7 @@ class OverheadsSpec(Strict):
     """Until a polling loop has seen a flag that is already visible."""
 
 
-class NcclSpec(Strict):
+class NcclSpec(StrictDocument):
     """Kernels of NCCL on this chip; starts are counted from the start of a kernel.
 
     Machines that run CUDA have this table and `WarpSpec`, others neither.
@@ -325,7 +325,7 @@ class NcclSpec(Strict):
     """Of the host's thread for a write that it posts, a buffer that it offers, or a completion."""
 
 
-class AiCoreSpec(Strict):
+class AiCoreSpec(StrictDocument):
     """What a core of an Ascend NPU has beside its cube unit, which stands for an SM's tensor cores.
 
     Only of machines that run CANN. Their num_sms counts AI cores: a cube core with its vector
@@ -343,7 +343,7 @@ class AiCoreSpec(Strict):
     bytes: loading, casting and storing wait for one another."""
 
 
-class PcieSpec(Strict):
+class PcieSpec(StrictDocument):
     """Between a GPU and its network card."""
 
     bandwidth_GB_per_s: Quantity[Positive]
@@ -352,7 +352,7 @@ class PcieSpec(Strict):
     """One way."""
 
 
-class NicSpec(Strict):
+class NicSpec(StrictDocument):
     """Scale-out: a network card for each GPU."""
 
     bandwidth_GB_per_s: Quantity[Positive]
@@ -366,7 +366,7 @@ class NicSpec(Strict):
     """Least time of the card for each write, however few its bytes: one over its message rate."""
 
 
-class NetworkSpec(Strict):
+class NetworkSpec(StrictDocument):
     """Leaf switches that the network cards hang on, and the spine that joins these."""
 
     rails: Quantity[Units]

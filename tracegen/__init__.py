@@ -4,13 +4,13 @@ Knows tokens, experts, layers, steps and files; knows nothing of GPUs, links or 
 Names are imported on first use, so that ``import tracegen`` costs next to nothing.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # The one eager import, of a module that imports nothing itself: `tracegen.capture` is the
 # function. Importing the submodule first would bind the module to that name for good, while
 # this binds the function after it, and Python never sets a loaded submodule's name again.
 from tracegen.capture import capture
+from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
     from tracegen import generate as generate
@@ -35,38 +35,30 @@ if TYPE_CHECKING:
     from tracegen.trace.tables import TraceInfo as TraceInfo
     from tracegen.trace.tables import TraceModel as TraceModel
 
-_HOME = {
-    "GENERATORS": "generate",
-    "GraphCounts": "trace.graph",
-    "LayerDag": "trace.routing",
-    "ModelShape": "models",
-    "RequestTable": "trace.tables",
-    "RoutingTrace": "trace.routing",
-    "TokenExpertGraph": "trace.graph",
-    "TokenTable": "trace.tables",
-    "TraceFile": "file.reader",
-    "TraceInfo": "trace.tables",
-    "TraceModel": "trace.tables",
-    "UserError": "shared.errors",
-    "count_graph": "trace.graph",
-    "expert_graph": "trace.graph",
-    "load": "library",
-    "open": "library",
-    "write": "file.writer",
+_HOMES = {
+    "GENERATORS": "tracegen.generate",
+    "GraphCounts": "tracegen.trace.graph",
+    "LayerDag": "tracegen.trace.routing",
+    "ModelShape": "tracegen.models",
+    "RequestTable": "tracegen.trace.tables",
+    "RoutingTrace": "tracegen.trace.routing",
+    "TokenExpertGraph": "tracegen.trace.graph",
+    "TokenTable": "tracegen.trace.tables",
+    "TraceFile": "tracegen.file.reader",
+    "TraceInfo": "tracegen.trace.tables",
+    "TraceModel": "tracegen.trace.tables",
+    "UserError": "tracegen.shared.errors",
+    "count_graph": "tracegen.trace.graph",
+    "expert_graph": "tracegen.trace.graph",
+    "load": "tracegen.library",
+    "open": "tracegen.library:open_trace",
+    "write": "tracegen.file.writer",
+    "generate": "tracegen.generate:",
+    "importers": "tracegen.importers:",
+    "library": "tracegen.library:",
+    "models": "tracegen.models:",
 }
-_SUBMODULES = ("generate", "importers", "library", "models")
 
-__all__ = ["capture", *_HOME, *_SUBMODULES]
+__all__ = ["capture", *_HOMES]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    if name in _SUBMODULES:
-        return importlib.import_module(f"tracegen.{name}")
-    if name not in _HOME:
-        msg = f"module 'tracegen' has no attribute {name!r}"
-        raise AttributeError(msg)
-    module = importlib.import_module(f"tracegen.{_HOME[name]}")
-    value = getattr(module, "open_trace" if name == "open" else name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)

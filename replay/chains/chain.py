@@ -1,11 +1,11 @@
-"""Layers as a graph: one body for a layer and for a whole model.
+"""Layers as one graph: what goes into it, layer after layer, and where each layer lies in it.
 
 In a chain, a GPU goes on to the next layer when its own tokens are combined and its SMs have done
 what they do for others, with the kernels of that layer that are not routed experts. Nothing else
 holds it back, so a GPU with little work runs ahead until it needs rows of one that is late:
 stragglers propagate through the schemes' own dependencies.
-A layer by itself is a chain of one layer, with nothing before it. `replay.chains.interleave` builds
-chains in which two micro-batches alternate, `replay.chains.chain_results` replays either.
+A layer by itself is a chain of one layer, with nothing before it. `replay.chains.replay` describes
+and replays chains.
 """
 
 from __future__ import annotations
@@ -18,28 +18,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.chains.memory import largest, memory_of
-from replay.chains.summaries import mean_routing
-from replay.engine import GraphBuilder
+from replay.chains.memory import largest
 from replay.errors import UserError
-from replay.model.compute.gradient_reduction import reduce_gradients
-from replay.model.compute.replication import replicate
-from replay.model.compute.shared import PLACED
-from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.machine.machine import Machine, Time
-from replay.model.machine.times import NO_TIME
+from replay.measure.parts import Routing
 from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.outside import BuildFailed
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.chains.occupied import Span
-    from replay.engine import TaskGraph
+    from replay.chains.kernel_streams import KernelSpan
+    from replay.engine import GraphBuilder, TaskGraph
     from replay.engine.taskgraph import Int32s
-    from replay.measure.parts import Memory, Routing
+    from replay.measure.parts import Memory
     from replay.model.compute.dense import Between
-    from replay.model.machine.host import Launch
-    from replay.model.machine.machine import Ints
+    from replay.model.machine.machine import Ints, Machine
     from replay.model.work.context import Context
     from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
@@ -93,7 +85,7 @@ class ChainLink:
         return (self.step, self.is_backward) == (other.step, other.is_backward)
 
     def which(self) -> dict[str, int]:
-        """Which layer it is, as results say it."""
+        """Give the numbers of the layer, as results hold them."""
         return {
             "step": self.step,
             "layer_index": self.layer_index,
@@ -101,8 +93,9 @@ class ChainLink:
         }
 
     def alone(self) -> ChainLink:
-        """Leave out what lies before the layer."""
-        return dataclasses.replace(self, between=None)
+        """Leave out what lies before the layer, and make its work now, once for all who ask."""
+        work = self.work()
+        return dataclasses.replace(self, between=None, work=lambda: work)
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class MicroBatch:
 
 
 class Built(NamedTuple):
-    """Layers as one graph.
+    """Graph of layers.
 
     Attributes
     ----------
@@ -140,15 +133,15 @@ class Built(NamedTuple):
     machine: Machine
 
 
-class Pieces(NamedTuple):
-    """Tasks by layer.
+class TaskRanges(NamedTuple):
+    """Ranges of tasks, and the layer that each is of.
 
     Attributes
     ----------
     bounds
-        (piece + 1,): tasks of piece p are ``[bounds[p], bounds[p + 1])``.
+        (range + 1,): tasks of range r are ``[bounds[r], bounds[r + 1])``.
     layer
-        (piece,): the layer that they are of.
+        (range,): the layer.
     """
 
     bounds: Ints
@@ -162,110 +155,18 @@ class Pieces(NamedTuple):
         return of_task
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Layers as one graph, and where each of them lies in it.
-
-    Attributes
-    ----------
-    built
-        The graph.
-    reached, starts, finishes
-        (layer, rank): the task at which each rank comes to what lies before a layer, that at which
-        its part of the layer begins, and that after which its tokens are combined and its SMs free.
-        Of two micro-batches, reached and begun by the first, finished by both.
-    pieces
-        Where the tasks of each layer lie.
-    routing
-        What the routing asks for, mean over the layers.
-    last_work
-        The work of the last layer.
-    memory
-        Device memory of the layer that takes most.
-    spans
-        See `Added`.
-    """
-
-    built: Built
-    reached: list[Ints]
-    starts: list[Ints]
-    finishes: list[Ints]
-    pieces: Pieces
-    routing: Routing
-    last_work: LayerWork
-    memory: Memory
-    spans: Sequence[tuple[Span, ...]]
-
-
-def build(
-    links: Sequence[ChainLink],
-    system: System,
-    scheme: Scheme,
-    launch: Launch | None = None,
-    *,
-    lead: Time = NO_TIME,
-    meets: bool = False,
-    progress: Callable[[], object] | None = None,
-) -> Chain:
-    """Let a scheme describe the work of layers that each GPU goes through one after the other.
-
-    Parameters
-    ----------
-    links
-        At least one layer, in order.
-    launch
-        How hosts launch kernels, see `Host`.
-    lead
-        (rank,): by how much each host begins before its GPU.
-    meets
-        Whether all ranks wait for each other after each layer.
-    progress
-        Called after every layer's tasks were added.
-    """
-    builder = GraphBuilder(KIND_NAMES)
-    described = layers(links, system, scheme, builder, launch, lead=lead, meets=meets)
-    return joined(described, builder, progress)
-
-
-def joined(
-    described: Iterable[Added], builder: GraphBuilder, progress: Callable[[], object] | None = None
-) -> Chain:
-    """Put what is added, layer after layer, together to one graph."""
-    added = []
-    for one in described:
-        added.append(one)
-        if progress is not None:
-            progress()
-
-    def by_layer(name: str) -> list[Ints]:
-        known = {layer: tasks for one in added for layer, tasks in getattr(one, name).items()}
-        return [known[layer] for layer in range(len(known))]
-
-    bounds = [added[0].pieces.bounds[:1], *(one.pieces.bounds[1:] for one in added)]
-    return Chain(
-        built=Built(builder.build(), added[-1].through, added[-1].machine),
-        reached=by_layer("reached"),
-        starts=by_layer("starts"),
-        finishes=by_layer("finishes"),
-        pieces=Pieces(np.concatenate(bounds), np.concatenate([one.pieces.layer for one in added])),
-        routing=mean_routing([one.summary for one in added]),
-        last_work=added[-1].work,
-        memory=largest([one.memory for one in added]),
-        spans=[one.spans for one in added],
-    )
-
-
-class Added(NamedTuple):
-    """What has been added to a graph up to the end of a layer.
+class LayerTasks(NamedTuple):
+    """Tasks that were added to a graph for a layer, or for a pair of them.
 
     Attributes
     ----------
     reached, starts, finishes
-        (rank,) tasks by layer, see `Chain`: those that are known now, and were not before. Tasks
-        that were added earlier are among the `ends` of then.
+        (rank,) tasks by layer, see `ChainGraph`: those that are known now, and were not before.
+        Tasks that were added earlier are among the `ends` of then.
     ends
-        (task,): all that is added later, but for what hosts do, waits for one of these.
-    pieces
+        (task,): barrier tasks. Every task that is added later waits for one of these; host tasks
+        do not.
+    ranges
         Where the tasks of each layer lie, of those that were added.
     machine
         Resources, and what was remembered of the tokens.
@@ -278,88 +179,101 @@ class Added(NamedTuple):
     through
         (rank,): the task after which each rank is through with all of it.
     spans
-        What streams are busy with, where a forward runs beside a backward pass.
+        Kernels of the streams, where a forward runs beside a backward pass.
     """
 
     reached: dict[int, Ints]
     starts: dict[int, Ints]
     finishes: dict[int, Ints]
     ends: Ints
-    pieces: Pieces
+    ranges: TaskRanges
     machine: Machine
     work: LayerWork
     summary: dict[str, float]
     memory: Memory
     through: Ints
-    spans: tuple[Span, ...] = ()
+    spans: tuple[KernelSpan, ...] = ()
 
 
-def layers(
-    links: Sequence[ChainLink],
-    system: System,
-    scheme: Scheme,
-    builder: GraphBuilder,
-    launch: Launch | None = None,
-    *,
-    lead: Time = NO_TIME,
-    meets: bool = False,
-) -> Iterator[Added]:
-    """Add layers to a graph, one each time that the next one is asked for.
+@dataclass(frozen=True)
+class ChainGraph:
+    """Layers as one graph, and where each of them lies in it.
 
-    Parameters are those of `build`.
+    Attributes
+    ----------
+    built
+        The graph.
+    reached, starts, finishes
+        (layer, rank): the task at which each rank comes to what lies before a layer, that at which
+        its part of the layer begins, and that after which its tokens are combined and its SMs free.
+        Of two micro-batches, reached and begun by the first, finished by both.
+    ranges
+        Where the tasks of each layer lie.
+    routing
+        What the routing asks for, mean over the layers.
+    last_work
+        The work of the last layer.
+    memory
+        Device memory of the layer that takes most.
+    spans
+        Kernels of the streams by pair of layers, see `LayerTasks`.
     """
-    work = links[0].work()
-    machine = Machine(
-        system, builder, work.num_ranks, scheme.uplinks, launch, lead, sample=work.sample
-    )
-    ends = machine.mark(machine.ranks)
-    reached = {0: ends}
-    for number, link in enumerate(links):
-        first_task, one_before = builder.num_tasks, links[number - 1] if number else None
-        machine.notes.layer = number
-        machine.host.next_layer(same_graph=one_before is not None and link.is_with(one_before))
-        start = link.before(machine, machine.meet(ends) if meets else ends)
-        if number:
-            work = link.work()
-        late = link.delays_ps
-        begun = start if late is None else machine.delay(Kind.DELAY, Time(late), start)
-        ends, taken = _described(scheme, work, machine, replicate(machine, work, begun))
-        ends = reduce_gradients(machine, work, ends)
-        pieces = Pieces(np.array([first_task, builder.num_tasks]), np.array([number]))
-        if number + 1 < len(links):
-            reached[number + 1] = ends
-        yield Added(
-            reached, {number: start}, {number: ends}, ends, pieces, machine, work, work.summary(),
-            taken, ends,
-        )  # fmt: skip
-        reached = {}
+
+    built: Built
+    reached: list[Ints]
+    starts: list[Ints]
+    finishes: list[Ints]
+    ranges: TaskRanges
+    routing: Routing
+    last_work: LayerWork
+    memory: Memory
+    spans: Sequence[tuple[KernelSpan, ...]]
+
+    @classmethod
+    def of(
+        cls,
+        described: Iterable[LayerTasks],
+        builder: GraphBuilder,
+        progress: Callable[[], object] | None = None,
+    ) -> ChainGraph:
+        """Put layers together while they are added to a builder; `progress` is called for each."""
+        added = []
+        for one in described:
+            added.append(one)
+            if progress is not None:
+                progress()
+        ranges = [one.ranges for one in added]
+        bounds = [ranges[0].bounds[:1], *(one.bounds[1:] for one in ranges)]
+        return cls(
+            built=Built(builder.build(), added[-1].through, added[-1].machine),
+            reached=by_layer(one.reached for one in added),
+            starts=by_layer(one.starts for one in added),
+            finishes=by_layer(one.finishes for one in added),
+            ranges=TaskRanges(
+                np.concatenate(bounds), np.concatenate([one.layer for one in ranges])
+            ),
+            routing=mean_routing([one.summary for one in added]),
+            last_work=added[-1].work,
+            memory=largest([one.memory for one in added]),
+            spans=[one.spans for one in added],
+        )
 
 
-def _described(
-    scheme: Scheme, work: LayerWork, machine: Machine, start: Ints
-) -> tuple[Ints, Memory]:
-    """Let a scheme add a layer's tasks, and state its memory: (rank,) ends, and the memory.
+def by_layer(known: Iterable[dict[int, Ints]]) -> list[Ints]:
+    """Put parts of a table by number of the layer together: one entry per layer, in order."""
+    found = {layer: values for part in known for layer, values in part.items()}
+    return [found[layer] for layer in range(len(found))]
 
-    Raises
-    ------
-    LayerRefusedError
-        If the scheme has no code for the layer.
-    UserError
-        If its options do not fit the machine, or it leaves out the layer's shared experts.
-    BuildFailed
-        If a scheme from outside raises anything else.
-    """
-    with faults_of(scheme):
-        check_code_for(scheme, work, machine.system)
-        placed = _shared_rows(machine)
-        ends = scheme.build(work, machine, start)
-        if work.shared is not None and _shared_rows(machine) - placed != work.num_tokens:
-            message = (
-                f"scheme {scheme.name!r} has no place for shared experts beside its dispatch; run "
-                "it with --shared-experts between"
-            )
-            raise UserError(message)
-        return ends, memory_of(work, machine.system, scheme)
+
+def mean_of(summaries: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean of each count of several layers."""
+    return {name: float(np.mean([one[name] for one in summaries])) for name in summaries[0]}
+
+
+def mean_routing(summaries: Sequence[dict[str, float]]) -> Routing:
+    """Mean of what the routing asks for, over layers."""
+    mean = mean_of(summaries)
+    return Routing(**{name: mean[name] for name in Routing.model_fields})
 
 
 def check_code_for(scheme: Scheme, work: LayerWork, system: System) -> None:
@@ -386,8 +300,3 @@ def faults_of(scheme: Scheme) -> Iterator[None]:
         if not scheme.code:
             raise
         raise BuildFailed(scheme, error) from error
-
-
-def _shared_rows(machine: Machine) -> int:
-    """Rows of shared experts that were placed beside a dispatch."""
-    return int(np.sum(machine.notes.counters.get(PLACED, 0)))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.chains.chain import Built, ChainLink, build
-from replay.chains.chain_results import replay_apart
+from replay.chains.chain import Built, ChainLink
+from replay.chains.replay import Replay
 from replay.errors import UserError
 from replay.model.machine.times import NO_TIME, Time
 from replay.model.work import replicas
@@ -164,6 +164,19 @@ def experts_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> npt.NDArr
     return ids
 
 
+def replay_of(
+    work: LayerWork,
+    system: System,
+    scheme: Scheme,
+    launch: Launch | None = None,
+    *,
+    lead: Time = NO_TIME,
+) -> Replay:
+    """Give the replay of one layer that begins on all ranks at once."""
+    link = ChainLink(lambda: work, is_backward=work.is_backward)
+    return Replay([link], system, scheme, launch, lead=lead)
+
+
 def build_layer(
     work: LayerWork,
     system: System,
@@ -173,7 +186,7 @@ def build_layer(
     lead: Time = NO_TIME,
 ) -> Built:
     """Let a scheme describe the work of one layer, its kernels launched as `Host` says."""
-    return build([ChainLink(lambda: work)], system, scheme, launch, lead=lead).built
+    return replay_of(work, system, scheme, launch, lead=lead).build().built
 
 
 def build_graph(
@@ -192,5 +205,4 @@ def replay_layer(
     work: LayerWork, system: System, scheme: Scheme, launch: Launch | None = None
 ) -> LayerResult:
     """Replay one layer that begins on all ranks at once, launched as `Host` says."""
-    link = ChainLink(lambda: work, is_backward=work.is_backward)
-    return next(replay_apart([link], system, scheme, launch))
+    return next(replay_of(work, system, scheme, launch).apart())

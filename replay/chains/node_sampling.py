@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hwmodel import System
     from replay.chains.chain import ChainLink
-    from replay.experiments.layer.spec import RunSpec
+    from replay.chains.settings import ChainSettings
     from replay.model.work.layer import LayerWork
 
 
@@ -70,7 +70,7 @@ def error_of(scheme: str, num_sampled: int) -> NodeError:
     )
 
 
-def check_nodes(spec: RunSpec, system: System, num_ranks: int, *, is_chain: bool) -> None:
+def check_nodes(settings: ChainSettings, system: System, num_ranks: int, *, is_chain: bool) -> None:
     """Refuse a sample of the nodes where it means nothing.
 
     Raises
@@ -78,9 +78,9 @@ def check_nodes(spec: RunSpec, system: System, num_ranks: int, *, is_chain: bool
     UserError
         Saying why, and what there is.
     """
-    if spec.sample_nodes is None:
+    if settings.sample_nodes is None:
         return
-    domains, asked = Domains(system.fabric, num_ranks), f"--sample-nodes {spec.sample_nodes}"
+    domains, asked = Domains(system.fabric, num_ranks), f"--sample-nodes {settings.sample_nodes}"
     message, values = "", system.describe()
     if domains.num == 1:
         message = f"{asked}: all {num_ranks} GPUs are in one NVLink domain of {domains.size}"
@@ -91,22 +91,23 @@ def check_nodes(spec: RunSpec, system: System, num_ranks: int, *, is_chain: bool
             f"{asked}: nodes have to be alike and not in each other's way; leave out "
             "network.oversubscription and fabric.slow, or replay all nodes"
         )
-    elif domains.size % spec.expert_tp:
+    elif domains.size % settings.expert_tp:
         message = (
-            f"{asked}: nodes have to be alike; {spec.expert_tp} GPUs that share an expert do not "
-            f"divide the {domains.size} of a node"
+            f"{asked}: nodes have to be alike; {settings.expert_tp} GPUs that share an expert do "
+            f"not divide the {domains.size} of a node"
         )
     elif is_chain:
         message = (
             f"{asked}: the busiest nodes differ from layer to layer, so that a chain has no others "
             "to go on with; --layer N replays one, --barrier replays layers by themselves"
         )
-    elif spec.interleave != "off":
-        message = f"{asked} and --interleave {spec.interleave}: nodes are sampled of whole batches"
-    elif spec.jitter != OFF:
+    elif settings.interleave != "off":
         message = (
-            f"{asked} and --jitter {spec.jitter}: nodes that are not replayed would never be late"
+            f"{asked} and --interleave {settings.interleave}: nodes are sampled of whole batches"
         )
+    elif settings.jitter != OFF:
+        given = f"{asked} and --jitter {settings.jitter}"
+        message = f"{given}: nodes that are not replayed would never be late"
     if message:
         raise UserError(message)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from replay.chains.settings import PASSES
 from replay.cli.exports import claim_exports
 from replay.cli.options import (
     AllowCodeOption,
@@ -20,7 +21,7 @@ from replay.cli.options import (
     takes_settings,
 )
 from replay.cli.screen import progress, show, tell
-from replay.experiments.layer.spec import PASSES, RunSpec
+from replay.experiments.layer.spec import RunSpec
 from replay.files import read_text
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
@@ -92,7 +93,6 @@ def run(
 ) -> None:
     """Replay a trace under one scheme."""
     import replay
-    from replay.chains.links import batch_of
     from replay.cli.exports import check_token, parse_exports
     from replay.experiments.base.host_memory import parse_size
     from replay.experiments.layer.replay import estimate
@@ -124,7 +124,7 @@ def run(
     setup = set_up(made, {}, allow_code=allowed)
     loaded, made = load_trace(None, made)
     if trace_token is not None:
-        batch = batch_of(made, loaded, setup.system, made.step)
+        batch = setup.chain_settings.batch(loaded, setup.system, made.step)
         check_token(trace_token, batch.source_rank.size)
     if dry_run:
         print(estimate(loaded, made).text())

@@ -6,13 +6,9 @@ one entry per GPU. The module is long because it is the schema of results, read 
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Strict(BaseModel):
-    """A frozen record that refuses fields it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from tracegen.shared.strict import Strict
 
 
 class Routing(Strict):

@@ -24,11 +24,11 @@ from replay.measure.parts import (
     Routing,
     SlowToken,
     SmTime,
-    Strict,
     TokenLatency,
     Utilisation,
     UtilisationOverTime,
 )
+from tracegen.shared.strict import Strict
 
 
 class Measures(Strict):

@@ -7,7 +7,7 @@ Where to look:
 - Bytes on every port, such as DeepEP's: `replay.schemes.ep.traffic` for the closed forms of all
   classes, `replay.schemes.ep.deepep.normal` for DeepEP.
 - Each model and its source: the heads of `ideal`, `nccl_alltoall`, `deepep.normal`, `nvls`,
-  `comet.scheme`, `flashdmoe.scheme`, `dysharp.scheme`, `moe_hub.scheme`.
+  `comet.scheme`, `comet.flux`, `flashdmoe.scheme`, `dysharp.scheme`, `moe_hub.scheme`.
 - Schemes by name, from a file or from a plug-in: `replay.schemes.registry.find`.
 """
 

@@ -59,7 +59,7 @@ class AnyScheme(ABC):
     proposes
         Capabilities that the scheme adds to a system that lacks them: hardware that is proposed.
     candidates
-        Values of options among which `replay.chains.tune` may choose, such as splits of the SMs.
+        Values of options among which `replay.chains.tuning` may choose, such as splits of the SMs.
     tuned_by_default
         Whether what the scheme models chooses among them by itself, since it profiles them.
     options

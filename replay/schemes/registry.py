@@ -10,7 +10,8 @@ from replay.schemes import outside
 from replay.schemes.base import KINDS
 from replay.schemes.ep.cann_ep import CannEp
 from replay.schemes.ep.ccfuser.scheme import CcFuser
-from replay.schemes.ep.comet.scheme import COMET, FLUX
+from replay.schemes.ep.comet.flux import Flux
+from replay.schemes.ep.comet.paper import Comet
 from replay.schemes.ep.deepep.elastic import ElasticDeepEp
 from replay.schemes.ep.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.ep.deepep.normal import DeepEp
@@ -68,8 +69,8 @@ SCHEMES: dict[str, Scheme] = {
         HybridEp(),
         Nvls(),
         Pangu(),
-        COMET,
-        FLUX,
+        Comet(),
+        Flux(),
         CcFuser(),
         FlashDMoe(),
         MEGAMOE,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.chains.chain_results import replay_chain
+from replay.chains.replay import Replay
 from replay.model.compute.dense_layers import DenseParts
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.times import Timed
@@ -48,12 +48,12 @@ def compare(
     Parameters
     ----------
     links
-        Layers as `replay.chains.links.links_of` gives them.
+        Layers as `replay.chains.preparation.prepare` gives them.
     launch
         How hosts launch kernels.
     """
     end = composed(timed_links(links, system, scheme, launch))
-    chain = replay_chain(links, system, scheme, launch, compare_barrier=True)
+    chain = Replay(links, system, scheme, launch).chain(compare_barrier=True)
     assert chain.barrier_us is not None
     return Compared(int(end.max()) / 1e6, chain.measures.makespan_us, chain.barrier_us)
 

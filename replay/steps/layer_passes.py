@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from replay.chains.pairs import beside
+from replay.chains.pass_pairs import ORDERS, pair_times
+from replay.chains.replay import Replay
 from replay.model.compute.dense_kernels import BF16, Kernels
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import NO_TIME, Time
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from replay.steps.times import Cause, Ints
 
 Pairing = Literal["dualpipe", "megatron"]
-"""Whose order of launches a forward pass beside a backward pass has (`replay.chains.pairs`)."""
+"""Order of launches of a forward pass beside a backward pass (`replay.chains.pass_pairs`)."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,8 @@ class LayerPasses:
             return None
         ahead, back = self._link(forward, back=False), self._link(backward, back=True)
         try:
-            found = beside(ahead, back, self.system, self.scheme, self.beside, self.launch)
+            pair = Replay([ahead, back], self.system, self.scheme, self.launch, ORDERS[self.beside])
+            found = pair_times(pair)
         except LayerRefusedError:
             return None
         busy = found.busy_ps

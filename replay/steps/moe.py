@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay.chains.chain import build
+from replay.chains.replay import Replay
 from replay.engine import schedule
 from replay.measure.alone import exposed_ps
 from replay.model.machine.times import NO_TIME, Time
@@ -57,12 +57,12 @@ def replay_moe(
         If the scheme has no code for it.
     """
     alone = dataclasses.replace(link, between=None, micro_batches=())
-    chain = build([alone], system, scheme, launch, lead=lead)
-    machine, ends = chain.built.machine, chain.built.ends
-    timeline = schedule(chain.built.graph)
+    graph = Replay([alone], system, scheme, launch, lead=lead).build()
+    machine, ends = graph.built.machine, graph.built.ends
+    timeline = schedule(graph.built.graph)
     met, exchange = timeline.visible_ps[ends], exposed_ps(machine, ends, timeline)
     after = lead_after(machine, timeline.visible_ps, met)
-    held_up, sample = _is_held_up(machine, timeline), chain.last_work.sample
+    held_up, sample = _is_held_up(machine, timeline), graph.last_work.sample
     if sample is None:
         return MoePart(met, exchange, after, held_up)
     of = sample.models

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from replay.errors import UserError, shown, unknown
+from tracegen.shared.strict import StrictDocument
 
 Recompute = Literal["none", "selective", "full"]
 """What of a forward pass is done again in the backward pass, in place of kept: nothing; what costs
@@ -27,7 +28,7 @@ MOST_CHUNKS = 1 << 12
 """Likewise, chunks of a model."""
 
 
-class Plan(BaseModel):
+class Plan(StrictDocument):
     """Sizes of a parallel plan.
 
     Raises
@@ -35,8 +36,6 @@ class Plan(BaseModel):
     UserError
         If a size does not exist, is not possible, or sizes do not fit together.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     tp: int = Field(1, ge=1, description="GPUs that slice attention and dense layers.")
     cp: int = Field(1, ge=1, description="GPUs that slice a sequence.")

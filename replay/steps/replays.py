@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.chains.chain import check_code_for
-from replay.chains.prepared import Prepared, prepare
 from replay.experiments.layer.replay import check_all
 from replay.experiments.layer.setup import Setup, set_up, spec_of
 from replay.steps.layer_passes import LayerPasses
@@ -27,6 +26,7 @@ from tracegen.generate import generate
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
+    from replay.chains.replay import Replay
     from replay.schemes import Scheme
     from replay.steps.layer_passes import Pairing
     from replay.steps.plan import Plan
@@ -174,11 +174,11 @@ class StepReplays:
         """
         ready, links = self._prepared(scheme, dict(options or {}))
         for link in (links[0, False, 0], links[0, True, 0]):
-            check_code_for(ready.setup.scheme, link.work(), self._system)
+            check_code_for(ready.scheme, link.work(), self._system)
         shared = self._shared
         passes = LayerPasses(
             self._system,
-            ready.tuned().scheme,
+            ready.tuned(self._settings.get("tune"))[0].scheme,
             ready.launch,
             shared.parts,
             shared.context,
@@ -215,7 +215,7 @@ class StepReplays:
 
     def _prepared(
         self, scheme: str | Scheme, options: dict[str, Any]
-    ) -> tuple[Prepared, dict[tuple[int, bool, int], ChainLink]]:
+    ) -> tuple[Replay, dict[tuple[int, bool, int], ChainLink]]:
         """A replay of both passes made ready, and its links by sample, pass and place."""
         settings = {
             "scheme": scheme,
@@ -234,7 +234,7 @@ class StepReplays:
         spec, system, found = spec_of(None, settings)
         setup: Setup = set_up(spec, {"content_id": self._trace.content_id}, system, found)
         check_all(setup, self._trace)
-        ready = prepare(setup, self._trace)
+        ready = setup.prepared(self._trace)
         links = {(one.step, one.is_backward, one.layer_index): one for one in ready.links}
         return ready, links
 

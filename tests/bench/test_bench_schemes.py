@@ -21,9 +21,9 @@ import pytest
 
 import hwmodel
 from replay.chains.chain import ChainLink
-from replay.chains.chain_results import build, layer_result
-from replay.chains.tune import tune
-from replay.engine import TaskGraph, schedule
+from replay.chains.replay import Replay
+from replay.chains.results import layer_result
+from replay.engine import schedule
 from replay.engine.engine import compile_ahead
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.placement import place
@@ -80,17 +80,12 @@ def line_of(name: str, num_ranks: int) -> str:
     work = work_for(scheme, num_ranks, 4096)
     warm(system, scheme)
     before = peak_MB()
-    link, tune_s, trials = ChainLink(lambda: work), 0.0, 0
-    if scheme.is_tuned(None):
-
-        def described(trial: Scheme) -> TaskGraph:
-            return build([link], system, trial, "eager").built.graph
-
-        tune_s, (scheme, tried) = timed(lambda: tune(scheme, described))
-        trials = len(tried)
-    build_s, chain = timed(lambda: build([link], system, scheme, "eager"))
+    link = ChainLink(lambda: work)
+    tune_s, (ready, tried) = timed(lambda: Replay([link], system, scheme, "eager").tuned(None))
+    trials = len(tried)
+    build_s, chain = timed(ready.build)
     schedule_s, timeline = timed(lambda: schedule(chain.built.graph))
-    read_s, _ = timed(lambda: layer_result(link, chain, timeline, scheme))
+    read_s, _ = timed(lambda: layer_result(link, chain, timeline, ready.scheme))
     tasks, total_s = timeline.graph.num_tasks, build_s + schedule_s + read_s
     searched = f" and {trials} trials {tune_s:.2f} s" if trials else ""
     what = f"{name:17s} {work.num_tokens // num_ranks:>4} tokens {work.precision.gemm}"
@@ -105,7 +100,7 @@ def warm(system: hwmodel.System, scheme: Scheme) -> None:
     compile_ahead()
     work = work_for(scheme, 8, 16)
     link = ChainLink(lambda: work)
-    chain = build([link], system, scheme, "eager")
+    chain = Replay([link], system, scheme, "eager").build()
     layer_result(link, chain, schedule(chain.built.graph), scheme)
 
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import Strict
 from tracegen.trace.arrays import Array
 
 
-class Balancedness(BaseModel):
+class Balancedness(Strict):
     """Loads of GPUs that have the wanted balancedness in every layer and step, to the nearest row.
 
     Experts lie contiguously (expert e of E on GPU floor(e N / E) of N). Some GPUs are equally hot,
     drawn anew for each layer and the same in all steps; the others share the rest evenly, and so do
     the experts of a GPU. Tokens choose at random among what gives exactly these loads.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     balancedness: float = Field(default=0.6, gt=0, le=1, allow_inf_nan=False)
     """Mean of the GPUs' rows over those of the busiest; 1 is even, 1/N is all rows on one of N."""

@@ -5,20 +5,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from tracegen.generate.shares import weights_for_shares
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import Strict
 
 
-class Histogram(BaseModel):
+class Histogram(Strict):
     """Loads to imitate, tokens drawn independently.
 
     Gives the recorded load of each expert, and none of a recorded trace's dependence
     between tokens, between experts or between layers.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     load: tuple[tuple[float, ...], ...]
     """Token-expert pairs of each expert, one row per layer; a single row serves all layers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tracegen.generate import draw, latent_draw, latent_kinds
 from tracegen.generate.latent_file import read
@@ -13,6 +13,7 @@ from tracegen.generate.latent_kinds import KindModel
 from tracegen.generate.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile
 from tracegen.models import ModelShape
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import Strict
 from tracegen.trace.arrays import Array, Floats
 from tracegen.trace.tables import PHASES, RequestTable, TokenTable
 
@@ -25,7 +26,7 @@ def _share(default: float) -> Any:
     return Field(default=default, ge=0, le=MAX_SHARED, allow_inf_nan=False)
 
 
-class Latent(BaseModel):
+class Latent(Strict):
     """Scores from latents that last a token, a few, a request, or a run of requests.
 
     See :mod:`tracegen.generate.latent_model` for the model. ``parameters`` takes all of it from a
@@ -33,8 +34,6 @@ class Latent(BaseModel):
     of what decides about an expert lasts how long. Their defaults are rounded means over the
     layers and experts of the fit to gpt-oss-20b-decode that ships with this package.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     parameters: str = ""
     """Parameter file; nothing but ``num_types`` and ``mean_output_len`` may be given with it."""

@@ -2,16 +2,17 @@
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tracegen.generate.shares import weights_for_shares
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import Strict
 
 FLOOR = 0.01
 """Smallest share, in units of the mean share: no expert is dead in recorded traces."""
 
 
-class Normal(BaseModel):
+class Normal(Strict):
     """Shares of a layer's experts are normal with a given coefficient of variation.
 
     COMET (arXiv 2502.19811, figure 14) states skew as the standard deviation of an
@@ -21,8 +22,6 @@ class Normal(BaseModel):
     standard deviation of 0.032 would be eight times the mean. Give either
     ``skew`` (the coefficient) or ``share_std_e8`` (as papers print it).
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     skew: float = Field(default=0.256, ge=0, allow_inf_nan=False)
     """Coefficient of variation of the experts' shares; 0 is uniform."""

@@ -2,21 +2,20 @@
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tracegen.generate.shares import weights_for_shares
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import Strict
 
 
-class Remote(BaseModel):
+class Remote(Strict):
     """A share of the token-expert pairs goes to experts of other GPUs.
 
     Every GPU has equally many experts, in their order (contiguous placement). Those of the token's
     own GPU are equally likely, and so are all others. Uniform routing over N GPUs has a share of
     (N - 1) / N; less is what a placement or a router that knows the GPUs brings about.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     remote_share: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     """Share of the pairs whose expert is not on the GPU of the token."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import field_validator
 
 from tracegen.generate.draw import topk_without_replacement
 from tracegen.shared.errors import UserError, unknown
+from tracegen.shared.strict import Strict
 from tracegen.trace.arrays import Array
 
 Workload = Literal[
@@ -35,7 +36,7 @@ BURST_EVERY = 4
 """Steps of which W7 has a burst in the last."""
 
 
-class TokenImbalance(BaseModel):
+class TokenImbalance(Strict):
     """A workload of Megatron-LM's token-imbalance benchmark (pull request 7488).
 
     Every rank has the same rows, as in the benchmark, so that a workload does not depend on how
@@ -54,8 +55,6 @@ class TokenImbalance(BaseModel):
     - W7: as W4 with equal ranks; in the last of 4 steps every other token keeps to the first
       quarter.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     workload: Workload = "W1_hot_expert_set"
     """Name of the workload, or the first two characters of it."""

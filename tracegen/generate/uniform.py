@@ -2,13 +2,12 @@
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+
+from tracegen.shared.strict import Strict
 
 
-class Uniform(BaseModel):
+class Uniform(Strict):
     """No parameters."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     def weights(
         self, num_experts: int, topk: int, layer: int, rng: np.random.Generator

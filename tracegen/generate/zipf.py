@@ -2,18 +2,18 @@
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from tracegen.shared.strict import Strict
 
 
-class Zipf(BaseModel):
+class Zipf(Strict):
     """The r-th most popular expert is a token's first choice with probability ~ r^-skew.
 
     Maximum-likelihood exponents of recorded traces lie between 0.15 (balanced:
     Mixtral, Qwen1.5-MoE), 0.4 (a mixed load on DeepSeek-V2-Lite), 0.6 (gpt-oss-20b)
     and 0.8 (a single narrow domain); 1 and above lie outside them.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     skew: float = Field(default=0.6, ge=0, le=10, allow_inf_nan=False)
     """Exponent; 0 is uniform."""

@@ -317,7 +317,7 @@ def model_of(routed: Routed, options: Options) -> TraceModel:
     options.hold_against("num_experts", routed.num_experts, "the dump")
     of_shape = f"the dump of {routed.ids.shape} (token, layer, k)"
     options.hold_against("topk", topk, of_shape)
-    experts = options.experts() if routed.num_experts is None else routed.num_experts
+    experts = options.size("num_experts") if routed.num_experts is None else routed.num_experts
     if shape is not None:
         if (shape.num_experts, shape.topk) != (experts, topk):
             msg = (

@@ -40,7 +40,7 @@ def read_counts(paths: list[Path], options: Options) -> Routed:
         loads = loads.of_experts(options.num_experts, "--num-experts")
     else:
         loads = loads.of_experts(shape.num_experts, f"--model {shape.name}")
-    routed = draw_rows(loads.counts, loads.topk or options.slots(), options)
+    routed = draw_rows(loads.counts, loads.topk or options.size("topk"), options)
     # Numbers of the user are held against the model where those of ids are.
     is_stated = loads.layers is None and shape is not None and options.moe_layers is not None
     routed.layers = (loads if is_stated else loads.numbered(shape)).layers
@@ -86,7 +86,7 @@ def counted(counts: Array, options: Options) -> Routed:
     UserError
         If no tokens can have these loads.
     """
-    routed = draw_rows(counts, options.slots(), options)
+    routed = draw_rows(counts, options.size("topk"), options)
     routed.layers, routed.num_experts = tuple(range(counts.shape[1])), counts.shape[2]
     return routed
 

@@ -200,7 +200,7 @@ def _named(path: Path, lines: Lines) -> tuple[Rows, dict[TokenKey, str]]:
 
 def _in_order(path: Path, lines: Lines, options: Options) -> Rows:
     """Rows of lines that say nothing but layer and id: a pass begins where the layer falls."""
-    topk = options.slots()
+    topk = options.size("topk")
     passes: list[dict[int, list[int]]] = []
     before: int | None = None
     for number, line in lines[1:]:

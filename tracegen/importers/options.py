@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tracegen.shared.errors import UserError, shown
 
@@ -38,6 +38,13 @@ UNUSED = {
     "topk": "the dump says it",
 }
 """Why nothing used an option that was given."""
+NEEDED = {
+    "num_experts": "the dump does not say how many experts there are: give --model or "
+    "--num-experts",
+    "topk": "the dump does not say how many experts a token has: give --model or --topk",
+    "num_layers": "the dump has no header: give --model, or --num-layers and --topk",
+}
+"""What to give where neither the dump nor an option says a size."""
 
 
 @dataclass(frozen=True)
@@ -135,48 +142,26 @@ class Options:
 
         return None if self.model is None else load(self.model)
 
-    def experts(self) -> int:
-        """Experts of a layer.
+    def size(self, name: Literal["num_experts", "topk", "num_layers"]) -> int:
+        """A size as given, else the one of the model that was named.
+
+        Parameters
+        ----------
+        name
+            Of the field.
 
         Raises
         ------
         UserError
-            If neither a model nor the number was given.
+            If neither a model nor the size was given, or both and they differ.
         """
-        needs = "the dump does not say how many experts there are: give --model or --num-experts"
-        return self._given_or_of_model("num_experts", needs)
-
-    def slots(self) -> int:
-        """Experts per token.
-
-        Raises
-        ------
-        UserError
-            If neither a model nor the number was given.
-        """
-        needs = "the dump does not say how many experts a token has: give --model or --topk"
-        return self._given_or_of_model("topk", needs)
-
-    def decoder_layers(self) -> int:
-        """Decoder layers, dense ones included.
-
-        Raises
-        ------
-        UserError
-            If neither a model nor the number was given.
-        """
-        needs = "the dump has no header: give --model, or --num-layers and --topk"
-        return self._given_or_of_model("num_layers", needs)
-
-    def _given_or_of_model(self, name: str, needs: str) -> int:
-        """A size as given, else the one of the model that was named."""
         shape = self.shape()
         self.hold_against(name, None if shape is None else getattr(shape, name), "the model")
         given: int | None = getattr(self, name)
         if given is not None:
             return given
         if shape is None:
-            raise UserError(needs)
+            raise UserError(NEEDED[name])
         size: int = getattr(shape, name)
         return size
 

@@ -133,7 +133,7 @@ def _raw(
     kind, shape = _type(name, where), stated.get(SHAPE)
     if shape is not None:
         return _shaped(data, kind, shape, where)
-    layers, topk = options.decoder_layers(), options.slots()
+    layers, topk = options.size("num_layers"), options.size("topk")
     row = layers * topk
     if TYPE not in stated and due and len(data) != due * row * kind.itemsize:
         for other in ("uint8", "uint16"):
@@ -190,7 +190,7 @@ def _object(value: Mapping[str, Any], where: str) -> Array:
 
 def _rows(flat: Array, where: str, options: Options) -> Array:
     """Ids of a flat list."""
-    layers, topk = options.decoder_layers(), options.slots()
+    layers, topk = options.size("num_layers"), options.size("topk")
     if flat.size % (layers * topk):
         msg = f"{where}: {flat.size} ids are no whole number of tokens of {layers} x top-{topk}"
         raise UserError(msg)

@@ -2,7 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from tracegen.shared.strict import StrictDocument
 
 ScoreFunction = Literal["softmax", "topk_softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"]
 """Function that turns router scores into gate weights: softmax over all experts, softmax over the
@@ -27,14 +29,12 @@ PARAMETERS_ONLY = frozenset(
 """What only the number of parameters depends on, and no routing nor replay of a layer."""
 
 
-class ModelShape(BaseModel):
+class ModelShape(StrictDocument):
     """Sizes of one model; counts and widths in elements.
 
     Instances are immutable and come from :func:`tracegen.models.load` or from
     the header of a trace file. ``sources`` says where each value was found.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: str = Field(min_length=1)
     """Name in the catalogue."""

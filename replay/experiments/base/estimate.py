@@ -41,8 +41,8 @@ TOKENS_PER_RANK = 4096
 """Tokens of a rank in a sample, at most."""
 
 LAYERS_OF_CHAIN = 2.5
-"""Layers that a chain takes the memory of, see `replay.chains.streamed`: a window, and the times of
-the parts around it. 58 layers of 8 x 4096 tokens take 2.7, three of 8 x 500 under `tutel` 1.5."""
+"""Layers that a chain takes the memory of (`replay.chains.replay`): a window, and the times of the
+parts around it. 58 layers of 8 x 4096 tokens take 2.7, three of 8 x 500 under `tutel` 1.5."""
 
 SURE_PAIR_BYTES, SURE_RANK_BYTES = 8_000, 1_000_000
 """More than any layer takes: for each pair, and for each pair of ranks. Below, nobody asks."""

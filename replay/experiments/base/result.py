@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
+from replay.chains.tuning import Trial
 from replay.experiments.base.names import check_baseline
 from replay.experiments.base.rows import result_row
 from replay.files import write_text
-from replay.measure.parts import Strict
 from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -46,17 +47,6 @@ class SystemDescription(Strict):
         values = system.describe()
         name, every = values.pop("name"), values.pop("num_gpus")
         return cls(name=name, num_gpus=every if num_gpus is None else num_gpus, values=values)
-
-
-class Trial(Strict):
-    """Options that were tried: the values of those searched, and the layer's time.
-
-    `makespan_us` is None where the scheme cannot run with them, such as a split of more SMs than
-    the GPU has.
-    """
-
-    options: dict[str, int]
-    makespan_us: float | None
 
 
 class SchemeDescription(Strict):

@@ -15,8 +15,8 @@ from replay.experiments.choose.shapes import Sizes, changed
 from replay.experiments.train.experiment import run
 from replay.experiments.train.setup import CODE
 from replay.experiments.train.spec import TrainSpec
-from replay.measure.parts import Strict
 from replay.schemes.registry import find
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from hwmodel import System

@@ -13,10 +13,10 @@ from replay.experiments.base.result import ResultBase
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.ranking import difference
 from replay.experiments.choose.spec import ChooseSpec
-from replay.measure.parts import Strict
 from replay.report.words import explained, says
 from tracegen.shared.display.content import Column, Table
 from tracegen.shared.display.frames import flat
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

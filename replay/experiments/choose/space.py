@@ -11,11 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from replay.errors import UserError, shown, unknown
 from replay.experiments.base.spec import MOST
 from tracegen.shared import regular
+from tracegen.shared.strict import StrictDocument
 
 SHAPE_AXES = ("num_layers", "hidden", "num_experts", "topk", "moe_intermediate", "num_heads")
 """Sizes of a model that can be searched."""
@@ -31,13 +32,7 @@ _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?: step (\d{1,9}))?")
 Axis = int | str | list[int] | list[str]
 
 
-class Part(BaseModel):
-    """What all tables of a space have in common: nothing is unknown, nothing changes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Budget(Part):
+class Budget(StrictDocument):
     """Parameters that a model may have.
 
     Attributes
@@ -54,7 +49,7 @@ class Budget(Part):
     tolerance: float = Field(0.03, ge=0, lt=1)
 
 
-class Where(Part):
+class Where(StrictDocument):
     """A system, and the scheme that experts exchange rows by there.
 
     Attributes
@@ -69,7 +64,7 @@ class Where(Part):
     scheme: str
 
 
-class Space(Part):
+class Space(StrictDocument):
     """Everything that decides a search.
 
     Attributes
@@ -98,8 +93,8 @@ class Space(Part):
     sequence: int = Field(4096, ge=1, le=MOST)
     sequences: int = Field(ge=1, le=MOST_SEQUENCES)
     mtp: int = Field(0, ge=0)
-    shape: dict[str, Axis] = {}
-    plan: dict[str, Axis] = {}
+    shape: dict[str, Axis] = Field(default_factory=dict)
+    plan: dict[str, Axis] = Field(default_factory=dict)
     budget: Budget = Field(default_factory=lambda: Budget.model_validate({}))
     precision: Literal["bf16", "fp8", "fp32"] | None = None
     recipe: str | None = None

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from replay.experiments.base.result import ResultBase, SystemDescription
 from replay.experiments.collective.spec import CollectiveSpec, size_text
-from replay.measure.parts import Strict
 from replay.model.collectives.algorithm import Collective
 from tracegen.shared.display.frames import flat
+from tracegen.shared.strict import Strict
 
 
 class PortUse(Strict):

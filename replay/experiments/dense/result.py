@@ -19,8 +19,8 @@ from replay.experiments.base.result import (
     scheme_of_old,
 )
 from replay.experiments.dense.spec import TensorSpec
-from replay.measure.parts import Strict
 from replay.measure.result import Measures
+from tracegen.shared.strict import Strict
 
 
 class Quantiles(Strict):

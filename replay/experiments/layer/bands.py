@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from replay.measure.parts import Strict
+from tracegen.shared.strict import Strict
 
 
 class Band(Strict):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from replay.chains.layer_sampling import CONFIDENCE
 from replay.chains.memory import room
-from replay.chains.sampling import CONFIDENCE
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.layer.result import (
     BatchDescription,
@@ -20,8 +20,8 @@ from replay.measure.ports import COMMUNICATION
 from replay.model.work.placement import identify
 
 if TYPE_CHECKING:
-    from replay.chains.sampling import Sample
-    from replay.experiments.base.result import Trial
+    from replay.chains.layer_sampling import LayerSample
+    from replay.chains.tuning import Trial
     from replay.experiments.layer.setup import Setup
     from replay.measure.result import ChainResult, LayerResult
     from replay.model.machine.host import Launch
@@ -42,7 +42,7 @@ def describe_result(
     *,
     layers: Sequence[LayerResult],
     chain: ChainResult | None,
-    sample: Sample | None = None,
+    sample: LayerSample | None = None,
 ) -> Result:
     """Put measures together with what they were made from.
 
@@ -108,7 +108,7 @@ def _if_beyond(num_steps: int | None, last: int) -> int | None:
     return num_steps if num_steps is not None and last >= num_steps else None
 
 
-def _whole(layers: Sequence[LayerResult], sample: Sample) -> Whole:
+def _whole(layers: Sequence[LayerResult], sample: LayerSample) -> Whole:
     found = sample.whole([one.measures.makespan_us for one in layers])
     return Whole(
         num_layers=int(sample.sizes.sum()),

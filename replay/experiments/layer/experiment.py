@@ -104,10 +104,8 @@ class Layer(SchemeExperiment[RunSpec, TracedSetup, Result]):
 
     def steps(self, setup: TracedSetup) -> int:
         """Once for each layer."""
-        from replay.chains.links import layers_of
-
         spec = setup.setup.spec
-        layers = layers_of(spec, setup.trace)
+        layers = setup.setup.chain_settings.num_layers(setup.trace)
         return layers if spec.sample_layers is None else min(layers, spec.sample_layers)
 
     def shown(self, compared: Comparison, *, details: bool) -> Any:

@@ -6,11 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from replay.chains.chain import check_code_for, faults_of
-from replay.chains.links import layers_of, positions_of
-from replay.chains.prepared import prepare
 from replay.experiments.base.estimate import Asked, Estimate, Size, estimate, thinned
 from replay.experiments.base.host_memory import limit_of
-from replay.experiments.layer.spec import PASSES
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -38,8 +35,8 @@ def asked_of(
         If the trace lacks a layer that is asked for.
     """
     spec, scheme = setup.spec, setup.scheme
-    num_layers = layers_of(spec, trace)
-    is_chain = spec.makes_chain(num_layers)
+    num_layers = setup.chain_settings.num_layers(trace)
+    is_chain = setup.chain_settings.makes_chain(num_layers)
     if spec.sample_layers is not None:
         num_layers = min(num_layers, spec.sample_layers)
     return Asked(
@@ -66,8 +63,8 @@ def estimate_of(
         If what is asked for does not fit together.
     """
     asked = asked_of(setup, trace, first, is_observed=is_observed)
-    position = positions_of(setup.spec, trace)[0]
-    passes = len(PASSES[setup.spec.direction])
+    position = setup.chain_settings.positions(trace)[0]
+    passes = len(setup.chain_settings.passes)
     # What is a chain is one in the sample, too: with what lies between its layers.
     one = dataclasses.replace(
         setup,
@@ -77,7 +74,7 @@ def estimate_of(
     )
 
     with faults_of(setup.scheme):  # of the whole layer, which the sample is not
-        check_code_for(setup.scheme, prepare(one, trace, [first]).links[0].work(), setup.system)
+        check_code_for(setup.scheme, one.prepared(trace, [first]).links[0].work(), setup.system)
 
     def replayed(ranks: int) -> tuple[Size, int]:
         batch = thinned(first, ranks, of_each=setup.spec.sample_nodes is not None)
@@ -89,7 +86,11 @@ def estimate_of(
             size = Size.of(timeline.graph, pairs)
             sizes.append(Size(*(value / of_layers for value in size)))
 
-        prepare(one, trace, [batch]).replayed(setup.scheme, observe=seen, is_chain=asked.is_chain)
+        ready = one.prepared(trace, [batch])
+        if asked.is_chain:
+            ready.chain(observe=seen)
+        else:
+            list(ready.apart(observe=seen))
         return max(sizes, key=lambda size: size.num_bytes), batch.num_tokens
 
     return estimate(setup.scheme.name, asked, replayed)

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay.chains.links import batch_of, layers_of, steps_of
 from replay.chains.node_sampling import check_nodes
-from replay.chains.prepared import precision_of, prepare
 from replay.errors import UserError
 from replay.experiments.base.estimate import LONG_SECONDS, Estimate
 from replay.experiments.layer.describe import describe_result
@@ -27,6 +25,7 @@ from replay.experiments.layer.spec import RunSpec
 
 if TYPE_CHECKING:
     from replay.measure.replayed import Replayed
+    from replay.measure.result import ChainResult, LayerResult
     from replay.model.work.batch import Batch
     from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
@@ -123,7 +122,7 @@ def carry_out(
     report: Callable[[str], object] | None = None,
 ) -> Result:
     """Replay what was set up; parameters and errors as those of `run`."""
-    spec, system, scheme = setup.spec, setup.system, setup.scheme
+    spec, settings = setup.spec, setup.chain_settings
     first = check_all(setup, trace)
     found = check_fit(
         setup,
@@ -135,18 +134,27 @@ def carry_out(
     )
     if report and found and found.seconds >= LONG_SECONDS:
         report(found.text())
-    batches = [first, *(batch_of(spec, trace, system, step) for step in steps_of(spec)[1:])]
-    ready = prepare(setup, trace, batches)
-    scheme, trials = ready.tuned()  # on the first layer, whichever are replayed
-    ready, sample = ready.sampled()
-    layers, chain = ready.replayed(scheme, progress=progress, observe=observe)
+    later = settings.all_steps[1:]
+    batches = [first, *(settings.batch(trace, setup.system, step) for step in later)]
+    ready = setup.prepared(trace, batches)
+    ready, trials = ready.tuned(spec.tune)  # on the first layer, whichever are replayed
+    ready, sample = ready.sampled(spec.sample_layers)
+    assert ready.launch is not None
+    layers: list[LayerResult] = []
+    chain: ChainResult | None = None
+    if settings.makes_chain(len(ready.links)):
+        chain = ready.chain(
+            compare_barrier=spec.compare_barrier, progress=progress, observe=observe
+        )
+    else:
+        layers = list(ready.apart(progress=progress, observe=observe))
     return describe_result(
         setup,
         trace,
-        scheme,
+        ready.scheme,
         trials,
         first,
-        precision_of(setup, trace),
+        settings.number_types(trace),
         ready.launch,
         layers=layers,
         chain=chain,
@@ -154,7 +162,7 @@ def carry_out(
     )
 
 
-def check_sampled(spec: RunSpec, trace: RoutingTrace) -> None:
+def check_sampled(setup: Setup, trace: RoutingTrace) -> None:
     """Refuse a sample of the layers of a chain.
 
     Raises
@@ -162,9 +170,10 @@ def check_sampled(spec: RunSpec, trace: RoutingTrace) -> None:
     UserError
         Saying why, and what there is.
     """
-    if spec.sample_layers is not None and spec.makes_chain(layers_of(spec, trace)):
+    settings, number = setup.chain_settings, setup.spec.sample_layers
+    if number is not None and settings.makes_chain(settings.num_layers(trace)):
         message = (
-            f"--sample-layers {spec.sample_layers}: a layer of a chain begins on each GPU when the "
+            f"--sample-layers {number}: a layer of a chain begins on each GPU when the "
             "one before has ended there, so that none has a time without the others; --barrier "
             "replays layers by themselves"
         )
@@ -179,12 +188,12 @@ def check_all(setup: Setup, trace: RoutingTrace) -> Batch:
     UserError
         If system, scheme and trace do not fit together.
     """
-    spec, system, scheme = setup.spec, setup.system, setup.scheme
+    settings, system, scheme = setup.chain_settings, setup.system, setup.scheme
     check_needs(scheme, system)
-    check_rows(scheme, precision_of(setup, trace).combine)
-    check_sampled(spec, trace)
-    first = batch_of(spec, trace, system, spec.step)
-    is_chain = spec.makes_chain(layers_of(spec, trace))
-    check_nodes(spec, system, first.num_ranks, is_chain=is_chain)
+    check_rows(scheme, settings.number_types(trace).combine)
+    check_sampled(setup, trace)
+    first = settings.batch(trace, system, settings.step)
+    is_chain = settings.makes_chain(settings.num_layers(trace))
+    check_nodes(settings, system, first.num_ranks, is_chain=is_chain)
     check_domain(scheme, system, first.num_ranks)
     return first

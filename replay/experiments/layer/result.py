@@ -27,10 +27,11 @@ from replay.experiments.base.result import (
 from replay.experiments.base.rows import COLUMNS, row_of
 from replay.experiments.layer.bands import Uncertainty
 from replay.experiments.layer.spec import RunSpec
-from replay.measure.parts import Room, Strict
+from replay.measure.parts import Room
 from replay.measure.result import ChainResult, LayerResult
 from replay.model.work.precision import NUMBER_TYPES, Precision
 from tracegen.shared.display.frames import data_frame, flat
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     import pandas
@@ -134,7 +135,7 @@ class Whole(Strict):
     makespan_us
         Their times, summed: an estimate.
     low_us, high_us, confidence
-        Where the sum lies, with this probability. `replay.chains.sampling` says how it is found.
+        Where the sum lies, with this probability. `replay.chains.layer_sampling` says how.
     """
 
     num_layers: int

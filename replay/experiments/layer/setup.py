@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replay.chains.preparation import prepare
+from replay.chains.settings import ChainSettings
 from replay.errors import UserError, check_kind
 from replay.experiments.base.identity import describe, identity
 from replay.experiments.layer.spec import RunSpec
@@ -20,7 +22,9 @@ from replay.schemes.registry import COMPARED
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.chains.replay import Replay
     from replay.experiments.layer.result import Result
+    from replay.model.work.batch import Batch
     from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
 
@@ -60,6 +64,15 @@ class Setup:
             If a placement file cannot be read.
         """
         return describe(self.spec, self.trace_identity, self.system, self.scheme)
+
+    @cached_property
+    def chain_settings(self) -> ChainSettings:
+        """What chains heed of the spec."""
+        return ChainSettings.of(self.spec)
+
+    def prepared(self, trace: RoutingTrace, batches: Sequence[Batch] | None = None) -> Replay:
+        """Make the replay ready; see `replay.chains.preparation.prepare`."""
+        return prepare(self.chain_settings, trace, self.system, self.scheme, batches)
 
     @cached_property
     def run_id(self) -> str:

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from replay.chains.jitter import normal_form
+from replay.chains.settings import PAIRED, Direction, Interleaving, SharedExperts
 from replay.errors import UserError
 from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, SYSTEM, Options, Overrides, Spec
 from replay.model.machine.host import Launch
@@ -27,18 +28,6 @@ from replay.model.work.batch import Phase
 from replay.model.work.placement import placement_name
 from replay.model.work.precision import NumberType
 from replay.model.work.replicas import ReplicaRule
-
-Direction = Literal["forward", "backward", "training"]
-Interleaving = Literal["off", "tbo", "dbo", "sbo", "dualpipe", "megatron"]
-PAIRED = ("dualpipe", "megatron")
-"""Orders in which a forward pass runs beside a backward pass."""
-SharedExperts = Literal["between", "beside-dispatch"]
-PASSES: dict[Direction, tuple[bool, ...]] = {
-    "forward": (False,),
-    "backward": (True,),
-    "training": (False, True),
-}
-"""Whether each pass over the layers is the backward one."""
 
 
 class RunSpec(Spec):
@@ -204,7 +193,3 @@ class RunSpec(Spec):
         """Whether the replay has one schedule, whatever the trace holds."""
         has_one_layer = isinstance(self.layer, int) and self.steps == 1
         return not self.barrier or (has_one_layer and self.direction != "training")
-
-    def makes_chain(self, num_layers: int) -> bool:
-        """Whether so many layers, over all steps and passes, are replayed as one chain."""
-        return self.pairs_passes or (num_layers > 1 and not self.barrier)

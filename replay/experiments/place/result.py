@@ -9,7 +9,7 @@ from pydantic import Field
 
 from replay.experiments.base.result import ResultBase
 from replay.experiments.place.spec import PlaceSpec
-from replay.measure.parts import Strict
+from tracegen.shared.strict import Strict
 
 
 class Imbalance(Strict):

@@ -32,9 +32,9 @@ from replay.experiments.serve.serving import Pool, serve
 from replay.experiments.serve.setup import Setup, Side
 from replay.experiments.serve.spec import InferSpec
 from replay.files import write_text
-from replay.measure.parts import Strict
 from replay.schemes.ep.base import LayerRefusedError
 from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from replay.experiments.serve.book import Timeline

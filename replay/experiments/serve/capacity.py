@@ -14,7 +14,7 @@ from replay.errors import UserError, shown
 from replay.experiments.serve.book import Timeline
 from replay.experiments.serve.measures import Limits, Percentiles, Served, measure
 from replay.experiments.serve.requests import Requests
-from replay.measure.parts import Strict
+from tracegen.shared.strict import Strict
 
 DOUBLINGS = 20
 """How often a rate is doubled or halved to find one on the other side of the limit."""

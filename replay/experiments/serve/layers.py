@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.chains.links import batch_of
 from replay.chains.memory import largest
-from replay.chains.prepared import prepare
-from replay.chains.streamed import told_in_pieces
 from replay.errors import UserError
 from replay.experiments.layer.setup import check_domain, check_needs
 from replay.experiments.serve.iteration import Load, Piece
@@ -29,7 +26,7 @@ from replay.model.work.context import Context
 
 if TYPE_CHECKING:
     from replay.chains.chain import ChainLink, MicroBatch
-    from replay.chains.prepared import Prepared
+    from replay.chains.replay import Replay
     from replay.experiments.layer.setup import Setup
     from replay.experiments.serve.routing import RoutingSource
     from replay.measure.parts import Memory
@@ -109,6 +106,7 @@ class Layers:
         """How hosts launch kernels, as the scheme can be launched in this phase."""
         if self._launch is None:
             self._launch = self._prepared(1).launch
+        assert self._launch is not None
         return self._launch
 
     @property
@@ -168,14 +166,14 @@ class Layers:
 
     # ---- one replay ------------------------------------------------------------------------------
 
-    def _prepared(self, tokens: int) -> Prepared:
+    def _prepared(self, tokens: int) -> Replay:
         trace, settings = self.routing.of_size(tokens, self.phase)
         spec = self.setup.spec.changed(**settings)
         setup = dataclasses.replace(self.setup, spec=spec)
-        batch = batch_of(spec, trace, setup.system, 0)
+        batch = setup.chain_settings.batch(trace, setup.system, 0)
         check_needs(setup.scheme, setup.system)
         check_domain(setup.scheme, setup.system, batch.num_ranks)
-        return prepare(setup, trace, [batch])
+        return setup.prepared(trace, [batch])
 
     def _replayed(self, tokens: int, positions: int) -> Moe:
         key = (tokens, positions)
@@ -185,29 +183,29 @@ class Layers:
         return self._exact[key]
 
     def _replay(self, tokens: int, positions: int) -> Moe:
-        ready, system = self._prepared(tokens), self.setup.system
+        ready = self._prepared(tokens)
         if self.is_interleaved and len(ready.links) < 2:
             message = (
                 f"interleave {self.setup.spec.interleave}: turns are timed from the end of a "
                 "first layer, and the routing has one alone; take a trace with two or more"
             )
             raise UserError(message)
-        launch = self._launch = ready.launch
+        self._launch = ready.launch
         contexts = _Contexts(self, positions)
         links = [contexts.of_link(link) for link in ready.links]
-        scheme = dataclasses.replace(ready, links=links).tuned().scheme
-        told = told_in_pieces(links, system, scheme, launch, strategy=ready.strategy)
+        ready, _ = dataclasses.replace(ready, links=links).tuned(self.setup.spec.tune)
+        measured = ready.measured()
         known = [] if self.memory is None else [self.memory]
-        self.memory = largest([*known, told.memory])
+        self.memory = largest([*known, measured.memory])
         rows = contexts.rows(tokens)
-        before = Stream(system, launch, 1)
+        before = Stream(ready.system, self.launch, 1)
         self.parts.moe(before, rows)
-        first = first_launch_ps(self.setup, launch)
-        total = round(told.measures.makespan_us * PS_PER_US) - first
-        each, exposed = total / len(links), told.measures.exposed_communication_us * PS_PER_US
+        first = first_launch_ps(self.setup, self.launch)
+        total = round(measured.measures.makespan_us * PS_PER_US) - first
+        each, exposed = total / len(links), measured.measures.exposed_communication_us * PS_PER_US
         once = 0.0
         if self.is_interleaved:
-            ends = [int(ranks.max()) for ranks in told.finishes_ps]
+            ends = [int(ranks.max()) for ranks in measured.finishes_ps]
             each = (ends[-1] - ends[0]) / (len(ends) - 1)
             once = total - each * len(links)
         exposed = max(0.0, exposed - once) / len(links)

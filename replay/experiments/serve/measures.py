@@ -16,7 +16,7 @@ from pydantic import Field
 
 from replay.errors import UserError
 from replay.experiments.serve.book import Group, Timeline
-from replay.measure.parts import Strict
+from tracegen.shared.strict import Strict
 
 Ints = npt.NDArray[np.int64]
 

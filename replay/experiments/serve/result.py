@@ -18,7 +18,7 @@ from replay.experiments.base.result import (
     scheme_of_old,
 )
 from replay.experiments.serve.spec import PREFILL_SCHEMES, InferSpec
-from replay.measure.parts import Strict
+from tracegen.shared.strict import Strict
 
 
 def named(prompts: str, decoding: str) -> str:

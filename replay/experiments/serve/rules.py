@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from replay.errors import UserError, shown, unknown
+from tracegen.shared.strict import StrictDocument
 
 Ints = npt.NDArray[np.int64]
 
@@ -29,12 +30,10 @@ Router = Literal["round-robin", "least-requests", "least-waiting"]
 wait and run; where 4 x waiting + running is least (vLLM). The first of several equal ones."""
 
 
-class Settings(BaseModel):
+class Settings(StrictDocument):
     """Settings whose mistakes are the user's; `called` is what a message calls them."""
 
     called: ClassVar[str]
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def __init__(self, **settings: Any) -> None:
         try:

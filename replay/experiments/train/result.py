@@ -19,7 +19,7 @@ from replay.experiments.base.result import (
 )
 from replay.experiments.base.rows import result_row
 from replay.experiments.train.spec import TrainSpec
-from replay.measure.parts import Strict
+from tracegen.shared.strict import Strict
 
 
 class Efficiency(Strict):

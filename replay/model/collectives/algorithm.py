@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from replay.errors import UserError, unknown
 from replay.model.machine.kinds import DISPATCH
@@ -23,22 +23,43 @@ Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 
 
-class Build(Protocol):
-    """Adds a kernel's tasks; see `Algorithm.build`."""
+@dataclass(frozen=True)
+class CollectiveCall:
+    """One collective, as a kernel is asked for it.
 
-    def __call__(
-        self,
-        machine: Machine,
-        kinds: PhaseKinds,
-        collective: Collective,
-        nbytes: int,
-        begun: Ints,
-        *,
-        blocks: int | None,
-        payload: bool,
-        beside: Split | None,
-    ) -> Ints:
-        """Add the tasks of one kernel: (rank,) the last task of every rank."""
+    Attributes
+    ----------
+    machine, kinds
+        Where its tasks are added, and their kinds.
+    collective, nbytes
+        What is run, and its bytes as nccl-tests counts them: of the larger of a rank's two buffers.
+    blocks
+        Thread blocks of each rank; None is what the software takes.
+    payload
+        Whether the bytes count as payload, and not as what comes with it.
+    beside
+        SMs that are held at the same time, where the kernel runs beside others: it takes an SM for
+        each of its blocks out of them for as long as it runs, and shares device memory with the
+        others. None for a kernel that runs alone.
+    """
+
+    machine: Machine
+    kinds: PhaseKinds
+    collective: Collective
+    nbytes: int
+    blocks: int | None = None
+    payload: bool = False
+    beside: Split | None = None
+
+    @property
+    def share(self) -> int:
+        """Bytes of each rank's share of the buffer, rounded up."""
+        return -(-self.nbytes // self.machine.num_ranks)
+
+    @property
+    def carries_payload(self) -> bool:
+        """Whether what is sent is payload; a byte that is passed on for none is not."""
+        return self.payload and self.nbytes > 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +81,7 @@ class Way:
     name: str
     blocks: int
     estimate_ps: int
-    build: Callable[..., Ints] = field(repr=False)
+    build: Callable[[Ints], Ints] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +99,8 @@ class Algorithm:
     source
         Where the kernels are published.
     add
-        Adds the tasks of a kernel; called by `build`, which checks first.
+        Adds the tasks of a call's kernel from (rank,) begins: (rank,) the last task of every rank.
+        `build` checks the call first.
     default_blocks
         Thread blocks that the kernel has where nobody says how many: of a collective of so many
         bytes.
@@ -97,7 +119,7 @@ class Algorithm:
     collectives: tuple[Collective, ...]
     summary: str
     source: str
-    add: Build = field(repr=False)
+    add: Callable[[CollectiveCall, Ints], Ints] = field(repr=False)
     default_blocks: Callable[[Machine, Collective, int], int] = field(repr=False)
     needs: tuple[str, ...] = ()
     least_ranks: int = 1
@@ -122,20 +144,8 @@ class Algorithm:
 
         Parameters
         ----------
-        kinds
-            Kinds of its tasks.
-        nbytes
-            Bytes as nccl-tests counts them: of the larger of a rank's two buffers.
         begun
-            (rank,): when each rank's kernel begins.
-        blocks
-            Thread blocks of each rank; None is what the software takes.
-        payload
-            Whether the bytes count as payload, and not as what comes with it.
-        beside
-            SMs that are held at the same time, where the kernel runs beside others: it takes an SM
-            for each of its blocks out of them for as long as it runs, and shares device memory with
-            the others. None for a kernel that runs alone.
+            (rank,): when each rank's kernel begins. The others are those of `CollectiveCall`.
 
         Raises
         ------
@@ -143,10 +153,8 @@ class Algorithm:
             If it has no kernel for this on such a machine, or the GPU has fewer SMs than blocks.
         """
         self.check(machine, collective, blocks=blocks, beside=beside)
-        return self.add(
-            machine, kinds, collective, nbytes, begun,
-            blocks=blocks, payload=payload, beside=beside,
-        )  # fmt: skip
+        call = CollectiveCall(machine, kinds, collective, nbytes, blocks, payload, beside)
+        return self.add(call, begun)
 
     def check(
         self,
@@ -194,30 +202,13 @@ class Algorithm:
         return self.chosen(machine, collective, nbytes, blocks)
 
 
-class Ways(Protocol):
-    """Finds all ways to run a collective; the parameters are those of `Algorithm.build`."""
-
-    def __call__(
-        self,
-        machine: Machine,
-        kinds: PhaseKinds,
-        collective: Collective,
-        nbytes: int,
-        blocks: int | None,
-        beside: Split | None,
-        *,
-        payload: bool = False,
-    ) -> list[Way]:
-        """Find the ways; those alone that tell payload apart, where it is asked for."""
-
-
 def quickest(ways: list[Way]) -> Way:
     """The way that takes the least time by its formula; the first of equals."""
     return min(ways, key=lambda way: way.estimate_ps)
 
 
 def quickest_of(
-    ways: Ways,
+    ways: Callable[[CollectiveCall], list[Way]],
     *,
     name: str,
     collectives: tuple[Collective, ...],
@@ -230,47 +221,21 @@ def quickest_of(
     """An algorithm that takes, of several ways, that which its formula says is the quickest."""
 
     def pick(
-        machine: Machine,
-        kinds: PhaseKinds,
-        collective: Collective,
-        nbytes: int,
-        blocks: int | None,
-        beside: Split | None = None,
-        *,
-        payload: bool = False,
+        machine: Machine, collective: Collective, nbytes: int, blocks: int | None = None
     ) -> Way:
-        found = ways(machine, kinds, collective, nbytes, blocks, beside, payload=payload)
-        return quickest(found)
-
-    def add(
-        machine: Machine,
-        kinds: PhaseKinds,
-        collective: Collective,
-        nbytes: int,
-        begun: Ints,
-        *,
-        blocks: int | None,
-        payload: bool,
-        beside: Split | None,
-    ) -> Ints:
-        way = pick(machine, kinds, collective, nbytes, blocks, beside, payload=payload)
-        # Ways over several domains that do not tell payload apart do not take the word. Kernels for
-        # no bytes pass a byte on, which nobody asked for.
-        return way.build(begun, payload=True) if payload and nbytes else way.build(begun)
+        return quickest(ways(CollectiveCall(machine, DISPATCH, collective, nbytes, blocks)))
 
     return Algorithm(
         name=name,
         collectives=collectives,
         summary=summary,
         source=source,
-        add=add,
-        default_blocks=lambda machine, collective, nbytes: (
-            pick(machine, DISPATCH, collective, nbytes, None).blocks
-        ),
+        add=lambda call, begun: quickest(ways(call)).build(begun),
+        default_blocks=lambda machine, collective, nbytes: pick(machine, collective, nbytes).blocks,
         needs=needs,
         least_ranks=least_ranks,
         crosses=crosses,
         chosen=lambda machine, collective, nbytes, blocks: (
-            pick(machine, DISPATCH, collective, nbytes, blocks).name
+            pick(machine, collective, nbytes, blocks).name
         ),
     )

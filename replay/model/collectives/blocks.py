@@ -118,9 +118,9 @@ class Blocks:
             self._sms[each], time, kind=kind, rank=each, after=np.repeat(after[0], self.count)
         )
         for tasks in after[1:]:
-            machine.graph.edges(np.repeat(tasks, self.count), busy)
+            machine.order(np.repeat(tasks, self.count), busy)
         done = machine.mark(of)
-        machine.graph.edges(busy, np.repeat(done, self.count))
+        machine.order(busy, np.repeat(done, self.count))
         return done
 
     def touch(self, nbytes: IntsLike, *after: Ints, rank: Ints | None = None) -> Ints | None:
@@ -151,4 +151,4 @@ class Blocks:
 
     def _wait(self, earlier: tuple[Ints, ...], tasks: Ints) -> None:
         for each in earlier:
-            self._machine.graph.edges(each, tasks)
+            self._machine.order(each, tasks)

@@ -85,9 +85,9 @@ def run(
             ends.append(sent)
         for begin in begins:
             # A chunk's turn comes when the rank runs, and has copied and stored the one before.
-            machine.graph.edges(started[at[:1]], begin[:1])
+            machine.order(started[at[:1]], begin[:1])
             for end in ends:
-                machine.graph.edges(end[:-1], begin[1:])
+                machine.order(end[:-1], begin[1:])
         last = np.concatenate([end[-1:] for end in ends])
         done = machine.gather(last, np.full(len(last), rank), done)
         came = following
@@ -115,9 +115,7 @@ def _passed(
     of = np.repeat(np.arange(len(chunks)), pieces)
     src, dst = np.full(len(of), rank), np.full(len(of), peer)
     piece = -(-stored // pieces)
-    sent, landed = machine.transfers.store(
-        kinds, src, dst, 0, block[of], machine.transfers.fan_out(src, dst), meta_bytes=piece[of]
-    )
+    sent, landed = machine.transfers.store(kinds, src, dst, 0, block[of], meta_bytes=piece[of])
     last = np.arange(1, len(chunks) + 1) * pieces - 1
     known = machine.delay(kinds.sync, told(machine, protocol), landed[last], dst[last])
     return sent[last], known

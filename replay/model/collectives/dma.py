@@ -41,15 +41,15 @@ def all_to_all(
     src, dst, flag = parcels.src, parcels.dst, machine.costs.flag()
     free = machine.delay(kinds.sync, flag, begun[dst], dst)
     ready = machine.mark(src, begun[src])
-    machine.graph.edges(free, ready)
+    machine.order(free, ready)
     lane, each = parcels.lane_of_piece, parcels.piece_bytes
     rows = each if payload else 0 * each
     sent, landed = machine.transfers.store(
-        kinds, src[lane], dst[lane], rows, ready[lane], None,
+        kinds, src[lane], dst[lane], rows, ready[lane],
         meta_bytes=each - rows, engine="copy_engine",
     )  # fmt: skip
     known = machine.delay(kinds.sync, flag, ready, dst)
-    machine.graph.edges(landed, known[lane])
+    machine.order(landed, known[lane])
     whole = parcels.chunk_bytes
     read = machine.stream(kinds.memory, whole, src, ready)
     written = machine.stream(kinds.memory, whole, dst, known)

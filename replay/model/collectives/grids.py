@@ -21,9 +21,9 @@ from replay.model.collectives.blocks import Blocks
 from replay.model.collectives.ring_chunks import share_of
 
 if TYPE_CHECKING:
-    from replay.model.machine.kinds import Kind, PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
+    from replay.model.collectives.algorithm import CollectiveCall
+    from replay.model.machine.kinds import Kind
+    from replay.model.machine.machine import Ints
     from replay.model.machine.times import Time
 
 Stored = Literal["nothing", "each", "multicast"]
@@ -162,7 +162,7 @@ class _Lanes(Blocks):
             self._sms[each], time, kind=kind, rank=each, after=np.repeat(after, blocks)
         )
         done = machine.mark(rank)
-        machine.graph.edges(busy, np.repeat(done, blocks))
+        machine.order(busy, np.repeat(done, blocks))
         return done
 
     def memory(self, nbytes: Ints, after: Ints, rank: Ints) -> list[Ints]:
@@ -177,33 +177,20 @@ class Kernel:
 
     Parameters
     ----------
-    machine, kinds
-        Where its tasks are added, and what they count as.
+    call
+        What it is asked for.
     style
-        How its library launches it.
+        How its library launches it, where the call does not say how many blocks.
     nbytes
         What the blocks of a rank walk through.
-    payload
-        Whether the bytes on the wire count as payload.
-    beside
-        SMs that are held at the same time; see `replay.model.collectives.blocks`.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        kinds: PhaseKinds,
-        style: Style,
-        nbytes: int,
-        *,
-        payload: bool = False,
-        beside: Split | None = None,
-    ) -> None:
-        self.machine, self.kinds, self.payload = machine, kinds, payload
+    def __init__(self, call: CollectiveCall, style: Style, nbytes: int) -> None:
+        self.machine, self.kinds, self.payload = call.machine, call.kinds, call.payload
         self.nbytes = nbytes
-        self._style = style
-        self._used = style.grid.used(nbytes)
-        self._blocks = _Lanes(machine, kinds, self._used, beside)
+        self._style = style.with_blocks(call.blocks)
+        self._used = self._style.grid.used(nbytes)
+        self._blocks = _Lanes(call.machine, call.kinds, self._used, call.beside)
 
     @property
     def block_bytes(self) -> int:
@@ -277,7 +264,7 @@ class Kernel:
             touched = self._blocks.memory(work.touched * items.nbytes, at, rank)
             done.append(self._behind(rank, [stored, *touched]))
             if len(before):
-                machine.graph.edges(before, busy)
+                machine.order(before, busy)
                 free.append(before)
             if together > 1:
                 # Waves that are one message still go there and back one after the other.
@@ -294,5 +281,5 @@ class Kernel:
             return tasks[0]
         behind = self.machine.mark(rank, tasks[0])
         for others in tasks[1:]:
-            self.machine.graph.edges(others, behind)
+            self.machine.order(others, behind)
         return behind

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, Collective
+from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, CollectiveCall
 from replay.model.collectives.grids import Grid, Items, Kernel, Style, Walked, Work
 from replay.model.machine import multimem
 
 if TYPE_CHECKING:
-    from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
+    from replay.model.machine.machine import Ints
 
 TORCH = Style(Grid(blocks=8, threads=1024))
 SAMPLE = Style(Grid(blocks=4, threads=1024), meets_before=False)
@@ -34,55 +32,29 @@ SAMPLE = Style(Grid(blocks=4, threads=1024), meets_before=False)
 buffers are written before."""
 
 
-def exchange(
-    machine: Machine,
-    kinds: PhaseKinds,
-    collective: Collective,
-    nbytes: int,
-    begun: Ints,
-    style: Style = TORCH,
-    *,
-    payload: bool = False,
-    beside: Split | None = None,
-) -> Ints:
-    """Sum shares, spread shares, or both: (rank,) the last tasks; see `one_shot.by_loads`.
-
-    Parameters
-    ----------
-    nbytes
-        Of the larger of a rank's two buffers.
-    """
-    share = -(-nbytes // machine.num_ranks)
-    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
+def exchange(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
+    """Sum shares, spread shares, or both: (rank,) the last tasks; see `one_shot.by_loads`."""
+    kernel = Kernel(call, style, call.share)
     begins = kernel.begin(begun)
-    if collective == "reduce_scatter":
-        work = sums(kernel, touched=machine.num_ranks + 1)
+    if call.collective == "reduce_scatter":
+        work = sums(kernel, touched=call.machine.num_ranks + 1)
         return kernel.end(kernel.walk(begins, work))
-    return kernel.end(_spread(kernel, begins, adds=collective == "all_reduce"), "multicast")
+    return kernel.end(_spread(kernel, begins, adds=call.collective == "all_reduce"), "multicast")
 
 
-def all_reduce_with_flags(
-    machine: Machine,
-    kinds: PhaseKinds,
-    nbytes: int,
-    begun: Ints,
-    style: Style = SAMPLE,
-    *,
-    payload: bool = False,
-    beside: Split | None = None,
-) -> Ints:
+def all_reduce_with_flags(call: CollectiveCall, begun: Ints, style: Style = SAMPLE) -> Ints:
     """All-reduce with flags in the data in place of a barrier at the end: (rank,) the last tasks.
 
     A buffer is full of a value that no sum has. The blocks read it until everything has come, and
     make one that was used before ready for the next call.
     """
-    share = -(-nbytes // machine.num_ranks)
-    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
+    kernel = Kernel(call, style, call.share)
     walked = _spread(kernel, kernel.begin(begun), adds=True)
+    machine = call.machine
     costs, of_block = machine.costs, kernel.block_bytes
     looking = costs.poll() + costs.sm_load(machine.num_ranks * of_block)
     all_here = machine.gather(walked.arrived, machine.ranks, walked.left)
-    done = machine.delay(kinds.receive, looking + costs.sm_copy(of_block), all_here)
+    done = machine.delay(call.kinds.receive, looking + costs.sm_copy(of_block), all_here)
     return kernel.give_back(done)
 
 
@@ -113,7 +85,7 @@ def _spread(kernel: Kernel, begins: Ints, *, adds: bool) -> Walked:
         arrived.append(spread.arrived)
         member.append(spread.member)
         marks = machine.mark(items.rank, after)
-        machine.graph.edges(spread.arrived, marks.repeat(len(spread.arrived) // len(marks)))
+        machine.order(spread.arrived, marks.repeat(len(spread.arrived) // len(marks)))
         return marks
 
     n, sends = machine.num_ranks, kernel.kinds.send
@@ -128,22 +100,12 @@ def _spread(kernel: Kernel, begins: Ints, *, adds: bool) -> Walked:
     return walked._replace(arrived=came)
 
 
-def _add(
-    machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int, begun: Ints, *,
-    blocks: int | None, payload: bool, beside: Split | None,
-) -> Ints:  # fmt: skip
-    style = TORCH.with_blocks(blocks)
-    return exchange(
-        machine, kinds, collective, nbytes, begun, style, payload=payload, beside=beside
-    )
-
-
 MULTIMEM = Algorithm(
     name="multimem",
     collectives=COLLECTIVES,
     summary="every GPU loads sums of a share and stores them to all, in the switch",
     source="PyTorch CUDASymmetricMemoryOps.cu, multimem_all_reduce_",
-    add=_add,
+    add=exchange,
     default_blocks=lambda machine, _, nbytes: TORCH.grid.used(-(-nbytes // machine.num_ranks)),
     needs=("multicast", "reduction"),
 )

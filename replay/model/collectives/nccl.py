@@ -16,13 +16,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from replay.model.collectives import algorithm, node_rings, node_trees, nvls, ring
-from replay.model.collectives.algorithm import COLLECTIVES, Collective, Way, quickest_of
+from replay.model.collectives.algorithm import (
+    COLLECTIVES,
+    Collective,
+    CollectiveCall,
+    Way,
+    quickest_of,
+)
 from replay.model.collectives.pair_rules import CHANNELS_OF_NIC
 
 if TYPE_CHECKING:
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
 
 __all__ = ["NCCL", "Collective", "quickest", "run", "ways"]
 
@@ -42,49 +47,42 @@ def run(
 
 def quickest(machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int) -> Way:
     """Choose an algorithm and a protocol as NCCL does: by formulas, from the size alone."""
-    return algorithm.quickest(ways(machine, kinds, collective, nbytes))
+    return algorithm.quickest(ways(CollectiveCall(machine, kinds, collective, nbytes)))
 
 
-def ways(
-    machine: Machine,
-    kinds: PhaseKinds,
-    collective: Collective,
-    nbytes: int,
-    blocks: int | None = None,
-    beside: Split | None = None,
-    *,
-    payload: bool = False,
-) -> list[Way]:
-    """Every algorithm and protocol of a collective; see `Algorithm.build`."""
+def ways(call: CollectiveCall) -> list[Way]:
+    """Every algorithm and protocol of a collective."""
+    machine = call.machine
     if machine.num_domains > 1:
-        return _across(machine, kinds, collective, nbytes, payload=payload)
-    found = ring.ways(machine, kinds, collective, nbytes, blocks, beside)
+        return _across(call)
+    found = ring.ways(call)
     if (
-        collective == "all_reduce"
+        call.collective == "all_reduce"
         and machine.num_ranks >= nvls.LEAST_RANKS
         and machine.system.switch.reduction
     ):
-        found += nvls.ways(machine, kinds, collective, nbytes, blocks, beside)
+        found += nvls.ways(call)
     return found
 
 
-def _across(
-    machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int, *, payload: bool
-) -> list[Way]:
+def _across(call: CollectiveCall) -> list[Way]:
     """Rings of rails, and for sums trees, whose tasks do not tell payload apart."""
-    steps = ring.steps_of(collective, machine.num_ranks)
-    part = max(1, nbytes // machine.num_ranks)
+    machine, kinds, nbytes = call.machine, call.kinds, call.nbytes
+    steps, part = ring.steps_of(call.collective, machine.num_ranks), ring.part_of(call)
     blocks = CHANNELS_OF_NIC * machine.domains.size
     found = [
         Way(
             f"ring {protocol.name}",
             blocks,
-            node_rings.ring_ps(machine, part, protocol, steps, payload=payload),
-            partial(node_rings.ring, machine, kinds, nbytes=part, protocol=protocol, steps=steps),
+            node_rings.ring_ps(machine, part, protocol, steps, payload=call.payload),
+            partial(
+                node_rings.ring, machine, kinds,
+                nbytes=part, protocol=protocol, steps=steps, payload=call.carries_payload,
+            ),
         )
         for protocol in machine.system.nccl.protocols
-    ]
-    if collective == "all_reduce" and not payload:
+    ]  # fmt: skip
+    if call.collective == "all_reduce" and not call.payload:
         found += [
             Way(
                 f"tree {protocol.name}",

@@ -121,7 +121,7 @@ def ring(
             is_last = step == steps
             kind, time = (kinds.receive, copying) if is_last else (kinds.send, passing)
             block = machine.delay(kind, time, at, rings.rank)
-            machine.graph.edges(known, block[places])
+            machine.order(known, block[places])
             at = block
             if not is_last:
                 at, known, places = _pass(machine, kinds, rings, protocol, nbytes_of, rows, block)
@@ -155,7 +155,7 @@ def _pass(
     moves = np.flatnonzero(src != to)
     left[moves], landed[moves] = machine.transfers.store(
         kinds, src[moves], to[moves], carried[moves], after[of[moves]],
-        machine.transfers.fan_out(src[moves], to[moves]), meta_bytes=(size - carried)[moves],
+        meta_bytes=(size - carried)[moves],
     )  # fmt: skip
     known, following = np.empty(len(of), np.int64), rings.after[of]
     stays, leaves = np.flatnonzero(~rings.leaves[of]), np.flatnonzero(rings.leaves[of])

@@ -130,11 +130,11 @@ def all_reduce(
             stored = np.full(len(block), int(protocol.stored_bytes(chunk)))
             left, known = _pass(machine, kinds, trees, protocol, src, dst, stored, block)
             left, block = left.reshape(-1, chunks), block.reshape(-1, chunks)
-            machine.graph.edges(left[:, :-1].ravel(), block[:, 1:].ravel())
+            machine.order(left[:, :-1].ravel(), block[:, 1:].ravel())
             sends.append(left[:, -1])
             ranks.append(trees.rank[src])
             if way == "up":
-                machine.graph.edges(known, summed[dst].ravel())
+                machine.order(known, summed[dst].ravel())
             else:
                 have[dst] = known.reshape(-1, chunks)
     copied = machine.delay(kinds.receive, copying, have[:, -1], trees.rank)
@@ -160,7 +160,7 @@ def _pass(
     left, known = after.copy(), np.empty(len(after), np.int64)
     near, far = np.flatnonzero(~leaves), np.flatnonzero(leaves)
     left[near], landed = machine.transfers.store(
-        kinds, of[near], to[near], 0, after[near], machine.transfers.fan_out(of[near], to[near]),
+        kinds, of[near], to[near], 0, after[near],
         meta_bytes=stored[near],
     )  # fmt: skip
     known[near] = machine.delay(kinds.sync, told(machine, protocol), landed, to[near])

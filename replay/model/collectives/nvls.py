@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives.algorithm import COLLECTIVES, Collective, Way, quickest_of
+from replay.model.collectives.algorithm import (
+    COLLECTIVES,
+    Collective,
+    CollectiveCall,
+    Way,
+    quickest_of,
+)
 from replay.model.collectives.blocks import Blocks, Fed, held_by
 from replay.model.collectives.ring_chunks import share_of
 from replay.model.machine import multimem
@@ -32,9 +38,7 @@ from replay.model.machine.times import NO_TIME, Time
 from replay.model.machine.transfers import REQUESTS_FIRST
 
 if TYPE_CHECKING:
-    from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
 
 CHUNKS = ((0, 128 * 1024), (64, 64 * 1024), (8, 32 * 1024), (2, 16 * 1024))
 """A channel's chunk is 128 KiB, and less where fewer than so many of each channel and share would
@@ -56,60 +60,36 @@ def spreads(collective: Collective) -> bool:
     return collective != "reduce_scatter"
 
 
-def ways(
-    machine: Machine,
-    kinds: PhaseKinds,
-    collective: Collective,
-    nbytes: int,
-    blocks: int | None = None,
-    beside: Split | None = None,
-    *,
-    payload: bool = False,
-) -> list[Way]:
-    """The one protocol that it has; the parameters are those of `Algorithm.build`."""
-    count = blocks or machine.system.nccl.nvls_channels
+def ways(call: CollectiveCall) -> list[Way]:
+    """The one protocol that it has."""
+    count = call.blocks or call.machine.system.nccl.nvls_channels
     return [
         Way(
             "nvls",
             count,
-            _estimate_ps(machine, collective, nbytes, count),
-            partial(
-                exchange, machine, kinds,
-                collective=collective, nbytes=nbytes, channels=count, beside=beside,
-            ),
+            _estimate_ps(call.machine, call.collective, call.nbytes, count),
+            partial(exchange, call, channels=count),
         )
-    ]  # fmt: skip
+    ]
 
 
-def exchange(
-    machine: Machine,
-    kinds: PhaseKinds,
-    begun: Ints,
-    *,
-    collective: Collective,
-    nbytes: int,
-    channels: int,
-    payload: bool = False,
-    beside: Split | None = None,
-) -> Ints:
+def exchange(call: CollectiveCall, begun: Ints, *, channels: int) -> Ints:
     """Run a collective in the switch: (rank,) the last task of every rank.
+
+    Beside other kernels, memory is charged for the copies of the blocks and for what the switch
+    reads and writes on every member.
 
     Parameters
     ----------
-    nbytes
-        Of the larger of a rank's two buffers.
     channels
         Thread blocks of each rank.
-    payload
-        Whether the bytes count as payload.
-    beside
-        See `Algorithm.build`. Memory is then charged for the copies of the blocks and for what the
-        switch reads and writes on every member.
     """
+    machine, kinds, collective, nbytes = call.machine, call.kinds, call.collective, call.nbytes
+    payload = call.carries_payload
     n, ranks = machine.num_ranks, machine.ranks
     slices = _slices(nbytes, n, channels)
     size = _sizes(nbytes, n, slices)
-    blocks = Blocks(machine, kinds, channels, beside, name=held_by(collective))
+    blocks = Blocks(machine, kinds, channels, call.beside, name=held_by(collective))
     started = machine.delay(
         kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
     )
@@ -150,30 +130,20 @@ def exchange(
 
 
 def fed(
-    machine: Machine,
-    kinds: PhaseKinds,
-    collective: Collective,
-    nbytes: int,
-    begun: Ints,
-    *,
-    channels: int,
-    parts: int,
-    beside: Split,
-    ready: Ints | None = None,
+    call: CollectiveCall, begun: Ints, *, channels: int, parts: int, ready: Ints | None = None
 ) -> Fed:
     """Run a collective in the switch as a kernel beside makes its chunks; say when each is there.
 
     Buffers are registered, so that nothing is copied: a kernel beside writes its results to, and
     reads its rows from, where the switch does. When a rank has a part of an owner's share, it
     writes its data back and flags the owner, which sums when all have. Rows that were gathered are
-    flagged behind the acknowledgement of the data; sums are known when all ranks have met.
+    flagged behind the acknowledgement of the data; sums are known when all ranks have met. Memory
+    is charged where the switch reads and writes.
 
     Parameters
     ----------
     parts
         Parts of each owner's share, one after the other.
-    beside
-        See `Algorithm.build`. Memory is charged where the switch reads and writes.
     ready
         (rank, owner, part): task at which a rank has its own summand of the part; None for an
         all-gather, whose own rows are in place when the kernel begins.
@@ -182,8 +152,9 @@ def fed(
     --------
     exchange : the other parameters. The bytes are payload.
     """
+    machine, kinds, collective, nbytes = call.machine, call.kinds, call.collective, call.nbytes
     n, ranks, costs = machine.num_ranks, machine.ranks, machine.costs
-    blocks = Blocks(machine, kinds, channels, beside)
+    blocks = Blocks(machine, kinds, channels, call.beside)
     started = machine.delay(
         kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
     )
@@ -196,14 +167,14 @@ def fed(
         told = met
         if ready is not None:
             told = machine.mark(ranks, met)
-            machine.graph.edges(ready[ranks, ranks, part], told)
+            machine.order(ready[ranks, ranks, part], told)
             src, dst = np.nonzero(~np.eye(n, dtype=bool))
             flags = machine.sync.notify(
                 src, dst, FLAG_BYTES, ready[src, dst, part],
                 kinds=flags_of(kinds.sync), waiting=costs.fence() + costs.poll(),
                 priority=REQUESTS_FIRST,
             )  # fmt: skip
-            machine.graph.edges(flags, told[dst])
+            machine.order(flags, told[dst])
         slices = max(1, min(SLICES // parts, int(of_part.max()) // _chunk(nbytes, n, channels)))
         whole = machine.mark(np.repeat(ranks, n), np.repeat(at, n)).reshape(n, n)  # rank, owner
         for each in range(slices):
@@ -222,7 +193,7 @@ def fed(
                 spread = multimem.multicast(machine, kinds, moved, size[moved], there, first=True)
                 there, member = spread.arrived, spread.member
                 owner = np.repeat(moved, n)
-            machine.graph.edges(there, whole[member, owner])
+            machine.order(there, whole[member, owner])
         if collective == "all_gather":
             waiting = costs.acknowledged() + costs.multicast_release() + costs.flag()
             rank = np.repeat(ranks, n)

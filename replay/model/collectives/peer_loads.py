@@ -91,7 +91,7 @@ def load(kernel: Kernel, items: Items, *, fan_out: FanOut, in_turn: bool = False
 def _answers(kernel: Kernel, of: _Messages, after: Ints, fan_out: FanOut) -> Ints:
     """Loads (message,) behind tasks (item,): (message,) tasks when the data has come."""
     return kernel.machine.transfers.load(
-        kernel.kinds, of.rank, of.peer, of.payload, after[of.item], fan_out,
+        kernel.kinds, of.rank, of.peer, of.payload, after[of.item], fan_out=fan_out,
         meta_bytes=of.other, requests_first=True,
     ).arrived  # fmt: skip
 
@@ -100,7 +100,7 @@ def store(kernel: Kernel, items: Items, after: Ints, *, fan_out: FanOut) -> Ints
     """Store the items' bytes into all peers' memory: (item,) marks when all are visible there."""
     found = _to_peers(kernel, items)
     arrived = kernel.machine.transfers.store(
-        kernel.kinds, found.rank, found.peer, found.payload, after[found.item], fan_out,
+        kernel.kinds, found.rank, found.peer, found.payload, after[found.item], fan_out=fan_out,
         meta_bytes=found.other,
     ).arrived  # fmt: skip
     return _each(kernel, items, found.item, arrived)
@@ -108,6 +108,4 @@ def store(kernel: Kernel, items: Items, after: Ints, *, fan_out: FanOut) -> Ints
 
 def _each(kernel: Kernel, items: Items, item: Ints, tasks: Ints) -> Ints:
     """One mark for each item: it waits for all `tasks` (message,) of the item."""
-    marks = kernel.machine.mark(items.rank, items.after)
-    kernel.machine.graph.edges(tasks, marks[item])
-    return marks
+    return kernel.machine.join(tasks, item, items.rank, items.after)

@@ -183,7 +183,7 @@ def _send(
         kind=kinds.send, rank=src, after=started[0][lane],
     )  # fmt: skip
     follows = lane[1:] == lane[:-1]
-    machine.graph.edges(sent[:-1][follows], sent[1:][follows])
+    machine.order(sent[:-1][follows], sent[1:][follows])
     if leaving:
         via = parcels.dst[parcels.chunk_lane]
         via[leaving.chunk] = leaving.crossing.via
@@ -192,8 +192,7 @@ def _send(
     rows = nbytes if payload else 0 * nbytes
     stored = np.where(is_ll, ll_protocol.stored_bytes(nbytes), nbytes)
     landed[moves] = machine.transfers.store(
-        kinds, src[moves], to[moves], rows[moves], sent[moves],
-        machine.transfers.fan_out(src[moves], to[moves]), meta_bytes=(stored - rows)[moves],
+        kinds, src[moves], to[moves], rows[moves], sent[moves], meta_bytes=(stored - rows)[moves],
     ).arrived  # fmt: skip
     return sent, landed
 
@@ -221,7 +220,7 @@ def _receive(
     told = Time.where(is_ll[near], costs.poll(), costs.acknowledged() + costs.flag())
     known[near] = machine.delay(kinds.sync, told, started[1][lane[near]], dst[near])
     stays = inside[parcels.piece_chunk]
-    machine.graph.edges(landed[stays], known[parcels.piece_chunk[stays]])
+    machine.order(landed[stays], known[parcels.piece_chunk[stays]])
     if crossed:
         known[~inside] = crossed.known
     simple = np.flatnonzero(~is_ll)
@@ -231,14 +230,14 @@ def _receive(
         Time(machine.system.nccl.copy_rate.duration_ps(parcels.chunk_bytes[simple])),
         kind=kinds.receive, rank=dst[simple], after=known[simple],
     )  # fmt: skip
-    machine.graph.edges(started[1][lane[~inside]], copied[~inside])
+    machine.order(started[1][lane[~inside]], copied[~inside])
     memory = machine.stream(kinds.memory, 2 * parcels.chunk_bytes, dst, known)
     # A chunk takes the room of the one that was sent so many slots before it.
     of_lane = np.bincount(lane, minlength=len(parcels.src))
     late = np.flatnonzero((places(of_lane) >= slots) & inside)
     returned = machine.delay(kinds.sync, costs.flag(), copied[late - slots], dst[late])
     first_piece = firsts(np.bincount(parcels.piece_chunk, minlength=len(lane)))
-    machine.graph.edges(returned, sent[first_piece[late]])
+    machine.order(returned, sent[first_piece[late]])
     return np.concatenate((copied, memory)), np.concatenate((dst, dst)), copied
 
 

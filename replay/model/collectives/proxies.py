@@ -101,10 +101,9 @@ def cross(
     ready = machine.delay(kinds.sync, told, stored, chunks.via)
     posted = _step(machine, kinds, chunks.via, ready)
     follows = chunks.lane[1:] == chunks.lane[:-1]
-    machine.graph.edges(posted[:-1][follows], posted[1:][follows])
+    machine.order(posted[:-1][follows], posted[1:][follows])
     landed = machine.transfers.store(
-        kinds, chunks.via, chunks.dst, rows, posted,
-        machine.transfers.fan_out(chunks.via, chunks.dst), meta_bytes=chunks.nbytes - rows,
+        kinds, chunks.via, chunks.dst, rows, posted, meta_bytes=chunks.nbytes - rows,
         writes=BY_HOST,
     ).arrived  # fmt: skip
     if flagged:
@@ -147,7 +146,7 @@ def return_room(
         chunks.dst, chunks.via, CLEAR_BYTES, _step(machine, kinds, chunks.dst, ready),
         kinds=(kinds.request_up, kinds.request_down), writes=BY_HOST,
     )  # fmt: skip
-    machine.graph.edges(cleared, crossed.posted)
+    machine.order(cleared, crossed.posted)
     # At the sender: handed back when the write has been acknowledged.
     slots = _slots(rules, lanes[1], lanes[2], chunks.src, chunks.via, chunks.channel)
     back = machine.transfers.completed(chunks.via, chunks.dst)
@@ -156,7 +155,7 @@ def return_room(
     filled_again = np.flatnonzero(place >= slots)
     freed = completed[filled_again - slots[filled_again]]
     told = machine.delay(kinds.sync, costs.host_flag(), freed, chunks.src[filled_again])
-    machine.graph.edges(told, filling[filled_again])
+    machine.order(told, filling[filled_again])
 
 
 def network_ps(machine: Machine, nbytes: int) -> tuple[int, int]:

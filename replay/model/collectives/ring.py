@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.model.collectives.algorithm import COLLECTIVES, Collective, Way, quickest_of
+from replay.model.collectives.algorithm import (
+    COLLECTIVES,
+    Collective,
+    CollectiveCall,
+    Way,
+    quickest_of,
+)
 from replay.model.collectives.blocks import HELD, Blocks, Fed, held_by
 from replay.model.collectives.ring_chunks import (
     LARGEST_PIECE,
@@ -36,7 +42,6 @@ if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
 
 
 def steps_of(collective: Collective, num_ranks: int) -> int:
@@ -44,70 +49,47 @@ def steps_of(collective: Collective, num_ranks: int) -> int:
     return (2 if collective == "all_reduce" else 1) * (num_ranks - 1)
 
 
-def ways(
-    machine: Machine,
-    kinds: PhaseKinds,
-    collective: Collective,
-    nbytes: int,
-    blocks: int | None = None,
-    beside: Split | None = None,
-    *,
-    payload: bool = False,
-) -> list[Way]:
-    """The ring under every protocol; the parameters are those of `Algorithm.build`."""
-    n = machine.num_ranks
-    steps, part = steps_of(collective, n), max(1, nbytes // n)
-    channels = blocks or machine.system.nccl.ring_channels
+def ways(call: CollectiveCall) -> list[Way]:
+    """The ring under every protocol."""
+    machine, part = call.machine, part_of(call)
+    steps = steps_of(call.collective, machine.num_ranks)
+    channels = call.blocks or machine.system.nccl.ring_channels
     return [
         Way(
             f"ring {protocol.name}",
             cut(part, channels)[0],
             _estimate_ps(machine, part, protocol, steps, channels),
-            partial(
-                ring, machine, kinds,
-                collective=collective, nbytes=part, protocol=protocol, channels=channels,
-                beside=beside,
-            ),
+            partial(ring, call, protocol=protocol, channels=channels),
         )
         for protocol in machine.system.nccl.protocols
-    ]  # fmt: skip
+    ]
 
 
-def ring(
-    machine: Machine,
-    kinds: PhaseKinds,
-    begun: Ints,
-    *,
-    collective: Collective,
-    nbytes: int,
-    protocol: Protocol,
-    channels: int,
-    payload: bool = False,
-    beside: Split | None = None,
-) -> Ints:
+def part_of(call: CollectiveCall) -> int:
+    """Bytes that a rank sends in each step."""
+    return max(1, call.nbytes // call.machine.num_ranks)
+
+
+def ring(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channels: int) -> Ints:
     """Pass chunks round a ring: (rank,) the last task of every rank.
 
     A rank's channels do the same at the same time and share its ports evenly, so that they are
-    one chain of tasks.
+    one chain of tasks. Beside other kernels, memory is charged where blocks read and write their
+    own: the chunk that came and the own one or the copy, as in `replay.model.collectives.chains`.
 
     Parameters
     ----------
-    nbytes
-        What a rank sends in each step.
     channels
         Channels at most.
-    payload
-        Whether the bytes count as payload.
-    beside
-        See `Algorithm.build`. Memory is then charged where blocks read and write their own: the
-        chunk that came and the own one or the copy, as in `replay.model.collectives.chains`.
     """
+    machine, kinds, nbytes = call.machine, call.kinds, part_of(call)
     used, loops, _ = cut(nbytes, channels)
-    blocks = Blocks(machine, kinds, used, beside, name=held_by(collective))
+    blocks = Blocks(machine, kinds, used, call.beside, name=held_by(call.collective))
     at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
     at = _pass_round(
         machine, kinds, blocks, at,
-        collective=collective, nbytes=nbytes, loops=loops, protocol=protocol, payload=payload,
+        collective=call.collective, nbytes=nbytes, loops=loops, protocol=protocol,
+        payload=call.carries_payload,
     ).end  # fmt: skip
     return blocks.end(at)
 
@@ -118,16 +100,7 @@ def rounds_of(machine: Machine, nbytes: int, channels: int) -> int:
 
 
 def fed(
-    machine: Machine,
-    kinds: PhaseKinds,
-    collective: Collective,
-    nbytes: int,
-    begun: Ints,
-    *,
-    channels: int,
-    parts: int,
-    beside: Split,
-    ready: Ints | None = None,
+    call: CollectiveCall, begun: Ints, *, channels: int, parts: int, ready: Ints | None = None
 ) -> Fed:
     """Pass chunks round a ring as a kernel beside makes them; say when each is there.
 
@@ -139,8 +112,6 @@ def fed(
     ----------
     channels
         Thread blocks of each rank, at least `parts`.
-    beside
-        See `Algorithm.build`.
     ready
         (rank, owner, round, part): task at which a rank has its own summand of the part; None for
         an all-gather, whose own rows are in place when the kernel begins. Rounds: `rounds_of`.
@@ -149,7 +120,8 @@ def fed(
     --------
     ring : the other parameters. The bytes are payload.
     """
-    share, loops = max(1, nbytes // machine.num_ranks), rounds_of(machine, nbytes, channels)
+    machine, kinds, collective = call.machine, call.kinds, call.collective
+    share, loops = part_of(call), rounds_of(machine, call.nbytes, channels)
     steps = steps_of(collective, machine.num_ranks)
     protocol = min(
         machine.system.nccl.protocols,
@@ -160,7 +132,7 @@ def fed(
         of_part = share_of(share, part, parts)
         held = share_of(channels, part, parts)
         used = cut(of_part, held)[0]
-        blocks = Blocks(machine, kinds, used, beside, held=held, name=f"{HELD}, part {part}")
+        blocks = Blocks(machine, kinds, used, call.beside, held=held, name=f"{HELD}, part {part}")
         at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
         own = None if ready is None else ready[..., part]
         one = _pass_round(
@@ -171,7 +143,7 @@ def fed(
         passed.append(Passed(blocks.end(one.end), one.known))
     ends = machine.mark(machine.ranks, begun)
     for one in passed:
-        machine.graph.edges(one.end, ends)
+        machine.order(one.end, ends)
     return Fed(ends, np.stack([one.known for one in passed], axis=-1))
 
 
@@ -274,7 +246,7 @@ def _store(
             after = ready[piece * n : (piece + 1) * n] = blocks.work(kinds.send, storing, after)
     sent, landed = machine.transfers.store(
         kinds, np.tile(src, pieces), np.tile(dst, pieces), carried, ready,
-        machine.transfers.fan_out(src, dst), meta_bytes=each - carried,
+        meta_bytes=each - carried,
     )  # fmt: skip
     last_sent = sent[-n:]
     if not blocks.alone and protocol.channel_rate is None and not slow:
@@ -285,7 +257,7 @@ def _store(
     # pieces; with edges, all rows are waited for.
     last, before = landed[-n:], landed[:-n] if rows else landed[:0]
     known = machine.delay(kinds.sync, told(machine, protocol), last, dst)
-    machine.graph.edges(before, np.tile(known, len(before) // n))
+    machine.order(before, np.tile(known, len(before) // n))
     return last_sent, known[(src - 1) % n]
 
 

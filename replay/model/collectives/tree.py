@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives.algorithm import Collective, Way, quickest_of
+from replay.model.collectives.algorithm import CollectiveCall, Way, quickest_of
 from replay.model.collectives.blocks import Blocks, held_by
 from replay.model.collectives.ring import paces
 from replay.model.collectives.ring_chunks import (
@@ -34,69 +34,45 @@ if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
 
 LARGEST_HALVED = 128 * 1024, 32 * 1024
 """Chunks of LL128 that are halved where there are fewer than 64, and than 16, steps' worth."""
 
 
-def ways(
-    machine: Machine,
-    kinds: PhaseKinds,
-    collective: Collective,
-    nbytes: int,
-    blocks: int | None = None,
-    beside: Split | None = None,
-    *,
-    payload: bool = False,
-) -> list[Way]:
-    """The chain under every protocol; the parameters are those of `Algorithm.build`."""
-    most = blocks or machine.system.nccl.ring_channels
+def ways(call: CollectiveCall) -> list[Way]:
+    """The chain under every protocol."""
+    machine, nbytes = call.machine, call.nbytes
+    most = call.blocks or machine.system.nccl.ring_channels
     used = max(1, min(most, nbytes // LEAST_BYTES))
     return [
         Way(
             f"tree {protocol.name}",
             used,
             _estimate_ps(machine, nbytes, protocol, used),
-            partial(
-                all_reduce, machine, kinds,
-                nbytes=nbytes, protocol=protocol, channels=used, beside=beside,
-            ),
+            partial(all_reduce, call, protocol=protocol, channels=used),
         )
         for protocol in machine.system.nccl.protocols
     ]  # fmt: skip
 
 
-def all_reduce(
-    machine: Machine,
-    kinds: PhaseKinds,
-    begun: Ints,
-    *,
-    nbytes: int,
-    protocol: Protocol,
-    channels: int,
-    payload: bool = False,
-    beside: Split | None = None,
-) -> Ints:
-    """Sum `nbytes` of every rank up the chain and down again: (rank,) the last tasks.
+def all_reduce(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channels: int) -> Ints:
+    """Sum the bytes of every rank up the chain and down again: (rank,) the last tasks.
 
-    A rank's channels do the same at the same time, so that they are one chain of tasks.
+    A rank's channels do the same at the same time, so that they are one chain of tasks. Beside
+    other kernels, memory is charged as of rings: what came and the own summand are read on the way
+    up, what came is copied on the way down.
 
     Parameters
     ----------
     channels
         Thread blocks of each rank.
-    payload
-        Whether the bytes count as payload.
-    beside
-        See `Algorithm.build`. Memory is then charged as of rings: what came and the own summand
-        are read on the way up, what came is copied on the way down.
     """
+    machine, kinds = call.machine, call.kinds
     n, ranks = machine.num_ranks, machine.ranks
-    blocks = Blocks(machine, kinds, channels, beside, name=held_by("all_reduce"))
-    chunks = _chunks(machine, nbytes, protocol, channels)
+    blocks = Blocks(machine, kinds, channels, call.beside, name=held_by("all_reduce"))
+    chunks = _chunks(machine, call.nbytes, protocol, channels)
     begins = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
-    chain = _Chain(machine, kinds, blocks, protocol, chunks, payload=payload)
+    chain = _Chain(machine, kinds, blocks, protocol, chunks, payload=call.carries_payload)
     came = np.repeat(begins[-1:], len(chunks))
     done = begins
     for rank in range(n - 1, 0, -1):
@@ -156,7 +132,7 @@ class _Chain:
         stored = np.asarray(self._protocol.stored_bytes(chunks), np.int64)
         pieces, each = pieces_of(int(stored[0]))
         begun = machine.mark(of, came)
-        machine.graph.edges(np.full(len(of), begins), begun)
+        machine.order(np.full(len(of), begins), begun)
         block = blocks.work(kinds.send, self._passing, begun, rank=of)
         ready = blocks.both(block, blocks.touch(touches * chunks, begun, rank=of), of)
         # Half of a block's warps store up, half down.
@@ -175,7 +151,7 @@ class _Chain:
         size = np.maximum(-(-stored[at] // pieces), carried)
         src, dst = np.full(len(at), rank), np.full(len(at), peer)
         sent, landed = machine.transfers.store(
-            kinds, src, dst, carried, issued[at, piece * slow], machine.transfers.fan_out(src, dst),
+            kinds, src, dst, carried, issued[at, piece * slow],
             meta_bytes=size - carried,
         )  # fmt: skip
         last = np.arange(1, len(chunks) + 1) * pieces - 1
@@ -184,9 +160,9 @@ class _Chain:
             # The link holds the blocks up, which store meanwhile.
             left = blocks.both(left, blocks.work(kinds.send, storing * pieces, ready, rank=of), of)
         # A chunk's turn comes when the one before has been stored.
-        machine.graph.edges(left[:-1], begun[1:])
+        machine.order(left[:-1], begun[1:])
         known = machine.delay(kinds.sync, told(machine, self._protocol), landed[last], dst[last])
-        machine.graph.edges(landed, known[at])
+        machine.order(landed, known[at])
         return left, known
 
 

@@ -16,14 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from replay.model.collectives import peer_loads
-from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, Collective
+from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, Collective, CollectiveCall
 from replay.model.collectives.grids import Grid, Kernel, Style, Work
 from replay.model.collectives.one_shot import ENGINE
 
 if TYPE_CHECKING:
-    from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.machine.times import Time
 
 TORCH = Style(Grid(blocks=24, threads=1024))
@@ -32,71 +30,36 @@ UNROLLED = (2, 4, 8)
 others they ask one after the other."""
 
 
-def all_reduce(
-    machine: Machine,
-    kinds: PhaseKinds,
-    nbytes: int,
-    begun: Ints,
-    style: Style = ENGINE,
-    *,
-    payload: bool = False,
-    beside: Split | None = None,
-) -> Ints:
+def all_reduce(call: CollectiveCall, begun: Ints, style: Style = ENGINE) -> Ints:
     """Loads of a share, then of all shares: (rank,) the last tasks; see `one_shot.by_loads`."""
-    n, share = machine.num_ranks, -(-nbytes // machine.num_ranks)
-    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
+    n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
     added = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=n + 1))
     walked = kernel.walk(kernel.meet(added.left), peer_loads.read_all(kernel))
     return kernel.end(walked)
 
 
-def half(
-    machine: Machine,
-    kinds: PhaseKinds,
-    collective: Collective,
-    nbytes: int,
-    begun: Ints,
-    style: Style = TORCH,
-    *,
-    payload: bool = False,
-    beside: Split | None = None,
-) -> Ints:
+def half(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
     """One of the shots by itself: (rank,) the last tasks; see `one_shot.by_loads`.
 
-    Parameters
-    ----------
-    collective
-        ``"reduce_scatter"`` for the first, ``"all_gather"`` for the second.
-    nbytes
-        What every rank brings, or gets.
+    The first is a reduce-scatter, the second an all-gather.
     """
-    n, share = machine.num_ranks, -(-nbytes // machine.num_ranks)
-    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
-    adds = collective == "reduce_scatter"
+    n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
+    adds = call.collective == "reduce_scatter"
     work = peer_loads.add_up(kernel, touched=n + 1) if adds else peer_loads.read_all(kernel)
     return kernel.end(kernel.walk(kernel.begin(begun), work))
 
 
-def all_reduce_by_stores(
-    machine: Machine,
-    kinds: PhaseKinds,
-    nbytes: int,
-    begun: Ints,
-    style: Style = TORCH,
-    *,
-    payload: bool = False,
-    beside: Split | None = None,
-) -> Ints:
+def all_reduce_by_stores(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
     """Loads of a share, whose sums are stored to all: (rank,) the last tasks."""
-    n, share = machine.num_ranks, -(-nbytes // machine.num_ranks)
-    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
+    n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
+    machine = call.machine
     fan_out, in_turn = peer_loads.all_pairs(machine), n not in UNROLLED
 
     def busy(of_block: int) -> Time:
         return machine.costs.sm_add(n * of_block, 0) + machine.costs.sm_store(n * of_block)
 
     work = Work(
-        kinds.send,
+        call.kinds.send,
         busy,
         touched=2 * n,
         load=partial(peer_loads.load, kernel, fan_out=fan_out, in_turn=in_turn),
@@ -106,32 +69,13 @@ def all_reduce_by_stores(
     return kernel.end(kernel.walk(kernel.begin(begun), work), "each")
 
 
-def _add(
-    machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int, begun: Ints, *,
-    blocks: int | None, payload: bool, beside: Split | None,
-) -> Ints:  # fmt: skip
-    style = _style(collective).with_blocks(blocks)
-    if collective == "all_reduce":
-        return all_reduce(machine, kinds, nbytes, begun, style, payload=payload, beside=beside)
-    return half(machine, kinds, collective, nbytes, begun, style, payload=payload, beside=beside)
-
-
-def _add_by_stores(
-    machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int, begun: Ints, *,
-    blocks: int | None, payload: bool, beside: Split | None,
-) -> Ints:  # fmt: skip
-    style = TORCH.with_blocks(blocks)
-    return all_reduce_by_stores(
-        machine, kinds, nbytes, begun, style, payload=payload, beside=beside
-    )
-
-
-def _style(collective: Collective) -> Style:
-    return ENGINE if collective == "all_reduce" else TORCH
+def _add(call: CollectiveCall, begun: Ints) -> Ints:
+    return (all_reduce if call.collective == "all_reduce" else half)(call, begun)
 
 
 def _blocks(machine: Machine, collective: Collective, nbytes: int) -> int:
-    return _style(collective).grid.used(-(-nbytes // machine.num_ranks))
+    style = ENGINE if collective == "all_reduce" else TORCH
+    return style.grid.used(-(-nbytes // machine.num_ranks))
 
 
 TWO_SHOT = Algorithm(
@@ -147,6 +91,6 @@ TWO_SHOT_STORES = Algorithm(
     collectives=("all_reduce",),
     summary="every GPU loads and adds up a share, and stores it to all",
     source="PyTorch CUDASymmetricMemoryOps.cu, two_shot_all_reduce_",
-    add=_add_by_stores,
+    add=all_reduce_by_stores,
     default_blocks=lambda machine, _, nbytes: TORCH.grid.used(-(-nbytes // machine.num_ranks)),
 )

@@ -239,5 +239,5 @@ def _ended(machine: Machine, tasks: Ints, rank: Ints, begun: Ints, on: Bools) ->
     ends = begun.copy()
     ranks = np.flatnonzero(on)
     ends[ranks] = machine.mark(ranks, begun[ranks])
-    machine.graph.edges(tasks, ends[rank])
+    machine.order(tasks, ends[rank])
     return ends

@@ -157,5 +157,5 @@ def cast_tiles(
     )  # fmt: skip
     streamed = machine.stream(Kind.CAST, MemoryTraffic(read, written), rank, ready)
     done = machine.mark(rank, on_sm)
-    machine.graph.edges(streamed, done)
+    machine.order(streamed, done)
     return TileCasts(on_sm, done)

@@ -143,7 +143,7 @@ def gemm_tasks(
             after=(after if steps is None or is_end else steps[step])[tile],
         )
         if chain:
-            machine.graph.edges(chain[-1], tasks)
+            machine.order(chain[-1], tasks)
         chain.append(tasks)
     columns = chain[-1]
     outputs = _read_operands(
@@ -156,8 +156,7 @@ def gemm_tasks(
         clusters,
         kept,
     )
-    done = machine.mark(tiles.rank)
-    machine.graph.edges(columns, done[tile])
+    done = machine.join(columns, tile, tiles.rank)
     return TileTasks(columns, tile, column, done, outputs)
 
 

@@ -73,22 +73,19 @@ def _reduced(
 ) -> Ints:
     """Load, add and clear tiles of GPUs `slot` for GPUs `home` (tile,): (rank,) tasks."""
     pool = machine.sms.pool("gradient reduction", NUM_SMS[planner])
-    fan_out = machine.transfers.fan_out(home, slot)
     # The replica's gradients are complete: an exchange of the layer lies behind them.
     ready = machine.mark(home, begun[home])
-    machine.graph.edges(ends[slot], ready)
+    machine.order(ends[slot], ready)
     clears = planner == "ultraep"
     time = machine.costs.sm_load(size)
     if clears:
         time += machine.costs.sm_store(size)
     taken = machine.serve(pool[home], time, kind=WEIGHTS.send, rank=home, after=ready)
     read = machine.stream(WEIGHTS.memory, size, slot, taken)
-    loaded = machine.transfers.load(WEIGHTS, home, slot, size, read, fan_out).arrived
+    loaded = machine.transfers.load(WEIGHTS, home, slot, size, read).arrived
     added = machine.stream(WEIGHTS.memory, MemoryTraffic(size, size), home, loaded)
     cleared = added
     if clears:
-        cleared = machine.transfers.store(
-            WEIGHTS, home, slot, 0, added, fan_out, meta_bytes=size
-        ).arrived
+        cleared = machine.transfers.store(WEIGHTS, home, slot, 0, added, meta_bytes=size).arrived
     written = machine.stream(WEIGHTS.memory, MemoryTraffic(0, size), slot, cleared)
     return machine.gather(written, slot, machine.gather(cleared, home, begun))

@@ -80,6 +80,4 @@ def _on_every_sm(
         tag=expert,
         after=after[expert],
     )
-    done = machine.mark(rank_of, after)
-    machine.graph.edges(parts, done[expert])
-    return done
+    return machine.join(parts, expert, rank_of, after)

@@ -98,7 +98,7 @@ def copy_weights(
         return done
     told = _chunks_told(machine, direct, sent.arrived)
     ready = machine.mark(relayed.src, relaying[relayed.src])
-    machine.graph.edges(told[relayed.source_chunk], ready)
+    machine.order(told[relayed.source_chunk], ready)
     return _done(machine, relayed, _send(machine, relayed, pool, ready), done)
 
 
@@ -145,8 +145,8 @@ def _send(machine: Machine, messages: Messages, pool: Ints, after: Ints) -> Sent
         after=read[of_read],
     )  # fmt: skip
     arrived = machine.transfers.store(
-        WEIGHTS, src, dst, 0, stored, machine.transfers.fan_out(src, dst), meta_bytes=nbytes,
-        on=machine.buffers.outboxes(pool[src]),
+        WEIGHTS, src, dst, 0, stored, meta_bytes=nbytes,
+        on=pool[src],
     ).arrived  # fmt: skip
     written = machine.stream(WEIGHTS.memory, MemoryTraffic(0, nbytes), dst, arrived)
     return Sent(arrived, written)
@@ -167,8 +167,7 @@ def _chunks_told(machine: Machine, messages: Messages, arrived: Ints) -> Ints:
     """(chunk of any slot,): tasks in which the slot's GPU learns that the chunk is there."""
     chunk, first, of = np.unique(messages.chunk, return_index=True, return_inverse=True)
     src, dst = messages.src[first], messages.dst[first]
-    whole = machine.mark(src)
-    machine.graph.edges(arrived, whole[of])
+    whole = machine.join(arrived, of, src)
     waiting = machine.costs.acknowledged() + machine.costs.poll()
     # Packets of all SMs interleave, so that a flag does not wait for tiles that others have begun.
     told = np.full(int(chunk[-1]) + 1, -1, np.int64)

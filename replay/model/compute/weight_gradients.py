@@ -136,8 +136,7 @@ def weight_gradients_beside(
     if not work.has_weight_gradients:
         return []
     rank_of = work.placement.expert_rank.astype(np.int64)
-    complete = machine.mark(rank_of, None if begun is None else begun[rank_of])
-    machine.graph.edges(done, complete[expert])
+    complete = machine.join(done, expert, rank_of, None if begun is None else begun[rank_of])
     return [
         weight_gradient_tasks(machine, work, projection, pool, complete, priority=priority)
         for projection in (DOWN, UP)

@@ -9,8 +9,8 @@ it.
 ======================  ==========================================================================
 part                    verbs
 ======================  ==========================================================================
-itself (tasks.py)       mark, gather, delay, serve; kernel, memory_kernel, small_kernels, stream;
-                        path
+itself (tasks.py)       mark, gather, join, order, meet, delay, serve; kernel, memory_kernel,
+                        small_kernels, stream; path
 `resources`             ports, memories, hosts, hubs: made `once`, each with its class
 `costs` (times.py)      sm_store, sm_load, sm_copy, sm_add; warp_scan, warp_copy, warps_add,
                         warps_add_late; stream, cached, memory_load, cache_load, visible;

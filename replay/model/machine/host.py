@@ -134,7 +134,7 @@ class Host:
         )
         graph = self._graph_launched()
         if graph is not None:
-            self._tasks.wait(graph[ranks], begun)
+            self._tasks.order(graph[ranks], begun)
             self._notes.held_up.append((ready, begun, ranks))
         else:
             launched = self._launched(1 if on is None else on.astype(np.int64))
@@ -210,7 +210,7 @@ class Host:
 
     def _later(self, begun: Ints, launched: Ints, ranks: Ints) -> Ints:
         both = self._tasks.mark(ranks, begun)
-        self._tasks.wait(launched, both)
+        self._tasks.order(launched, both)
         self._notes.held_up.append((begun, both, ranks))
         return both
 
@@ -244,6 +244,6 @@ class Host:
             after=before if after is None else after,
         )  # fmt: skip
         if after is not None and before is not None:
-            self._tasks.wait(before, done)
+            self._tasks.order(before, done)
         self.last = done
         return done

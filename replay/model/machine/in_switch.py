@@ -189,7 +189,7 @@ class InSwitch:
         naming
             Flits that name the targets.
         on
-            (message,): outboxes of the SMs that issue them; see `Transfers.store`.
+            (message,): SMs that issue them; see `Transfers.store`.
         at_line_rate
             Whether ports reach their full rate, and not what is left of it for NVLS today.
         first

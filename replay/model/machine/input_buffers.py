@@ -87,15 +87,18 @@ class InputBuffers:
             left[copies], pools[rank[copies]], units[copies], number[of], freed_by
         )
 
-    def hold_on(self, issued: Ints, outboxes: Ints, left: Ints) -> None:
+    def hold_on(self, issued: Ints, on: Ints, left: Ints, *, lanes: bool = False) -> None:
         """Let SMs hold on to what cannot leave.
 
         Parameters
         ----------
-        issued, outboxes
-            (message,): the task that issues it, and the outbox of its SM (`Buffers.outboxes`).
+        issued, on
+            (message,): the task that issues it, and the SM, or pool of SMs, on which that runs.
         left
             (message,) tasks on the uplinks.
+        lanes
+            Whether `on` numbers warps that serve one peer each.
         """
         if self.are_finite and len(left):
-            self._graph.take(issued, outboxes, released_by=left)
+            outboxes = self._buffers.lane_outboxes if lanes else self._buffers.outboxes
+            self._graph.take(issued, outboxes(on), released_by=left)

@@ -82,7 +82,7 @@ class Machine:
         Barriers, counts, notifications.
     notes
         Facts about the tasks that the result reports.
-    serve, mark, gather, delay, meet
+    serve, mark, gather, join, order, delay, meet
         See `Tasks`.
     """
 
@@ -107,6 +107,7 @@ class Machine:
         tasks = Tasks(graph, self.resources)
         self.serve, self.delay = tasks.serve, tasks.delay
         self.mark, self.gather, self.meet = tasks.mark, tasks.gather, tasks.meet
+        self.order, self.join = tasks.order, tasks.join
         self._pace = None if sample is None else Pace(tasks, sample)
         self.domains = Domains(system.fabric, num_ranks)
         paths = Paths(system, self.resources, self.domains)

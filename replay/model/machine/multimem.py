@@ -73,7 +73,7 @@ def multicast(
     after
         (block,): the task of the storing SM.
     on
-        (block,): outboxes of the storing SMs; see `Transfers.store`.
+        (block,): the storing SMs; see `Transfers.store`.
     loops
         Whether the owner's own copy passes the switch.
     first

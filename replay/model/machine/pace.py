@@ -38,5 +38,5 @@ class Pace:
         """Let others wait for what precedes a kernel on their models, too: (rank,) tasks."""
         paced = after.copy()
         paced[self._others] = self._tasks.mark(self._others, after[self._others])
-        self._tasks.wait(after[self._models], paced[self._others])
+        self._tasks.order(after[self._models], paced[self._others])
         return paced

@@ -111,7 +111,7 @@ def send(
     # The lane's server takes them in this order anyway; as edges, bounds know of it too.
     order = np.argsort(chunks.lane, kind="stable")
     follows = np.diff(chunks.lane[order]) == 0
-    machine.graph.edges(stored[order[:-1][follows]], stored[order[1:][follows]])
+    machine.order(stored[order[:-1][follows]], stored[order[1:][follows]])
 
     remote, num_channels = chunks.src != chunks.dst, int(chunks.channel.max(initial=0)) + 1
     landed = np.empty(len(chunks), np.int64)
@@ -119,9 +119,9 @@ def send(
     # Each lane has warps of its own, which hold on to what cannot leave.
     lane = (chunks.src * machine.num_ranks + chunks.dst) * num_channels + chunks.channel
     landed[remote] = machine.transfers.store(
-        kinds, src, dst, row_bytes, stored[remote], machine.transfers.fan_out(src, dst),
+        kinds, src, dst, row_bytes, stored[remote],
         rows=chunks.rows[remote], meta_bytes=meta_bytes,
-        on=machine.buffers.lane_outboxes(lane[remote]),
+        on=lane[remote], lanes=True,
     ).arrived  # fmt: skip
     landed[~remote] = stored[~remote]
     # The tail of the ring is stored with release order: only after the rows are acknowledged.

@@ -74,13 +74,27 @@ class Tasks:
         after
             (rank,) tasks.
         """
-        marks = self.mark(self._resources.ranks, after)
-        self._graph.edges(ids, marks[rank])
+        return self.join(ids, rank, self._resources.ranks, after)
+
+    def join(self, ids: Ints, of: Ints, rank: Ints, after: Ints | None = None) -> Ints:
+        """Marks, each of which waits for all tasks that belong to it: (mark,) tasks.
+
+        Parameters
+        ----------
+        ids, of
+            (task,): tasks, and the mark that each belongs to.
+        rank
+            (mark,): the GPU of each mark.
+        after
+            (mark,): what each waits for besides.
+        """
+        marks = self.mark(rank, after)
+        self.order(ids, marks[of])
         return marks
 
-    def wait(self, ids: Ints, waiting: Ints) -> None:
-        """Let tasks wait for others: (task,) each."""
-        self._graph.edges(ids, waiting)
+    def order(self, earlier: Ints, later: Ints) -> None:
+        """Let tasks `later` wait for tasks `earlier`: (task,) each."""
+        self._graph.edges(earlier, later)
 
     def delay(self, kind: Kind, time: Time, after: Ints | None, rank: Ints | None = None) -> Ints:
         """Pass time without occupying anything: (task,) tasks, one per rank without `rank`."""

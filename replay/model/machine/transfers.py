@@ -141,11 +141,12 @@ class Transfers:
         dst: Ints,
         row_bytes: IntsLike,
         after: Ints,
-        fan_out: FanOut | None,
+        fan_out: FanOut | None = None,
         *,
         rows: IntsLike = 1,
         meta_bytes: IntsLike = 0,
         on: Ints | None = None,
+        lanes: bool = False,
         engine: Engine = "sm",
         packet_bytes: int | None = None,
         priority: int = 0,
@@ -163,15 +164,17 @@ class Transfers:
         after
             (message,) task each message waits for.
         fan_out
-            Pairs of ranks between which the SMs of the kernel store, in all its calls; None if each
-            rank stores to one peer only. The rate of copy engines does not depend on it.
+            Pairs of ranks between which the SMs of the kernel store, in all its calls; None if it
+            makes this one alone. The rate of copy engines does not depend on it.
         rows
             Rows of each message; every row begins a packet of its own.
         meta_bytes
             Bytes that travel with each row and are not payload (indices, weights).
         on
-            (message,): outboxes (`Buffers.outboxes`) of the SMs on which the tasks `after` run,
-            which issue a message each and hold on to what cannot leave. None if nobody waits.
+            (message,): SMs, or pools of SMs, on which the tasks `after` run, which issue a message
+            each and hold on to what cannot leave (`Buffers.outboxes`). None if nobody waits.
+        lanes
+            Whether `on` numbers warps that serve one peer each (`Buffers.lane_outboxes`).
         engine
             Who makes the packets.
         packet_bytes
@@ -183,7 +186,7 @@ class Transfers:
         """
         link, fabric = self._system.link, self._system.fabric
         if engine == "sm" and fan_out is None:
-            self._refuse_several(src, dst)
+            fan_out = self.fan_out(src, dst)
         left, arrived = np.empty(len(src), np.int64), np.empty(len(src), np.int64)
         for path in self._paths(src, dst):
             row, count = path.of_like(row_bytes), path.of_like(rows)
@@ -209,7 +212,7 @@ class Transfers:
             path.assign(left, gone)
             path.assign(arrived, there)
         if on is not None:
-            self._input_buffers.hold_on(after, on, left)
+            self._input_buffers.hold_on(after, on, left, lanes=lanes)
         return Stored(left, arrived)
 
     def completed(self, src: Ints, dst: Ints) -> Time:
@@ -218,11 +221,6 @@ class Transfers:
         for path in self._paths(src, dst):
             path.assign(late, np.full(len(path.of(src)), self._rdma.completed(path).ps))
         return Time(late)
-
-    def _refuse_several(self, src: Ints, dst: Ints) -> None:
-        if self.fan_out(src, dst).alternates(self._paths.ranks).any():
-            message = "a rank stores to several peers: say by `fan_out` which pairs the kernel has"
-            raise ValueError(message)
 
     def _acknowledge(
         self,
@@ -276,7 +274,7 @@ class Transfers:
         target: Ints,
         row_bytes: IntsLike,
         after: Ints,
-        fan_out: FanOut | None,
+        fan_out: FanOut | None = None,
         *,
         rows: IntsLike = 1,
         meta_bytes: IntsLike = 0,
@@ -290,8 +288,8 @@ class Transfers:
         reader, target
             (message,) ranks, nowhere equal, in one NVLink domain.
         fan_out
-            Pairs of ranks between which the SMs of the kernel load, in all its calls; None if each
-            rank loads from one peer only.
+            Pairs of ranks between which the SMs of the kernel load, in all its calls; None if it
+            makes this one alone.
         requests_first
             Whether requests pass the data that waits in the same ports, as those do that have
             virtual channels of their own; see `REQUESTS_FIRST`.
@@ -310,7 +308,7 @@ class Transfers:
             message = "loads between NVLink domains are not modelled; rows can be stored there"
             raise UserError(message)
         if engine == "sm" and fan_out is None:
-            self._refuse_several(reader, target)
+            fan_out = self.fan_out(reader, target)
         requested, arrived = np.empty(len(reader), np.int64), np.empty(len(reader), np.int64)
         for path in self._paths(reader, target):
             row, count = path.of_like(row_bytes), path.of_like(rows)

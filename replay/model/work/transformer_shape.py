@@ -6,26 +6,25 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from replay.errors import UserError, unknown
 from tracegen import models
 from tracegen.models import ModelShape
 from tracegen.models.catalogue import Catalogue, first_problem
 from tracegen.models.config import is_config
+from tracegen.shared.strict import StrictDocument
 
 __all__ = ["LayerShape", "aliases", "load", "names", "parse"]
 
 
-class LayerShape(BaseModel):
+class LayerShape(StrictDocument):
     """Sizes of one decoder layer and of the model that it is part of; widths in elements.
 
     The layer is attention, then a feed-forward network or experts, each after a normalisation.
     Instances are immutable and come from :func:`load`; ``sources`` says where each value was
     found.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: str = Field(min_length=1)
     """Name in the catalogue."""

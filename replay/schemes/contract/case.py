@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 import hwmodel
-from replay.chains.chain import Built, Chain, ChainLink, build
-from replay.chains.chain_results import layer_result
+from replay.chains.chain import Built, ChainGraph, ChainLink
 from replay.chains.layer import build_layer
+from replay.chains.replay import Replay
+from replay.chains.results import layer_result
 from replay.engine import GraphBuilder, schedule
 from replay.model.compute.dense import Between
 from replay.model.machine.kinds import KIND_NAMES, Kind
@@ -150,7 +151,7 @@ def chain_of(work: LayerWork, system: System, scheme: Scheme, num_layers: int = 
         )
         for layer in range(num_layers)
     ]
-    return build(links, system, scheme).built
+    return Replay(links, system, scheme).build().built
 
 
 class AnyCase(ABC):
@@ -295,9 +296,9 @@ class Case(AnyCase):
         return one_flop_per_picosecond(self.domain_size, domains, platform)
 
     @cached_property
-    def chain(self) -> Chain:
+    def chain(self) -> ChainGraph:
         """The layer as a chain of its own, described by the scheme."""
-        return build([self.link], self.system, self.scheme)
+        return Replay([self.link], self.system, self.scheme).build()
 
     @property
     def built(self) -> Built:

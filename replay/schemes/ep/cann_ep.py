@@ -209,8 +209,7 @@ class CannEp(StagedScheme):
         )  # fmt: skip
         arrived = self._store(machine, src, dst, (row, FLAG_BYTES), stored, combine=True)
         token, owner = np.arange(work.num_tokens), work.source_rank
-        ready = machine.mark(owner, begun[owner])
-        machine.graph.edges(arrived, ready[token_of])
+        ready = machine.join(arrived, token_of, owner, begun[owner])
         sources = np.bincount(work.pair_token, minlength=work.num_tokens)
         polled = machine.delay(COMBINE.sync, costs.poll(), ready, owner)
         added = machine.serve(
@@ -232,6 +231,6 @@ class CannEp(StagedScheme):
         src, dst, store = src[remote], dst[remote], machine.transfers.store
         arrived[remote] = store(
             COMBINE if combine else DISPATCH, src, dst, row_bytes[0], stored[remote],
-            machine.transfers.fan_out(src, dst, "stores"), meta_bytes=row_bytes[1],
+            fan_out=machine.transfers.fan_out(src, dst, "stores"), meta_bytes=row_bytes[1],
         ).arrived  # fmt: skip
         return arrived

@@ -180,15 +180,13 @@ class FlashInferPush(Scheme):
         busy += costs.sm_store(pushes.rows * row + records)
         channels = self._channels(machine, "push-dispatch")
         pushed, arrived = pushes.push(machine, DISPATCH, channels, busy, row, begun)
-        machine.graph.edges(
-            tokens_read(machine, work, begun)[work.copy_token], pushed[pushes.of_row]
-        )
+        machine.order(tokens_read(machine, work, begun)[work.copy_token], pushed[pushes.of_row])
         machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
         there = arrived.copy()
         away = np.flatnonzero(pushes.src != pushes.dst)
         src, dst = pushes.src[away], pushes.dst[away]
         there[away] = machine.transfers.store(
-            DISPATCH, src, dst, 0, pushed[away], machine.transfers.fan_out(src, dst),
+            DISPATCH, src, dst, 0, pushed[away],
             meta_bytes=records[away],
         ).arrived  # fmt: skip
         group = pushes.of_row[work.pair_copy]
@@ -196,9 +194,8 @@ class FlashInferPush(Scheme):
         kinds = Kind.SIGNAL_UP, Kind.SIGNAL_DOWN
         used, which = np.unique(key, return_inverse=True)
         source, expert = np.divmod(used, work.num_experts)
-        whole = machine.mark(source, begun[source])
-        machine.graph.edges(arrived[group], whole[which])
-        machine.graph.edges(there[group], whole[which])
+        whole = machine.join(arrived[group], which, source, begun[source])
+        machine.order(there[group], whole[which])
         home = work.placement.expert_rank[expert].astype(np.int64)
         return self._flagged(machine, source, home, whole, kinds, begun)
 
@@ -255,9 +252,8 @@ class FlashInferPush(Scheme):
         read = machine.stream(COMBINE.memory, added, pushes.src, begun[pushes.src])
         key, which = np.unique(pushes.src * work.num_ranks + pushes.dst, return_inverse=True)
         src, dst = np.divmod(key, work.num_ranks)
-        whole = machine.mark(src, begun[src])
-        machine.graph.edges(arrived, whole[which])
-        machine.graph.edges(read, whole[which])
+        whole = machine.join(arrived, which, src, begun[src])
+        machine.order(read, whole[which])
         kinds = Kind.NOTIFY_UP, Kind.NOTIFY_DOWN
         return self._flagged(machine, src, dst, whole, kinds, begun)
 

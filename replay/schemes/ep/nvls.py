@@ -235,7 +235,7 @@ class Nvls(StagedScheme):
             )
             done, ranks = [*done, stored], [*ranks, place]
             if hops:
-                machine.graph.edges(begun[place], stored)
+                machine.order(begun[place], stored)
             else:
                 first = stored
             if machine.domains.size == 1:
@@ -243,7 +243,7 @@ class Nvls(StagedScheme):
             spread = multimem.multicast(
                 machine, DISPATCH, place, row_bytes, stored,
                 rows=rows, meta_bytes=meta_bytes, loops=self.options.loopback,
-                on=machine.buffers.outboxes(pool[place]),
+                on=pool[place],
             )  # fmt: skip
             done, ranks = [*done, spread.arrived], [*ranks, spread.member]
         arrived = machine.gather(np.concatenate(done), np.concatenate(ranks), begun)
@@ -268,7 +268,7 @@ class Nvls(StagedScheme):
     ) -> tuple[Ints, Ints]:
         """Put blocks from node to node: where they are then, and (block,) tasks of who polls."""
         landed = machine.transfers.store(
-            kinds, src, dst, row_bytes, after, machine.transfers.fan_out(src, dst),
+            kinds, src, dst, row_bytes, after,
             rows=rows, meta_bytes=meta_bytes,
         ).arrived  # fmt: skip
         return dst, machine.delay(kinds.sync, machine.costs.poll(), landed, dst)
@@ -303,7 +303,7 @@ class Nvls(StagedScheme):
                     pool[place], machine.costs.sm_add(2 * nbytes, nbytes),
                     kind=COMBINE.send, rank=place, after=total,
                 )  # fmt: skip
-                machine.graph.edges(came, total)
+                machine.order(came, total)
             # Without loop-back the GPU adds its own dense row to what the switch returns.
             read = nbytes * (not loops) + nbytes * (came is not None)
             written = machine.stream(COMBINE.memory, MemoryTraffic(read, nbytes), place, total)

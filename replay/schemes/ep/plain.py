@@ -128,10 +128,8 @@ class Plain(Scheme):
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         stored = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         arrived, remote = stored.copy(), src != dst  # rows of the own GPU stay in its memory
-        src, dst, store = src[remote], dst[remote], machine.transfers.store
-        fan_out = machine.transfers.fan_out(src, dst)
-        issued, outboxes = stored[remote], machine.buffers.outboxes(pool[src])
-        arrived[remote] = store(
-            kinds, src, dst, row_bytes, issued, fan_out, on=outboxes
-        ).arrived  # fmt: skip
+        src, dst = src[remote], dst[remote]
+        arrived[remote] = machine.transfers.store(
+            kinds, src, dst, row_bytes, stored[remote], on=pool[src]
+        ).arrived
         return stored, arrived

@@ -1,6 +1,6 @@
 """Schemes whose kernels give their SMs back: a layer in stages, between which another may run.
 
-An engine that alternates two micro-batches (`replay.chains.interleave`) runs stages of the one
+An engine that alternates two micro-batches (`replay.chains.micro_batches`) runs stages of the one
 while rows of the other travel. A scheme can be interleaved so if its layer is kernels that follow
 one another: those that move rows have a stream and SMs of their own, or, with a hook, there are two
 of them each way, and between departure and arrival no SM is held. A scheme that fuses communication
@@ -51,8 +51,8 @@ What it takes comes after what it gave. It returns the tasks that end the last s
 Releases = Literal["stream", "hook"]
 
 Interleave = Literal["tbo", "dbo", "sbo", "dualpipe", "megatron"]
-"""What an engine launches beside what; see `replay.chains.interleave`, and for the last two
-`replay.chains.pairs`, in which a forward pass runs beside a backward pass."""
+"""What an engine launches beside what; see `replay.chains.micro_batches`, and for the last two
+`replay.chains.pass_pairs`, in which a forward pass runs beside a backward pass."""
 
 
 def through(stages: Stages) -> Ints:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from replay.model.collectives import library, nvls, ring
+from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.schemes.options import Options, option
 from replay.schemes.tp import matrices
@@ -239,9 +240,10 @@ class CoCoNet(Overlapping):
         begun: Ints, split: Split, ready: Ints | None = None,
     ) -> Fed:  # fmt: skip
         fed = ring.fed if self._way == "ring" else nvls.fed
+        nbytes = layer.tokens * layer.row_bytes
         return fed(
-            machine, kinds, collective, layer.tokens * layer.row_bytes, begun,
-            channels=self.options.blocks, parts=self.options.parts, beside=split, ready=ready,
+            CollectiveCall(machine, kinds, collective, nbytes, beside=split), begun,
+            channels=self.options.blocks, parts=self.options.parts, ready=ready,
         )  # fmt: skip
 
     def _flags(
@@ -269,7 +271,7 @@ class CoCoNet(Overlapping):
             entry, block = pairs_of(*(each[tile[task]] for each in row_blocks))
             task, part = task[entry], part[entry]
             rank = tiled.tiles.rank[tile[task]]
-            machine.graph.edges(tasks.columns[task], complete[rank, block, part])
+            machine.order(tasks.columns[task], complete[rank, block, part])
         else:
             complete = done[of_rank].reshape(shape)
         seen = machine.delay(REDUCE.sync, polled, complete.ravel(), of_rank)

@@ -219,12 +219,11 @@ class FuseLib(Overlapping):
         stored = machine.serve(
             sms[pusher], costs.sm_store(nbytes), kind=GATHER.send, rank=src, after=begun[src]
         )
-        outboxes = machine.buffers.outboxes(sms[pusher])
         read = MemoryTraffic(np.where(hop == 1, nbytes, 0), 0)  # once for all peers
         loaded = machine.stream(GATHER.memory, read, src, stored)
         if self._in_switch:
             spread = multimem.multicast(
-                machine, GATHER, src, layer.row_bytes, stored, rows=rows[block], on=outboxes
+                machine, GATHER, src, layer.row_bytes, stored, rows=rows[block], on=sms[pusher]
             )
             left, arrived, member, message = (
                 spread.left, spread.arrived, spread.member, np.repeat(np.arange(len(src)), n)
@@ -235,15 +234,14 @@ class FuseLib(Overlapping):
         else:
             member, message = (src + hop) % n, np.arange(len(src))
             left, arrived = machine.transfers.store(
-                GATHER, src, member, layer.row_bytes, stored,
-                machine.transfers.fan_out(src, member), rows=rows[block], on=outboxes,
+                GATHER, src, member, layer.row_bytes, stored, rows=rows[block], on=sms[pusher],
             )  # fmt: skip
             told = machine.sync.notify(
                 src, member, FLAG_BYTES, arrived, kinds=flags_of(GATHER.sync),
                 waiting=costs.acknowledged() + costs.poll(),
             )  # fmt: skip
         same = pusher[1:] == pusher[:-1]
-        machine.graph.edges(stored[:-1][same], stored[1:][same])
+        machine.order(stored[:-1][same], stored[1:][same])
         first = np.flatnonzero(np.append(True, ~same))
         last = np.append(first[1:], len(pusher)) - 1
         written = machine.stream(GATHER.memory, MemoryTraffic(0, nbytes[message]), member, arrived)
@@ -333,9 +331,8 @@ def _add_at_owners(
     costs, ranks, owner = machine.costs, machine.ranks, parts.owner
     src, part = np.nonzero(owner != ranks[:, None])
     stored = _store(machine, pool, parts, src, owner[part], part, parts.made[src, part])
-    ready = machine.mark(owner, parts.made[owner, np.arange(len(owner))])
-    machine.graph.edges(stored.told, ready[part])
-    machine.graph.edges(stored.written, ready[part])
+    ready = machine.join(stored.told, part, owner, parts.made[owner, np.arange(len(owner))])
+    machine.order(stored.written, ready[part])
     read = (machine.num_ranks - 1) * parts.nbytes  # the own part is in the block's registers
     added = machine.serve(
         pool[owner], costs.sm_add(read, parts.nbytes), kind=REDUCE.receive, rank=owner,
@@ -343,7 +340,7 @@ def _add_at_owners(
     )  # fmt: skip
     touched = machine.stream(REDUCE.memory, MemoryTraffic(read, parts.nbytes), owner, ready)
     summed = machine.mark(owner, added)
-    machine.graph.edges(touched, summed)
+    machine.order(touched, summed)
     done, of = [stored.left, summed], [src, owner]
     if everywhere:
         part, dst = np.nonzero(owner[:, None] != ranks)
@@ -376,8 +373,8 @@ def _store(
         pool[src], costs.sm_store(nbytes), kind=REDUCE.send, rank=src, after=after, priority=FIRST
     )
     left, arrived = machine.transfers.store(
-        REDUCE, src, dst, parts.row_bytes[part], issued, machine.transfers.fan_out(src, dst),
-        rows=parts.rows[part], on=machine.buffers.outboxes(pool[src]),
+        REDUCE, src, dst, parts.row_bytes[part], issued,
+        rows=parts.rows[part], on=pool[src],
     )  # fmt: skip
     told = machine.sync.notify(
         src, dst, FLAG_BYTES, arrived, waiting=costs.acknowledged() + costs.poll()
@@ -399,8 +396,7 @@ def _add_in_switch(
     )  # fmt: skip
     own = parts.made[owner, np.arange(len(owner))]
     ready = machine.delay(kinds.sync, costs.visible(), own, owner)
-    ready = machine.mark(owner, ready)
-    machine.graph.edges(told, ready[part])
+    ready = machine.join(told, part, owner, ready)
     time = costs.sm_load(nbytes)
     if everywhere:
         time += costs.sm_store(nbytes)

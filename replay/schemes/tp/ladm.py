@@ -136,32 +136,30 @@ class Ladm(TensorScheme):
         far = np.flatnonzero(chunk != rank[loads[loader]])
         loader, chunk, first_row, rows = (each[far] for each in (loader, chunk, first_row, rows))
         reader = rank[loads[loader]]
-        fan_out = machine.transfers.fan_out(reader, chunk)
         width = self.options.slice_values * BF16 or layer.row_bytes
         may_multiply = machine.mark(rank[loads], asked)
-        machine.graph.edges(may_multiply[of], blocks)
+        machine.order(may_multiply[of], blocks)
         at, ends = asked[loader], []
         for start in range(0, layer.row_bytes, width):
             nbytes = min(width, layer.row_bytes - start)
             loaded = machine.transfers.load(
-                GATHER, reader, chunk, nbytes, at, fan_out, rows=rows, requests_first=True
+                GATHER, reader, chunk, nbytes, at, rows=rows, requests_first=True
             )  # fmt: skip
             read = machine.stream(GATHER.memory, rows * nbytes, chunk, loaded.asked)
             if start == 0:
-                machine.graph.edges(loaded.arrived, may_multiply[loader])
+                machine.order(loaded.arrived, may_multiply[loader])
                 rows_of_all = machine.caches.new_keys(layer.tokens)
                 machine.notes.access("loads of rows", rows_of_all + first_row, loaded.asked)
             at = loaded.arrived
             ends.append(read)
         # A block ends when the last of its rows has come, too.
         is_far = np.isin(of, loader)
-        whole = machine.mark(rank[loads])
-        machine.graph.edges(at, whole[loader])
+        whole = machine.join(at, loader, rank[loads])
         late = machine.serve(
             kernels.pool[rank[is_far]], NO_TIME, kind=GATHER.send, rank=rank[is_far],
             after=blocks[is_far],
         )  # fmt: skip
-        machine.graph.edges(whole[of[is_far]], late)
+        machine.order(whole[of[is_far]], late)
         first, last = blocks.copy(), blocks.copy()
         first[loads] = asked
         last[is_far] = late
@@ -247,8 +245,7 @@ def _loading_kernel(
     begun = machine.kernel(machine.sync.barrier(kinds, after), name)
     asked = machine.serve(pool, NO_TIME, kind=kinds.send, rank=reader)
     loaded = machine.transfers.load(
-        kinds, reader[of], source, row_bytes, asked[of],
-        machine.transfers.fan_out(reader[of], source), rows=rows[of],
+        kinds, reader[of], source, row_bytes, asked[of], rows=rows[of],
         requests_first=True,
     )  # fmt: skip
     read = machine.stream(kinds.memory, rows[of] * row_bytes, source, loaded.asked)
@@ -260,7 +257,7 @@ def _loading_kernel(
         else machine.costs.sm_copy(nbytes)
     )
     worked = machine.serve(pool, time, kind=kinds.receive, rank=reader)
-    machine.graph.edges(loaded.arrived, worked[of])
+    machine.order(loaded.arrived, worked[of])
     # The own summand is read, and the sum or the copy written.
     touched = machine.stream(kinds.memory, (1 + adds) * nbytes, reader, worked)
     BlockScheduler(machine, machine.sms.compute).hold(asked, worked, reader, begun[reader])

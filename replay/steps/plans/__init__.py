@@ -7,13 +7,14 @@ import tomllib
 from importlib import resources
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from replay.errors import UserError
 from replay.steps.plan import Plan, parse
+from tracegen.shared.strict import StrictDocument
 
 
-class NamedPlan(BaseModel):
+class NamedPlan(StrictDocument):
     """A plan, and what was trained with it where.
 
     Attributes
@@ -32,8 +33,6 @@ class NamedPlan(BaseModel):
         Where each value was found, or that it is assumed.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
     name: str = ""
     title: str = ""
     notes: str = ""
@@ -43,7 +42,7 @@ class NamedPlan(BaseModel):
     sequence: int | None = None
     schedule: str | None = None
     recipe: str | None = None
-    sources: dict[str, str] = {}
+    sources: dict[str, str] = Field(default_factory=dict)
 
 
 def names() -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from replay.errors import UserError, listed
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.result import Comparison, Result
-from replay.measure.parts import Strict
 from replay.studies.differences.diff import loaded
 from replay.studies.differences.gpus import of_gpus
 from replay.studies.differences.inputs import changes
@@ -20,6 +19,7 @@ from replay.studies.differences.pairs import Pair
 from replay.studies.differences.parts import Change, Document, Quantity
 from replay.studies.differences.path import by_phase_and_cause, ps
 from tracegen.shared.display.frames import flat
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

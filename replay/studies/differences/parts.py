@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue
 
 from replay.files import write_text
-from replay.measure.parts import Strict
 from tracegen.shared.display.frames import flat
 from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
 
 DIFFERENCE_FORMAT: Literal["moereplay-difference/1"] = "moereplay-difference/1"
 

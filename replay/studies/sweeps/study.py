@@ -30,10 +30,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from replay.errors import UserError, unknown
 from replay.files import is_file, parse_toml, read_text
+from tracegen.shared.strict import StrictDocument
 
 PACKAGE = "replay.studies"
 
@@ -42,11 +43,7 @@ Text = Annotated[str, Field(min_length=1)]
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\r\n]+$")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Column(_Strict):
+class Column(StrictDocument):
     """One quantity of the result, as a column.
 
     Attributes
@@ -79,7 +76,7 @@ class Column(_Strict):
     relative_to: dict[str, Scalar] | None = Field(default=None, min_length=1)
 
 
-class Claim(_Strict):
+class Claim(StrictDocument):
     """A number that a paper publishes, to stand beside the one that is replayed.
 
     Attributes
@@ -99,11 +96,11 @@ class Claim(_Strict):
     says: Line
     published: float = Field(allow_inf_nan=False)
     column: Line
-    where: dict[str, Scalar | list[Scalar]] = {}
+    where: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
     reduce: Literal["min", "max", "mean", "geomean"] = "geomean"
 
 
-class Grid(_Strict):
+class Grid(StrictDocument):
     """Every combination of some axes, shown as one table.
 
     Attributes
@@ -127,15 +124,15 @@ class Grid(_Strict):
 
     title: str = ""
     notes: str = ""
-    fixed: dict[str, Scalar] = {}
-    axes: dict[str, list[Scalar | dict[str, Scalar]]] = {}
+    fixed: dict[str, Scalar] = Field(default_factory=dict)
+    axes: dict[str, list[Scalar | dict[str, Scalar]]] = Field(default_factory=dict)
     across: str | None = None
-    seeds: list[Annotated[int, Field(ge=0)]] = []
-    columns: list[Column] = []
-    claims: list[Claim] = []
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
+    columns: list[Column] = Field(default_factory=list)
+    claims: list[Claim] = Field(default_factory=list)
 
 
-class Study(_Strict):
+class Study(StrictDocument):
     """A question and the grids that answer it.
 
     Attributes

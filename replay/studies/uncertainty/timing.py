@@ -5,17 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.chains.chain_results import build, lead_of
-from replay.chains.prepared import Prepared, prepare
-from replay.chains.streamed import Makespan, follow
-from replay.engine import schedule
-from replay.engine.scheduler import OutOfOrderError
 from replay.engine.slow import slowed
 from replay.experiments.layer.setup import Setup, find_scheme
 from replay.measure.token_latency import us
@@ -24,7 +18,7 @@ from replay.schemes.ep.base import LayerRefusedError
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
-    from replay.engine import TaskGraph
+    from replay.chains.replay import Replay
     from replay.experiments.layer.result import Result
     from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
@@ -61,17 +55,19 @@ class Timer:
     ) -> None:
         known = {scheme.name: scheme for scheme in schemes}
         self._works: dict[Key, Callable[[], LayerWork]] = {}
-        self._ready: list[tuple[Scheme, Prepared]] = []
+        self._ready: list[tuple[bool, Replay]] = []  # whether it is a chain
         for result in results:
             found = known.get(result.scheme.name) or find_scheme(
                 result.spec.scheme, allow_code=False
             )
             scheme = found.with_options(result.scheme.options)
-            ready, _ = prepare(Setup(result.spec, {}, system, scheme), trace).sampled()
+            setup = Setup(result.spec, {}, system, scheme)
+            ready, _ = setup.prepared(trace).sampled(result.spec.sample_layers)
             if len(ready.links) <= MOST_KEPT:
                 links = [self._keeping(link, result.spec.placement) for link in ready.links]
                 ready = dataclasses.replace(ready, links=links)
-            self._ready.append((scheme, ready))
+            is_chain = setup.chain_settings.makes_chain(len(ready.links))
+            self._ready.append((is_chain, ready))
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -92,12 +88,13 @@ class Timer:
         -------
         None where the scheme has no code for the layers, which other routing may give.
         """
-        scheme, ready = self._ready[index]
+        is_chain, ready = self._ready[index]
+        ready = ready.under(ready.scheme, system)
         change = functools.partial(slowed, factors=factors)
         try:
-            if not ready.is_apart:
-                return us(_chain_ps(ready, system, scheme, change))
-            return sum(us(_layer_ps(ready, link, system, scheme, change)) for link in ready.links)
+            if is_chain:
+                return us(ready.makespan_ps(change))
+            return sum(us(ready.alone(link).makespan_ps(change)) for link in ready.links)
         except LayerRefusedError:
             return None
 
@@ -106,29 +103,3 @@ class Timer:
         key = (placement, link.step, link.layer_index, link.is_backward)
         work = self._works.setdefault(key, functools.cache(link.work))
         return dataclasses.replace(link, work=work)
-
-
-Change = Callable[["TaskGraph"], "TaskGraph"]
-
-
-def _layer_ps(
-    ready: Prepared, link: ChainLink, system: System, scheme: Scheme, change: Change
-) -> int:
-    """Makespan of one layer by itself."""
-    lead = lead_of(link, system, ready.launch)
-    alone = [link.alone()]
-    chain = build(alone, system, scheme, ready.launch, lead=lead, strategy=ready.strategy)
-    return schedule(change(chain.built.graph)).makespan_ps
-
-
-def _chain_ps(ready: Prepared, system: System, scheme: Scheme, change: Change) -> int:
-    """Makespan of a chain: layer by layer, as a replay does."""
-    with suppress(OutOfOrderError):
-        met = Makespan()
-        follow(
-            ready.links, system, scheme, ready.launch, strategy=ready.strategy, observers=[met],
-            changed=change,
-        )  # fmt: skip
-        return met.ps
-    chain = build(ready.links, system, scheme, ready.launch, strategy=ready.strategy)
-    return schedule(change(chain.built.graph)).makespan_ps

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from replay.model.collectives import one_shot, two_shot
+from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.nccl import timed
@@ -32,7 +33,7 @@ def build(name: str, nbytes: int, copies: bool, machine: Machine, start: Ints) -
     if copies:
         copied = machine.stream(Kind.DISPATCH_MEMORY, 2 * nbytes, machine.ranks, begun)
         begun = in_graph(machine, copied)
-    return KERNELS[name](machine, DISPATCH, nbytes, begun)
+    return KERNELS[name](CollectiveCall(machine, DISPATCH, "all_reduce", nbytes), begun)
 
 
 def predict(bench: Bench, rows: Sequence[Row]) -> list[Prediction]:

@@ -40,7 +40,7 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
             move = machine.transfers
             engine, way = row["engine"], (src, dst) if row["access"] == "write" else (dst, src)
             act = move.store if row["access"] == "write" else move.load
-            act(DISPATCH, *way, MESSAGE_BYTES, start[way[0]], move.fan_out(*way), engine=engine)
+            act(DISPATCH, *way, MESSAGE_BYTES, start[way[0]], engine=engine)
 
         time_us = bench.time_us(bench.system(row["system"]), NUM_GPUS, build)
         streams = 2 if row["pattern"] == "both-ways" else 1

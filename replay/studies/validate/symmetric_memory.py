@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from replay.model.collectives import multimem_kernels, nccl, one_shot, registered, two_shot
-from replay.model.collectives.multimem_kernels import SAMPLE, TORCH
+from replay.model.collectives.algorithm import CollectiveCall
+from replay.model.collectives.multimem_kernels import SAMPLE
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import Time
 from replay.studies.validate.bench import Bench
@@ -21,8 +22,6 @@ from replay.studies.validate.table import Bound, Prediction, Row, Table
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.collectives.grids import Style
-    from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints, Machine
 
 Kernel = Callable[["Machine", int, "Ints"], "Ints"]
@@ -36,22 +35,17 @@ def in_graph(machine: Machine, after: Ints) -> Ints:
 
 def _between_copies(run: Callable[..., Ints], machine: Machine, nbytes: int, start: Ints) -> Ints:
     inside = registered.copied(machine, DISPATCH, nbytes, in_graph(machine, start))
-    summed = run(machine, DISPATCH, nbytes, in_graph(machine, inside))
+    summed = _alone(run, machine, nbytes, inside)
     return registered.copied(machine, DISPATCH, nbytes, in_graph(machine, summed))
 
 
 def _alone(run: Callable[..., Ints], machine: Machine, nbytes: int, start: Ints) -> Ints:
-    return run(machine, DISPATCH, nbytes, in_graph(machine, start))
-
-
-def _multimem(
-    machine: Machine, kinds: PhaseKinds, nbytes: int, begun: Ints, style: Style = TORCH
-) -> Ints:
-    return multimem_kernels.exchange(machine, kinds, "all_reduce", nbytes, begun, style)
+    call = CollectiveCall(machine, DISPATCH, "all_reduce", nbytes)
+    return run(call, in_graph(machine, start))
 
 
 KERNELS: dict[str, Kernel] = {
-    "multimem": partial(_between_copies, _multimem),
+    "multimem": partial(_between_copies, multimem_kernels.exchange),
     "two-shot": partial(_between_copies, two_shot.all_reduce_by_stores),
     "engine one-shot": partial(_alone, one_shot.by_loads),
     "engine two-shot": partial(_alone, two_shot.all_reduce),
@@ -60,7 +54,7 @@ IN_SWITCH: dict[str, Kernel] = {
     "one-shot": partial(
         _alone, partial(one_shot.in_switch, style=replace(SAMPLE, meets_after=False))
     ),
-    "two-shot": partial(_alone, partial(_multimem, style=SAMPLE)),
+    "two-shot": partial(_alone, partial(multimem_kernels.exchange, style=SAMPLE)),
     "two-shot with flags": partial(_alone, multimem_kernels.all_reduce_with_flags),
 }
 NCCL = "nccl"

@@ -14,6 +14,7 @@ from round_machine import NS, round_machine
 import hwmodel
 from replay.engine import TaskGraph, schedule
 from replay.model.collectives import grids, multimem_kernels, one_shot, registered, two_shot
+from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.collectives.grids import Grid, Style
 from replay.model.collectives.library import ALGORITHMS
 from replay.model.collectives.one_shot import ENGINE
@@ -30,6 +31,10 @@ SLOW = 2  # times as long in multicast and sums
 H100 = "dgx-h100"
 
 Run = Callable[[Machine, Ints], Ints]
+
+
+def sums(machine: Machine, nbytes: int) -> CollectiveCall:
+    return CollectiveCall(machine, DISPATCH, "all_reduce", nbytes)
 
 
 def barrier(num_ranks: int) -> int:
@@ -105,20 +110,20 @@ def test_payload_of_every_port(
 
 
 def test_one_shot_by_loads_is_a_meeting_a_trip_and_a_sum() -> None:
-    took = time_ps(lambda m, at: one_shot.by_loads(m, DISPATCH, 128, at), 2)
+    took = time_ps(lambda m, at: one_shot.by_loads(sums(m, 128), at), 2)
     added = 2 * 128 * 5 + 128 * 20  # reading at 200 GB/s, writing at 50
     assert took == barrier(2) + 2 * 16 + TRIP + 2 * PACKET + added
 
 
 def test_two_shot_by_loads_meets_in_between() -> None:
-    took = time_ps(lambda m, at: two_shot.all_reduce(m, DISPATCH, 256, at), 2)
+    took = time_ps(lambda m, at: two_shot.all_reduce(sums(m, 256), at), 2)
     trip = 2 * 16 + TRIP + 2 * PACKET
     added, copied = 2 * 128 * 5 + 128 * 20, 2 * 128 * 20
     assert took == 2 * barrier(2) + 2 * trip + added + copied
 
 
 def test_two_shot_by_stores_meets_behind_what_is_acknowledged() -> None:
-    took = time_ps(lambda m, at: two_shot.all_reduce_by_stores(m, DISPATCH, 256, at), 2)
+    took = time_ps(lambda m, at: two_shot.all_reduce_by_stores(sums(m, 256), at), 2)
     trip = 2 * 16 + TRIP + 2 * PACKET
     pushed = 2 * 128 * 5 + 2 * 128 * 10
     stored = 2 * PACKET + UP + DOWN + VISIBLE
@@ -142,7 +147,7 @@ def sum_ps(n: int) -> int:
 
 def test_one_shot_in_the_switch_is_one_trip() -> None:
     style = replace(multimem_kernels.SAMPLE, meets_after=False)
-    took = time_ps(lambda m, at: one_shot.in_switch(m, DISPATCH, 128, at, style), 4)
+    took = time_ps(lambda m, at: one_shot.in_switch(sums(m, 128), at, style), 4)
     # Adders take in 128 bytes of four ranks; what a rank's own part waits for is at most that.
     assert took == pytest.approx(sum_ps(4) + 128 * 20, abs=2 * NS)
 
@@ -151,7 +156,7 @@ def test_one_shot_in_the_switch_is_one_trip() -> None:
 def test_multimem_all_reduce_is_a_sum_a_store_and_two_meetings(n: int) -> None:
     def run(style: Style) -> int:
         return time_ps(
-            lambda m, at: multimem_kernels.exchange(m, DISPATCH, "all_reduce", 128 * n, at, style),
+            lambda m, at: multimem_kernels.exchange(sums(m, 128 * n), at, style),
             n,
         )
 
@@ -178,12 +183,8 @@ def test_a_fence_behind_multicast_stores_takes_longer_to_be_through() -> None:
 def test_flags_in_the_data_take_the_place_of_the_last_meeting() -> None:
     nbytes = 4 * 128
     style = replace(multimem_kernels.SAMPLE, meets_after=False)
-    bare = time_ps(
-        lambda m, at: multimem_kernels.exchange(m, DISPATCH, "all_reduce", nbytes, at, style), 4
-    )
-    flags = time_ps(
-        lambda m, at: multimem_kernels.all_reduce_with_flags(m, DISPATCH, nbytes, at), 4
-    )
+    bare = time_ps(lambda m, at: multimem_kernels.exchange(sums(m, nbytes), at, style), 4)
+    flags = time_ps(lambda m, at: multimem_kernels.all_reduce_with_flags(sums(m, nbytes), at), 4)
     looked, cleared, poll = nbytes * 20, 128 * 20, 5 * NS
     assert flags == bare + poll + looked + cleared
 
@@ -200,9 +201,7 @@ def test_without_a_compiled_number_of_gpus_peers_are_asked_in_turn() -> None:
     style = Style(Grid(1, 32), meets_before=False, meets_after=False)
 
     def run(n: int) -> int:
-        return time_ps(
-            lambda m, at: two_shot.all_reduce_by_stores(m, DISPATCH, 128 * n, at, style), n
-        )
+        return time_ps(lambda m, at: two_shot.all_reduce_by_stores(sums(m, 128 * n), at, style), n)
 
     assert run(5) - run(4) > 3 * TRIP
     assert run(4) < 2 * TRIP + UP + DOWN + VISIBLE
@@ -239,7 +238,7 @@ def test_few_blocks_are_a_limit_and_many_are_not(name: str, collective: str, nby
 def test_one_block_goes_there_and_back_for_every_wave(waves: int) -> None:
     style = Style(Grid(1, 1024), meets_before=False, meets_after=False)
     nbytes = waves * 16 * KIB
-    took = time_ps(lambda m, at: one_shot.by_loads(m, DISPATCH, nbytes, at, style), 2)
+    took = time_ps(lambda m, at: one_shot.by_loads(sums(m, nbytes), at, style), 2)
     port = 2 * 16 * KIB * 9 // 8 + 2 * 2 * KIB  # data and its requests, out and in
     busy = 2 * 16 * KIB * 5 + 16 * KIB * 20  # of one SM, longer than a trip
     assert waves * TRIP + busy < took <= waves * (TRIP + port) + busy
@@ -252,7 +251,7 @@ def test_a_block_is_as_fast_as_its_sm() -> None:
 
     def run(waves: int) -> int:
         nbytes = waves * 16 * KIB
-        return time_ps(lambda m, at: one_shot.in_switch(m, DISPATCH, nbytes, at, style), 2, system)
+        return time_ps(lambda m, at: one_shot.in_switch(sums(m, nbytes), at, style), 2, system)
 
     assert run(9) - run(1) == 8 * 16 * KIB * 1000  # ps at a byte a nanosecond
 
@@ -291,7 +290,7 @@ def test_two_gpus_fill_their_ports_with_what_is_under_way() -> None:
     """
     nbytes, style = 4 * MIB, replace(ENGINE, meets_before=False)
     took = time_ps(
-        lambda m, at: one_shot.by_loads(m, DISPATCH, nbytes, at, style), 2, hwmodel.load(H100)
+        lambda m, at: one_shot.by_loads(sums(m, nbytes), at, style), 2, hwmodel.load(H100)
     )
     port = 1e12 * nbytes * (9 + 1) / 8 / (450e9 * 0.9435)  # requests come in the same direction
     assert port < took < 1.2 * port
@@ -333,10 +332,10 @@ def test_requests_pass_data_that_waits_at_the_same_port(first: bool) -> None:
     machine = machine_of(round_machine(), 2)
     begun = machine.mark(machine.ranks)
     for _ in range(2):  # one is on its way when the request comes, one waits
-        machine.transfers.store(DISPATCH, ints(0), ints(1), 128 * KIB, begun[:1], None)
+        machine.transfers.store(DISPATCH, ints(0), ints(1), 128 * KIB, begun[:1])
     later = machine.delay(Kind.DISPATCH_SYNC, machine.costs.ns(1), begun)
     loaded = machine.transfers.load(
-        DISPATCH, ints(0), ints(1), 128, later[:1], None, requests_first=first
+        DISPATCH, ints(0), ints(1), 128, later[:1], requests_first=first
     )
     asked = schedule(machine.graph.build()).visible_ps[loaded.asked[0]]
     # The message that is being served comes before at either port; the one that waits only behind.
@@ -358,8 +357,8 @@ def test_copies_find_small_buffers_in_the_cache() -> None:
 
 
 def test_engines_meet_before_and_not_behind() -> None:
-    graph = graph_of(lambda m, at: one_shot.by_loads(m, DISPATCH, 4 * KIB, at), 4)
+    graph = graph_of(lambda m, at: one_shot.by_loads(sums(m, 4 * KIB), at), 4)
     assert (graph.kind == Kind.DISPATCH_SYNC).sum() == 4
     both = replace(ENGINE, meets_after=True)
-    graph = graph_of(lambda m, at: one_shot.by_loads(m, DISPATCH, 4 * KIB, at, both), 4)
+    graph = graph_of(lambda m, at: one_shot.by_loads(sums(m, 4 * KIB), at, both), 4)
     assert (graph.kind == Kind.DISPATCH_SYNC).sum() == 8

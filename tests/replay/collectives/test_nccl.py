@@ -9,6 +9,7 @@ from round_machine import NS, US, round_machine
 import hwmodel
 from replay.engine import schedule
 from replay.model.collectives import nccl
+from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.schemes.contract.counting import write_packets
 
@@ -70,7 +71,7 @@ def test_the_protocol_follows_the_size(
 def test_the_estimate_of_a_ring_is_its_time_on_idle_ports(nbytes: int) -> None:
     for index in range(3):
         machine = machine_of(hwmodel.load("dgx-h100"), 4)
-        way = nccl.ways(machine, DISPATCH, "all_gather", nbytes)[index]
+        way = nccl.ways(CollectiveCall(machine, DISPATCH, "all_gather", nbytes))[index]
         ends = way.build(machine.mark(machine.ranks))
         took = schedule(machine.graph.build()).visible_ps[ends].max()
         assert way.estimate_ps == pytest.approx(took, rel=0.03)  # acknowledgements take room
@@ -78,7 +79,9 @@ def test_the_estimate_of_a_ring_is_its_time_on_idle_ports(nbytes: int) -> None:
 
 def test_no_switch_no_reduction_in_it() -> None:
     machine = machine_of(hwmodel.load("dgx-a100"), 8)
-    names = [way.name for way in nccl.ways(machine, DISPATCH, "all_reduce", 1 * MIB)]
+    names = [
+        way.name for way in nccl.ways(CollectiveCall(machine, DISPATCH, "all_reduce", 1 * MIB))
+    ]
     assert names == ["ring LL", "ring LL128", "ring Simple"]
 
 

@@ -10,6 +10,7 @@ from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 import hwmodel
 from replay.engine import Timeline, schedule
 from replay.model.collectives import nccl, node_rings
+from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.machine.kinds import DISPATCH
 from replay.model.machine.machine import Machine
 from replay.schemes.contract.counting import write_packets
@@ -107,9 +108,12 @@ def test_the_estimate_is_near_the_time_on_idle_ports(nbytes: int, size: int) -> 
         {"fabric.num_gpus": size, "fabric.num_domains": 3, "fabric.links_per_plane": [5, 4, 4, 5]},
     )
     machine = machine_of(system, 3 * size)
-    for way in nccl.ways(machine, DISPATCH, "all_gather", nbytes):
+    for way in nccl.ways(CollectiveCall(machine, DISPATCH, "all_gather", nbytes)):
         one = machine_of(system, 3 * size)
-        again = {each.name: each for each in nccl.ways(one, DISPATCH, "all_gather", nbytes)}
+        again = {
+            each.name: each
+            for each in nccl.ways(CollectiveCall(one, DISPATCH, "all_gather", nbytes))
+        }
         ends = again[way.name].build(one.mark(one.ranks))
         took = schedule(one.graph.build()).visible_ps[ends].max()
         assert way.estimate_ps == pytest.approx(took, rel=0.2)

@@ -8,7 +8,7 @@ from machine_alone import machine_of
 import hwmodel
 from replay.engine import schedule
 from replay.model.collectives import nccl, nvls
-from replay.model.collectives.algorithm import COLLECTIVES, Collective
+from replay.model.collectives.algorithm import COLLECTIVES, Collective, CollectiveCall
 from replay.model.machine.kinds import DISPATCH
 
 MIB = 1 << 20
@@ -17,7 +17,7 @@ MIB = 1 << 20
 def time_ps(system: str, num_ranks: int, collective: Collective, nbytes: int) -> tuple[int, int]:
     """Time by formula, and of the replay."""
     machine = machine_of(hwmodel.load(system), num_ranks)
-    [way] = nvls.ways(machine, DISPATCH, collective, nbytes)
+    [way] = nvls.ways(CollectiveCall(machine, DISPATCH, collective, nbytes))
     ends = way.build(machine.mark(machine.ranks))
     return way.estimate_ps, int(schedule(machine.graph.build()).visible_ps[ends].max())
 
@@ -43,7 +43,7 @@ def test_ranks_that_meet_behind_copies_of_the_switch_wait_for_their_fence(
     for release_ns in (0.0, 1000.0):
         system = hwmodel.load("dgx-h100", {"switch.multicast_release_ns": release_ns})
         machine = machine_of(system, 8)
-        [way] = nvls.ways(machine, DISPATCH, collective, 4 * MIB)
+        [way] = nvls.ways(CollectiveCall(machine, DISPATCH, collective, 4 * MIB))
         last = way.build(machine.mark(machine.ranks))
         ends.append(int(schedule(machine.graph.build()).visible_ps[last].max()))
     assert ends[1] - ends[0] == (0 if collective == "reduce_scatter" else 1_000_000)

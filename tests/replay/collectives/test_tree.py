@@ -10,6 +10,7 @@ from round_machine import NS, US, round_machine
 import hwmodel
 from replay.engine import TaskGraph, schedule
 from replay.model.collectives import tree
+from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.collectives.tree import TREE
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.schemes.contract.counting import write_packets
@@ -87,10 +88,13 @@ def test_few_blocks_store_with_half_of_their_warps_each_way() -> None:
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_the_estimate_is_near_the_time_on_idle_ports(nbytes: int, num_ranks: int) -> None:
     machine = machine_of(hwmodel.load("dgx-h100"), num_ranks)
-    ways = tree.ways(machine, DISPATCH, "all_reduce", nbytes)
+    ways = tree.ways(CollectiveCall(machine, DISPATCH, "all_reduce", nbytes))
     for way in ways:
         alone = machine_of(hwmodel.load("dgx-h100"), num_ranks)
-        again = {each.name: each for each in tree.ways(alone, DISPATCH, "all_reduce", nbytes)}
+        again = {
+            each.name: each
+            for each in tree.ways(CollectiveCall(alone, DISPATCH, "all_reduce", nbytes))
+        }
         ends = again[way.name].build(alone.mark(alone.ranks))
         took = schedule(alone.graph.build()).visible_ps[ends].max()
         assert way.estimate_ps == pytest.approx(took, rel=0.16)

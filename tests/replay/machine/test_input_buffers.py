@@ -38,7 +38,7 @@ def test_a_message_leaves_when_the_one_so_many_before_it_is_out(room: int) -> No
     machine = machine_with_room(room, 2)
     start = machine.mark(machine.ranks)
     src, dst = np.zeros(7, np.int64), np.ones(7, np.int64)
-    left, _ = machine.transfers.store(DISPATCH, src, dst, ROW, start[src], None)
+    left, _ = machine.transfers.store(DISPATCH, src, dst, ROW, start[src])
     begun = schedule(machine.graph.build()).start_ps[left]
     assert begun.tolist() == [(i % room) * WIRE + (i // room) * LOOP for i in range(7)]
 
@@ -54,7 +54,7 @@ def test_two_sources_of_one_target_have_room_for_so_many_each() -> None:
     start = machine.mark(machine.ranks)
     src = np.arange(2 * rows) % 2
     dst = np.full(2 * rows, 2)
-    left, _ = machine.transfers.store(DISPATCH, src, dst, ROW, start[src], None)
+    left, _ = machine.transfers.store(DISPATCH, src, dst, ROW, start[src])
     begun = schedule(machine.graph.build()).start_ps[left].reshape(rows, 2)
     for number in range(rows):
         for source in range(2):
@@ -67,7 +67,7 @@ def test_without_limit_nobody_waits() -> None:
     machine = machine_with(2, 0, 3)
     start = machine.mark(machine.ranks)
     src, dst = np.arange(80) % 2, np.full(80, 2)
-    left, _ = machine.transfers.store(DISPATCH, src, dst, ROW, start[src], None)
+    left, _ = machine.transfers.store(DISPATCH, src, dst, ROW, start[src])
     graph = machine.graph.build()
     assert len(graph.takes) == 0
     assert schedule(graph).start_ps[left].tolist() == [i // 2 * WIRE for i in range(80)]
@@ -96,8 +96,8 @@ def test_responses_do_not_wait_for_requests() -> None:
     machine = machine_with_room(1, 3)
     start = machine.mark(machine.ranks)
     src, dst = np.zeros(20, np.int64), np.full(20, 2)
-    stored = machine.transfers.store(DISPATCH, src, dst, ROW, start[src], None)
-    loaded = machine.transfers.load(COMBINE, ints(1), ints(0), ROW, start[[1]], None)
+    stored = machine.transfers.store(DISPATCH, src, dst, ROW, start[src])
+    loaded = machine.transfers.load(COMBINE, ints(1), ints(0), ROW, start[[1]])
     graph = machine.graph.build()
     timeline = schedule(graph)
     assert timeline.end_ps[loaded.arrived[0]] < timeline.start_ps[stored.left[4]]
@@ -108,7 +108,7 @@ def test_requests_have_no_room_of_responses() -> None:
     machine = machine_with_room(1, 3)
     start = machine.mark(machine.ranks)
     reader, target = ints(1, 2), ints(0, 0)
-    loaded = machine.transfers.load(COMBINE, reader, target, ROW, start[reader], None)
+    loaded = machine.transfers.load(COMBINE, reader, target, ROW, start[reader])
     graph = machine.graph.build()
     timeline = schedule(graph)
     answers = np.flatnonzero(graph.kind == int(COMBINE.up))
@@ -149,7 +149,7 @@ def test_acknowledgements_of_a_multicast_wait_for_room_of_responses() -> None:
     machine.serve(
         machine.resources.downlink[[2]], machine.costs.ns(1000), kind=Kind.MARK, rank=ints(2)
     )
-    loaded = machine.transfers.load(COMBINE, ints(2), ints(1), ROW, start[[2]], None)
+    loaded = machine.transfers.load(COMBINE, ints(2), ints(1), ROW, start[[2]])
     machine.switch.multicast(DISPATCH, ints(0), ints(0), ints(1), ROW, start[[0]])
     timeline = schedule(machine.graph.build())
     acknowledged = np.flatnonzero(timeline.graph.kind == int(DISPATCH.ack_up))
@@ -171,9 +171,7 @@ def _pushed(sms_per_pool: int, rows: int, flits: int) -> list[int]:
     issued = machine.serve(
         pool[src], machine.costs.ns(1), kind=DISPATCH.send, rank=src, after=start[src]
     )
-    machine.transfers.store(
-        DISPATCH, src, dst, ROW, issued, None, on=machine.buffers.outboxes(pool[src])
-    )
+    machine.transfers.store(DISPATCH, src, dst, ROW, issued, on=pool[src])
     begun: list[int] = schedule(machine.graph.build()).start_ps[issued].tolist()
     return begun
 
@@ -205,8 +203,8 @@ def test_warps_of_other_peers_go_on() -> None:
         np.repeat(sm, 4), machine.costs.ns(1), kind=DISPATCH.send, rank=src, after=start[src]
     )
     machine.transfers.store(
-        DISPATCH, src, dst, ROW, issued, machine.transfers.fan_out(src, dst),
-        on=machine.buffers.lane_outboxes(dst),
+        DISPATCH, src, dst, ROW, issued,
+        on=dst, lanes=True,
     )  # fmt: skip
     begun = schedule(machine.graph.build()).start_ps[issued]
     assert begun.tolist() == [0, 1000, 1000 + WIRE, 2000]
@@ -216,5 +214,5 @@ def test_a_message_longer_than_the_room_takes_all_of_it() -> None:
     machine = machine_with(1, 1, 2)
     start = machine.mark(machine.ranks)
     src, dst = np.zeros(3, np.int64), np.ones(3, np.int64)
-    left, _ = machine.transfers.store(DISPATCH, src, dst, ROW, start[src], None)
+    left, _ = machine.transfers.store(DISPATCH, src, dst, ROW, start[src])
     assert schedule(machine.graph.build()).start_ps[left].tolist() == [0, LOOP, 2 * LOOP]

@@ -33,7 +33,9 @@ def stored(system: System, src: list[int], dst: list[int]) -> tuple[TaskGraph, l
     machine = Machine(system, graph, 8)
     after = machine.mark(np.array(src))
     fan_out = machine.transfers.fan_out(np.array(src), np.array(dst))
-    sent = machine.transfers.store(DISPATCH, np.array(src), np.array(dst), ROW, after, fan_out)
+    sent = machine.transfers.store(
+        DISPATCH, np.array(src), np.array(dst), ROW, after, fan_out=fan_out
+    )
     built = graph.build()
     return built, schedule(built).visible_ps[sent.arrived].tolist()
 

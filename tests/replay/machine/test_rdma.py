@@ -39,9 +39,7 @@ def sent(
 ) -> tuple[Timeline, Ints]:
     """Schedule of stores that are all ready at 0, and the tasks of their arrivals."""
     start = machine.mark(machine.ranks)
-    stored = machine.transfers.store(
-        DISPATCH, src, dst, nbytes, start[src], machine.transfers.fan_out(src, dst), **how
-    )
+    stored = machine.transfers.store(DISPATCH, src, dst, nbytes, start[src], **how)
     return schedule(machine.graph.build()), stored.arrived
 
 
@@ -245,7 +243,7 @@ def test_a_message_of_several_writes_takes_as_many_credits() -> None:
 def test_a_message_has_left_when_its_card_has_sent_it() -> None:
     machine = make()
     start = machine.mark(machine.ranks)
-    stored = machine.transfers.store(DISPATCH, ints(0), ints(9), NBYTES, start[[0]], None)
+    stored = machine.transfers.store(DISPATCH, ints(0), ints(9), NBYTES, start[[0]])
     timeline = schedule(machine.graph.build())
     assert timeline.end_ps[stored.left].tolist() == [(FETCHED + 2000) * NS]
 
@@ -287,7 +285,7 @@ def test_a_barrier_reaches_the_ranks_of_a_domain_that_is_not_full() -> None:
 def test_flags_wait_behind_the_rows_before_them() -> None:
     machine = make()
     start = machine.mark(machine.ranks)
-    machine.transfers.store(DISPATCH, ints(0), ints(8), NBYTES, start[[0]], None)
+    machine.transfers.store(DISPATCH, ints(0), ints(8), NBYTES, start[[0]])
     told = machine.sync.notify(ints(0), ints(8), 8, start[[0]])
     ends = schedule(machine.graph.build()).visible_ps[told]
     assert ends.tolist() == [(FETCHED + 20 + 1000 + 2000 + 500) * NS + 8 * 20]

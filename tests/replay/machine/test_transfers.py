@@ -23,7 +23,7 @@ ROUND_LATENCIES = {"up": 150_000, "down": 100_000, "visible": 30_000, "access": 
 def test_a_store_occupies_both_ports_for_its_flits(rows: int) -> None:
     machine = machine_of(round_machine(), 4)
     start = machine.mark(machine.ranks)
-    stored = machine.transfers.store(DISPATCH, ints(2), ints(1), ROW, start[[2]], None, rows=rows)
+    stored = machine.transfers.store(DISPATCH, ints(2), ints(1), ROW, start[[2]], rows=rows)
     flits = rows * ROW_FLITS * FLIT
     graph = machine.graph.build()
     assert carried(graph) == {("uplink", 2): flits, ("downlink", 1): flits}
@@ -42,7 +42,7 @@ def test_acknowledgements_are_counted_in_the_opposite_direction() -> None:
     system = hwmodel.load("dgx-h100", {"link.sm_write_ack_flits": 1.0})
     machine = machine_of(system, 4)
     start = machine.mark(machine.ranks)
-    machine.transfers.store(DISPATCH, ints(2), ints(1), ROW, start[[2]], None, rows=10)
+    machine.transfers.store(DISPATCH, ints(2), ints(1), ROW, start[[2]], rows=10)
     found = carried(machine.graph.build())
     assert found["uplink", 1] == found["downlink", 2] == 10 * 8 * FLIT  # one for each packet
     assert set(found) == {("uplink", 2), ("downlink", 1), ("uplink", 1), ("downlink", 2)}
@@ -51,7 +51,7 @@ def test_acknowledgements_are_counted_in_the_opposite_direction() -> None:
 def test_meta_bytes_travel_and_are_no_payload() -> None:
     machine = machine_of(round_machine(), 2)
     start = machine.mark(machine.ranks)
-    machine.transfers.store(DISPATCH, ints(0), ints(1), 128, start[[0]], None, meta_bytes=128)
+    machine.transfers.store(DISPATCH, ints(0), ints(1), 128, start[[0]], meta_bytes=128)
     graph = machine.graph.build()
     assert carried(graph)["uplink", 0] == 2 * 9 * FLIT
     assert carried(graph, "payload_bytes")["uplink", 0] == 128
@@ -60,7 +60,7 @@ def test_meta_bytes_travel_and_are_no_payload() -> None:
 def test_a_load_asks_one_way_and_is_answered_the_other() -> None:
     machine = machine_of(round_machine(), 4)
     start = machine.mark(machine.ranks)
-    loaded = machine.transfers.load(COMBINE, ints(3), ints(0), ROW, start[[3]], None)
+    loaded = machine.transfers.load(COMBINE, ints(3), ints(0), ROW, start[[3]])
     graph = machine.graph.build()
     kinds = [Kind(kind) for kind in graph.kind[loaded.asked[0] - 1 :].tolist()]
     assert kinds == [
@@ -82,7 +82,7 @@ def test_bytes_between_domains_are_counted_on_ports_of_their_own() -> None:
     start = machine.mark(machine.ranks)
     src, dst = ints(0, 0, 5), ints(1, 9, 13)
     fan_out = machine.transfers.fan_out(src, dst)
-    machine.transfers.store(DISPATCH, src, dst, ROW, start[src], fan_out, rows=3)
+    machine.transfers.store(DISPATCH, src, dst, ROW, start[src], fan_out=fan_out, rows=3)
     graph = machine.graph.build()
     payload = carried(graph, "payload_bytes")
     assert payload == {
@@ -99,7 +99,7 @@ def test_a_network_card_is_a_port_and_no_sm() -> None:
     machine = machine_of(hwmodel.load("dgx-h100-x2"), 16)
     start = machine.mark(machine.ranks)
     src, dst = ints(0, 1), ints(1, 9)
-    machine.transfers.store(DISPATCH, src, dst, ROW, start[src], None)
+    machine.transfers.store(DISPATCH, src, dst, ROW, start[src])
     graph = machine.graph.build()
     ports = PortSums.of(graph, machine.resources.classes(graph), 16)
     sent, received = ports.network_bytes("dispatch", "payload")
@@ -114,7 +114,7 @@ def test_order_of_mixed_messages_is_kept() -> None:
     machine = machine_of(hwmodel.load("dgx-h100-x2"), 16)
     start = machine.mark(machine.ranks)
     src, dst = ints(0, 1, 2), ints(8, 3, 10)
-    stored = machine.transfers.store(DISPATCH, src, dst, ROW, start[src], None)
+    stored = machine.transfers.store(DISPATCH, src, dst, ROW, start[src])
     graph = machine.graph.build()
     assert graph.rank[stored.left].tolist() == src.tolist()
     assert graph.rank[stored.arrived].tolist() == dst.tolist()
@@ -126,7 +126,7 @@ def test_peers_in_other_domains_do_not_slow_nvlink_down() -> None:
     start = machine.mark(machine.ranks)
     src, dst = ints(0, 0), ints(1, 9)
     fan_out = machine.transfers.fan_out(src, dst)
-    stored = machine.transfers.store(DISPATCH, src, dst, 1 << 20, start[src], fan_out)
+    stored = machine.transfers.store(DISPATCH, src, dst, 1 << 20, start[src], fan_out=fan_out)
     duration = machine.graph.build().duration_ps
     assert duration[stored.left[0]] == duration[stored.arrived[0]]
 
@@ -135,7 +135,7 @@ def test_loads_and_notices_know_what_lies_between_domains() -> None:
     machine = machine_of(hwmodel.load("dgx-h100-x2"), 16)
     start = machine.mark(machine.ranks)
     with pytest.raises(UserError, match="between NVLink domains"):
-        machine.transfers.load(DISPATCH, ints(0), ints(8), ROW, start[[0]], None)
+        machine.transfers.load(DISPATCH, ints(0), ints(8), ROW, start[[0]])
     with pytest.raises(UserError, match="own NVLink domain"):
         machine.switch.multicast(DISPATCH, ints(0), ints(0, 0), ints(1, 8), ROW, start[[0]])
     machine.sync.notify(ints(0, 0), ints(1, 8), 8, start[[0, 0]])
@@ -147,14 +147,18 @@ def test_loads_and_notices_know_what_lies_between_domains() -> None:
 # ---- fan-out -------------------------------------------------------------------------------------
 
 
-def test_one_peer_each_needs_no_fan_out_and_several_do() -> None:
+def test_a_call_alone_has_the_pairs_of_its_messages() -> None:
+    """To and from two peers in turn takes longer; two ranks with one peer each do not alternate."""
     machine = machine_of(hwmodel.load("dgx-h100"), 4)
-    start = machine.mark(machine.ranks)
-    machine.transfers.store(DISPATCH, ints(0, 1), ints(1, 0), ROW, start[[0, 1]], None)
-    with pytest.raises(ValueError, match="fan_out"):
-        machine.transfers.store(DISPATCH, ints(0, 0), ints(1, 2), ROW, start[[0, 0]], None)
-    with pytest.raises(ValueError, match="fan_out"):
-        machine.transfers.load(DISPATCH, ints(0, 0), ints(1, 2), ROW, start[[0, 0]], None)
+    start, transfers = machine.mark(machine.ranks), machine.transfers
+    size = 1 << 20
+    each = transfers.store(DISPATCH, ints(0, 1), ints(1, 0), size, start[[0, 1]]).left
+    turns = transfers.store(DISPATCH, ints(0, 0), ints(1, 2), size, start[[0, 0]]).left
+    loaded = transfers.load(DISPATCH, ints(0, 0), ints(1, 2), size, start[[0, 0]]).arrived
+    alone = transfers.load(DISPATCH, ints(0), ints(1), size, start[[0]]).arrived
+    duration = machine.graph.build().duration_ps
+    assert duration[turns[0]] > duration[each[0]] == duration[each[1]]
+    assert duration[loaded[0]] > duration[alone[0]]
 
 
 def test_a_loop_over_destinations_pays_for_the_whole_kernels_fan_out() -> None:
@@ -162,14 +166,16 @@ def test_a_loop_over_destinations_pays_for_the_whole_kernels_fan_out() -> None:
     start = machine.mark(machine.ranks)
     src, dst = ints(0, 0, 0), ints(1, 2, 3)
     fan_out = machine.transfers.fan_out(src, dst)
-    at_once = machine.transfers.store(DISPATCH, src, dst, 1 << 20, start[src], fan_out).left
+    at_once = machine.transfers.store(DISPATCH, src, dst, 1 << 20, start[src], fan_out=fan_out).left
     in_turn = [
-        machine.transfers.store(DISPATCH, ints(0), ints(peer), 1 << 20, start[[0]], fan_out).left[0]
+        machine.transfers.store(
+            DISPATCH, ints(0), ints(peer), 1 << 20, start[[0]], fan_out=fan_out
+        ).left[0]
         for peer in dst.tolist()
     ]
     duration = machine.graph.build().duration_ps
     assert duration[in_turn].tolist() == duration[at_once].tolist()
     alone = machine_of(hwmodel.load("dgx-h100"), 4)
     begun = alone.mark(alone.ranks)
-    left = alone.transfers.store(DISPATCH, ints(0), ints(1), 1 << 20, begun[[0]], None).left
+    left = alone.transfers.store(DISPATCH, ints(0), ints(1), 1 << 20, begun[[0]]).left
     assert duration[at_once[0]] > alone.graph.build().duration_ps[left[0]]

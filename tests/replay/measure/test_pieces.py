@@ -11,10 +11,9 @@ from tiers import mostly_extended
 import hwmodel
 import replay
 import tracegen
-from replay.chains import chain_results
-from replay.chains.chain import Added
-from replay.chains.prepared import prepare
-from replay.chains.streamed import Measuring, follow
+from replay.chains.chain import LayerTasks
+from replay.chains.observers import ChainMeter
+from replay.chains.replay import Replay
 from replay.engine.piece import Piece
 from replay.engine.scheduler import OutOfOrderError
 from replay.engine.taskgraph import GraphPart
@@ -62,7 +61,7 @@ def test_micro_batches_in_turns_are_replayed_in_pieces_as_well(
         "launch": launch,
     }
     whole = replay.run(TRACE, observe=lambda _: None, **settings)
-    monkeypatch.delattr(chain_results, "build")
+    monkeypatch.delattr(Replay, "build")
     assert replay.run(TRACE, **settings).model_dump_json() == whole.model_dump_json()
 
 
@@ -76,7 +75,7 @@ def test_a_part_that_came_too_late_is_replayed_with_all_others(
         message = "a part was at its end before those before it went on"
         raise OutOfOrderError(message)
 
-    monkeypatch.setattr(chain_results, "told_in_pieces", too_late)
+    monkeypatch.setattr(Replay, "stream", too_late)
     assert replay.run(TRACE, **settings).model_dump_json() == in_pieces.model_dump_json()
 
 
@@ -87,7 +86,7 @@ class Sizes:
         self.windows: list[int] = []
         self.layers: list[int] = []
 
-    def begin(self, layer: Added, part: GraphPart) -> None:
+    def begin(self, layer: LayerTasks, part: GraphPart) -> None:
         del layer
         self.layers.append(part.graph.num_tasks)
 
@@ -99,12 +98,8 @@ def sizes_of(scheme: str, interleave: str) -> Sizes:
     """Sizes of windows and layers of a chain."""
     asked = {"scheme": scheme, "system": hwmodel.load("dgx-h100"), "interleave": interleave}
     spec, system, made = spec_of(None, asked)
-    setup, sizes = set_up(spec, {}, system, made), Sizes()
-    ready = prepare(setup, TRACE)
-    follow(
-        ready.links, setup.system, setup.scheme, ready.launch, strategy=ready.strategy,
-        observers=[sizes],
-    )  # fmt: skip
+    sizes = Sizes()
+    set_up(spec, {}, system, made).prepared(TRACE).stream(sizes)
     assert len(sizes.layers) == 3
     return sizes
 
@@ -127,7 +122,7 @@ class Held:
     def __init__(self) -> None:
         self.num_bytes: list[int] = []
 
-    def begin(self, layer: Added, part: GraphPart) -> None:
+    def begin(self, layer: LayerTasks, part: GraphPart) -> None:
         pass
 
     def add(self, piece: Piece) -> None:
@@ -140,11 +135,10 @@ def test_layers_that_are_over_take_no_memory(scheme: str) -> None:
         "uniform", "olmoe-1b-7b", ranks=4, tokens_per_rank=128, layers=10, seed=1
     )
     spec, system, made = spec_of(None, {"scheme": scheme, "system": hwmodel.load("dgx-h100")})
-    setup, held = set_up(spec, {}, system, made), Held()
-    ready = prepare(setup, trace)
+    ready, held = set_up(spec, {}, system, made).prepared(trace), Held()
     tracemalloc.start()
     try:
-        follow(ready.links, setup.system, setup.scheme, ready.launch, observers=[Measuring(), held])
+        ready.stream(ChainMeter(), held)
     finally:
         tracemalloc.stop()
     # Of a layer that is over its sums stay, here about a fiftieth of what it took.

@@ -12,9 +12,9 @@ from tiers import mostly_extended
 import hwmodel
 import replay
 import tracegen
-from replay.chains.chain import Chain, ChainLink, MicroBatch
-from replay.chains.interleave import build
-from replay.chains.strategies import Strategy, strategy_of
+from replay.chains.chain import ChainGraph, ChainLink, MicroBatch
+from replay.chains.preparation import strategy_of
+from replay.chains.replay import Replay, Strategy
 from replay.engine import schedule
 from replay.errors import UserError
 from replay.model.compute.dense import Between
@@ -112,7 +112,7 @@ def ends_us(scheme: Timed, strategy: Strategy, layers: int, between=None) -> lis
         context=nothing,
         micro_batches=tuple(MicroBatch(tokens, nothing) for tokens in parts),
     )
-    chain = build([link] * layers, hwmodel.load("dgx-h100"), scheme, strategy)
+    chain = Replay([link] * layers, hwmodel.load("dgx-h100"), scheme, strategy=strategy).build()
     visible = schedule(chain.built.graph).visible_ps
     return [int(visible[ends].max()) // PS for ends in chain.finishes]
 
@@ -202,8 +202,8 @@ class InTurns(Case):
         self.link = ChainLink(lambda: layer, micro_batches=parts)
 
     @cached_property
-    def chain(self) -> Chain:
-        return build([self.link], self.system, self.scheme, self.strategy)
+    def chain(self) -> ChainGraph:
+        return Replay([self.link], self.system, self.scheme, strategy=self.strategy).build()
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "-".join(cut))
@@ -244,7 +244,8 @@ def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -
     ]  # fmt: skip
     one = find(scheme)
     for kind in ("tbo", "dbo"):
-        chain = build(links, system, one, strategy_of(kind, "prefill", one.releases))
+        strategy = strategy_of(kind, "prefill", one.releases)
+        chain = Replay(links, system, one, strategy=strategy).build()
         timeline = schedule(chain.built.graph)
         machine = chain.built.machine
         assert most_in_use(timeline, machine).sms <= 64
@@ -271,7 +272,7 @@ def test_attention_has_the_sms_that_rows_leave_as_long_as_they_travel() -> None:
     )
     one = find("deepep").with_options({"num_sms": 24})
     strategy = strategy_of("tbo", "prefill", "stream")
-    chain = build([link], hwmodel.load("dgx-h100"), one, strategy)
+    chain = Replay([link], hwmodel.load("dgx-h100"), one, strategy=strategy).build()
     timeline, graph = schedule(chain.built.graph), chain.built.graph
     blocks = np.flatnonzero((graph.kind == Kind.ATTENTION) & (graph.rank == 0))
     alone, beside = (

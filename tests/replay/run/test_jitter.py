@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import hwmodel
 import replay
 import tracegen
-from replay.chains.chain_results import replay_apart, replay_chain
+from replay.chains.chain import ChainLink
 from replay.chains.jitter import Jitter, normal_form, read
-from replay.chains.links import batch_of, links_of
-from replay.chains.strategies import check_interleaved
+from replay.chains.preparation import prepare
+from replay.chains.replay import Replay
+from replay.chains.settings import ChainSettings
 from replay.experiments.base.identity import describe
 from replay.experiments.layer.spec import RunSpec
-from replay.model.work.precision import Precision
 
 RANKS, LAYERS, EXPERTS = 4, 2, 64
 LATE = 2_000_000_000  # ps, far longer than a layer here
@@ -49,6 +49,16 @@ def at_home(everywhere) -> tracegen.RoutingTrace:
     return dataclasses.replace(everywhere, expert_ids=ids)
 
 
+def links_of(
+    trace: tracegen.RoutingTrace, system: hwmodel.System, **given: object
+) -> Sequence[ChainLink]:
+    """Layers of a replay with some settings."""
+    settings = ChainSettings.of(RunSpec(precision="bf16", **given))
+    batch = settings.batch(trace, system, 0)
+    ideal = replay.schemes.find("ideal")
+    return prepare(settings, trace, system, ideal, [batch] * settings.steps).links
+
+
 Times = Callable[..., tuple[float, float]]
 
 
@@ -59,14 +69,12 @@ def times(system) -> Times:
     def replayed(
         trace: tracegen.RoutingTrace, scheme: str, late: Sequence[Sequence[int]]
     ) -> tuple[float, float]:
-        batches = [batch_of(RunSpec(), trace, system, 0)]
         links = [
             dataclasses.replace(link, delays_ps=np.array(delays, np.int64))
-            for link, delays in zip(
-                links_of(RunSpec(), trace, batches, system, Precision("bf16")), late, strict=True
-            )
+            for link, delays in zip(links_of(trace, system), late, strict=True)
         ]
-        result = replay_chain(links, system, replay.schemes.find(scheme), compare_barrier=True)
+        ready = Replay(links, system, replay.schemes.find(scheme))
+        result = ready.chain(compare_barrier=True)
         assert result.barrier_us is not None
         return result.measures.makespan_us, result.barrier_us
 
@@ -117,17 +125,11 @@ def test_two_late_gpus_that_everybody_needs(scheme: str, everywhere, times) -> N
 
 def test_layers_by_themselves_are_held_up_each_in_its_way(everywhere, system) -> None:
     """Though their work is the same, so that one replay would have stood for both."""
-    links = links_of(
-        RunSpec(),
-        everywhere,
-        [batch_of(RunSpec(), everywhere, system, 0)],
-        system,
-        Precision("bf16"),
-    )
+    links = links_of(everywhere, system)
     same = [dataclasses.replace(links[0], delays_ps=late) for late in (None, np.full(4, LATE))]
     one, other = (
         layer.measures.makespan_us
-        for layer in replay_apart(same, system, replay.schemes.find("deepep"))
+        for layer in Replay(same, system, replay.schemes.find("deepep")).apart()
     )
     assert other == pytest.approx(one + LATE_US, abs=1e-3)
 
@@ -165,9 +167,8 @@ def test_delays_hang_on_the_gpu_and_the_layer_alone(seed: int, layer: int, gpus:
 
 
 def test_every_layer_of_every_pass_and_step_has_delays_of_its_own(everywhere, system) -> None:
-    spec = RunSpec(jitter="lognormal:5:1", jitter_seed=9, direction="training", steps=2)
-    batch = batch_of(spec, everywhere, system, 0)
-    links = links_of(spec, everywhere, [batch, batch], system, Precision("bf16"))
+    given = {"jitter": "lognormal:5:1", "jitter_seed": 9, "direction": "training", "steps": 2}
+    links = links_of(everywhere, system, **given)
     assert len({link.delays_ps.tobytes() for link in links}) == 2 * 2 * LAYERS
     assert np.array_equal(links[0].delays_ps, Jitter(5, 1, 9).delays_ps(RANKS, (0, 0, 0)))
 
@@ -218,7 +219,7 @@ def test_texts_are_read_as_they_are_written() -> None:
 
 def test_jitter_is_refused_where_it_has_no_meaning(everywhere) -> None:
     with pytest.raises(replay.UserError, match="--jitter lognormal:5:1: a GPU that is held up"):
-        check_interleaved(RunSpec(interleave="tbo", jitter="lognormal:5:1"))
+        ChainSettings.of(RunSpec(interleave="tbo", jitter="lognormal:5:1")).check_interleaved()
     two = tracegen.generate.generate(
         "uniform", "olmoe-1b-7b", ranks=16, tokens_per_rank=4, layers=1, seed=1
     )

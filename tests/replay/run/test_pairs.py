@@ -12,12 +12,10 @@ import pytest
 import hwmodel
 import replay
 import tracegen
-from replay.chains import pairs
 from replay.chains.chain import ChainLink
-from replay.chains.chain import build as build_chain
-from replay.chains.occupied import Timed, occupied
-from replay.chains.prepared import prepare
-from replay.chains.strategies import ORDERS
+from replay.chains.kernel_streams import BusyTime, stream_use
+from replay.chains.pass_pairs import ORDERS, pair_times
+from replay.chains.replay import Replay
 from replay.engine import schedule
 from replay.errors import UserError
 from replay.experiments.layer.setup import set_up
@@ -120,7 +118,7 @@ def links(number: int, between=None) -> list[ChainLink]:
 
 def ran(scheme, kind: str, between=None, number: int = 1):
     """What each stream does when in the first pair; when each pair is over."""
-    chain = pairs.build(links(number, between), H100, scheme, ORDERS[kind])
+    chain = Replay(links(number, between), H100, scheme, strategy=ORDERS[kind]).build()
     visible = schedule(chain.built.graph).visible_ps // PS
     found: dict[bool, list[tuple[str, int, int]]] = {True: [], False: []}
     for one in chain.spans[0]:
@@ -182,10 +180,10 @@ def test_rows_that_take_longer_decide_the_time_of_a_pair() -> None:
 def test_time_of_both_streams() -> None:
     times = [np.array(one) for one in ([0, 0], [4, 2], [3, 2], [9, 2], [6, 0], [7, 9])]
     spans = [
-        Timed("experts", times[0], times[1]), Timed("rows", times[2], times[3]),
-        Timed("dense", times[4], times[5]),
+        BusyTime("experts", times[0], times[1]), BusyTime("rows", times[2], times[3]),
+        BusyTime("dense", times[4], times[5]),
     ]  # fmt: skip
-    found = occupied(spans, 2)
+    found = stream_use(spans, 2)
     assert found.both_ps.tolist() == [1 + 1, 0]
     assert found.computing_ps.tolist() == [4 + 1, 2 + 9]
     assert found.busy_ps["rows"].tolist() == [6, 0]
@@ -232,7 +230,7 @@ def replayed():
     def of(name: str, kind: str):
         one = find(name)
         system = systems[one.platform or "cuda"]
-        chain = pairs.build(real_links(), system, one, ORDERS[kind])
+        chain = Replay(real_links(), system, one, strategy=ORDERS[kind]).build()
         return chain, schedule(chain.built.graph), system
 
     return of
@@ -266,7 +264,7 @@ def test_a_pair_does_what_both_passes_do(scheme: str, replayed) -> None:
     chain, _, system = replayed(scheme, "dualpipe")
     together = chain.built.graph
     alone = [
-        build_chain(some, system, find(scheme)).built.graph
+        Replay(some, system, find(scheme)).build().built.graph
         for some in (real_links()[::2], real_links()[1::2])
     ]
     # GEMMs are cut into other tiles where they have fewer SMs; kernels, and bytes, are the same.
@@ -352,8 +350,7 @@ def test_one_layer_by_function_is_that_of_a_chain(trace) -> None:
         trace, scheme="nccl-alltoall", interleave="megatron", direction="training", layer=1
     ).chain
     spec = RunSpec(layer=1, direction="training", interleave="megatron")
-    ready = prepare(set_up(spec, {}, H100, find("nccl-alltoall")), trace)
-    found = pairs.beside(*ready.links, H100, find("nccl-alltoall"), "megatron", ready.launch)
+    found = pair_times(set_up(spec, {}, H100, find("nccl-alltoall")).prepared(trace))
     assert (found.ends_ps / PS).tolist() == both.measures.rank_end_us
     assert np.allclose(found.exposed_ps / PS, both.pairs.exposed_us)
     for name, busy in found.busy_ps.items():

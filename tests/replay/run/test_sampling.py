@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 
 import replay
 import tracegen
-from replay.chains import chain_results
-from replay.chains.sampling import Sample, choose, student
+from replay.chains import replay as replays
+from replay.chains.chain import ChainLink
+from replay.chains.layer_sampling import LayerSample, choose, student
+from replay.chains.work_digest import digest_of
 from replay.errors import UserError
 from replay.experiments.layer.spec import RunSpec
+from replay.model.machine.times import NO_TIME
+from replay.schemes.contract.layers import draw, work
 from tracegen.generate import generate
 
 
@@ -53,7 +57,7 @@ def test_equal_layers_are_replayed_once_and_give_what_they_gave(
     assert len(seen) == 2
     assert len(told) == 4
     numbers = iter(range(4))
-    monkeypatch.setattr(chain_results, "digest_of", lambda *_: next(numbers))
+    monkeypatch.setattr(replays, "digest_of", lambda *_: next(numbers))
     each = replay.run(trace, scheme=scheme, barrier=True, observe=seen.append)
     assert len(seen) == 6
     assert once.to_json() == each.to_json()
@@ -83,6 +87,12 @@ def test_a_layer_that_hosts_come_to_earlier_is_another() -> None:
     trace = with_layers(some, [0, 0, 0])
     replay.run(trace, scheme="deepep", barrier=True, observe=seen.append)
     assert len(seen) == 2
+
+
+def test_both_passes_of_a_layer_are_other_work_where_hosts_have_no_lead() -> None:
+    passes = [work(draw(8, 4, 2), 2, 4, is_backward=one) for one in (False, True, False)]
+    ahead, back, again = (digest_of(ChainLink(lambda one=one: one), NO_TIME) for one in passes)
+    assert ahead == again != back
 
 
 def test_layers_of_a_chain_are_not_equal() -> None:
@@ -120,12 +130,12 @@ def test_layers_are_drawn_from_groups_of_neighbours(
 
 def test_the_estimate_by_hand() -> None:
     """Two groups of 4 and 3: 1 and 3 of the first, 5 and 6 of the second."""
-    sample = Sample(np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]), np.array([4, 3]))
+    sample = LayerSample(np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]), np.array([4, 3]))
     whole = sample.whole([1.0, 3.0, 5.0, 6.0])
     assert whole.total == 4 * 2 + 3 * 5.5
     # 4 * (4 - 2) * 2 / 2 = 8 and 3 * (3 - 2) * 0.5 / 2 = 0.75; (8.75)^2 / (64 + 0.5625) = 1.186.
     assert whole.high - whole.total == pytest.approx(student(0.95, 8.75**2 / 64.5625) * 8.75**0.5)
-    all_of_first = Sample(np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]), np.array([2, 3]))
+    all_of_first = LayerSample(np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]), np.array([2, 3]))
     assert all_of_first.whole([1.0, 9.0, 5.0, 5.0]) == (25.0, 25.0, 25.0)
 
 

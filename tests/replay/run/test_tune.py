@@ -17,10 +17,9 @@ import hwmodel
 import replay
 import tracegen
 from replay.chains.layer import build_layer
-from replay.chains.tune import tune
+from replay.chains.tuning import Trial, tune
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.experiments.base.result import Trial
 from replay.model.machine.kinds import Kind
 from replay.schemes import SCHEMES
 from replay.schemes.contract.layers import draw, work

@@ -24,6 +24,8 @@ def breaches(source: str) -> Iterator[str]:
         if isinstance(node, ast.Attribute):
             if node.attr == "system":
                 yield f"line {line}: the hardware model"
+            if node.attr == "edges":
+                yield f"line {line}: edges of the graph, which the machine adds (`order`, `join`)"
             if node.attr == "ps" or node.attr.endswith(TIME_UNITS):
                 yield f"line {line}: reads {node.attr}"
         elif isinstance(node, ast.keyword) and node.arg and node.arg.endswith(TIME_UNITS):
@@ -72,6 +74,7 @@ def test_a_scheme_names_work_and_never_sees_a_time() -> None:
     [
         "x = machine.system.sm.push_ps(5)",
         "s = machine.system",
+        "machine.graph.edges(a, b)",
         "t = machine.costs.poll().ps",
         "graph.add(duration_ps=5)",
         "wait_ps = 5",

@@ -8,9 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from replay.chains.links import batch_of, links_of
-from replay.chains.prepared import prepare
-from replay.chains.streamed import Makespan, follow
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.serve.iteration import Load
@@ -78,12 +75,12 @@ def chain_ps(found: ReplayedTimes, loads: Sequence[Load], scheme: str, num_moe: 
     trace = generate(
         "uniform", found.shape, ranks=len(loads), tokens_per_rank=most, layers=num_moe, phase=phase
     )
-    whole = batch_of(setup.spec, trace, setup.system, 0)
+    whole = setup.chain_settings.batch(trace, setup.system, 0)
     place = np.arange(whole.num_tokens) - np.repeat(np.arange(len(loads)) * most, most)
     wanted = np.array([one.tokens for one in loads])[whole.source_rank]
     batch = whole.of_tokens(np.flatnonzero(place < wanted))
     precision = Precision(found.shape.default_precision)
-    launch = prepare(setup, trace, [batch]).launch
+    ready = setup.prepared(trace, [batch])
     rows = Rows.of_loads(loads, (128, 128), 1)
     context = Context(rows.tokens, rows.positions, rows.pairs)
     links = [
@@ -92,8 +89,6 @@ def chain_ps(found: ReplayedTimes, loads: Sequence[Load], scheme: str, num_moe: 
             context=context,
             between=Between(found.shape, precision.gemm, is_decode=phase == "decode"),
         )
-        for link in links_of(setup.spec, trace, [batch], setup.system, precision)
+        for link in ready.links
     ]
-    met = Makespan()
-    follow(links, setup.system, setup.scheme, launch, observers=[met])
-    return met.ps
+    return dataclasses.replace(ready, links=links).makespan_ps()

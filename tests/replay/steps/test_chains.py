@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.chains.prepared import prepare
 from replay.experiments.layer.setup import set_up, spec_of
 from replay.schemes.registry import COMPARED
 from replay.steps.chains import Compared, compare, composed
@@ -33,7 +32,7 @@ def compared(scheme: str, machine: hwmodel.System = H100, ranks: int = 4) -> Com
     }  # fmt: skip
     spec, system_given, given = spec_of(None, settings)
     setup = set_up(spec, {"content_id": trace.content_id}, system_given, given)
-    ready = prepare(setup, trace)
+    ready = setup.prepared(trace)
     return compare(ready.links, machine, setup.scheme, ready.launch)
 
 

@@ -14,8 +14,6 @@ from hypothesis.extra import numpy as hnp
 import hwmodel
 import replay
 from hwmodel.specs import SystemSpec
-from replay.chains.chain import build
-from replay.chains.prepared import prepare
 from replay.engine import schedule
 from replay.engine.slow import slowed
 from replay.errors import UserError
@@ -91,8 +89,7 @@ def test_a_chain_in_a_draw_is_replayed_layer_by_layer_as_at_once(synthetic):
     timer = Timer(compared.results, trace, system)
     for index, result in enumerate(compared.results):
         scheme = SCHEMES[result.scheme.name]
-        ready = prepare(Setup(result.spec, {}, system, scheme), trace)
-        chain = build(ready.links, system, scheme, ready.launch)
+        chain = Setup(result.spec, {}, system, scheme).prepared(trace).build()
         whole_ps = schedule(slowed(chain.built.graph, by_kind)).makespan_ps
         assert timer.time_us(index, system, by_kind) == whole_ps / 1e6
 

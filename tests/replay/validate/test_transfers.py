@@ -20,7 +20,7 @@ def test_a_put_leaves_one_nic_travels_and_enters_the_other():
     time = took_us(
         TWO_NODES,
         16,
-        lambda m, start: m.transfers.store(DISPATCH, src, dst, 47_500_000, start[src], None),
+        lambda m, start: m.transfers.store(DISPATCH, src, dst, 47_500_000, start[src]),
     )
     # Once over the slowest port, and the first packet twice.
     first_us = 4096 / 47_500
@@ -29,7 +29,7 @@ def test_a_put_leaves_one_nic_travels_and_enters_the_other():
     across = took_us(
         TWO_NODES,
         16,
-        lambda m, start: m.transfers.store(DISPATCH, src, other_rail, 47_500_000, start[src], None),
+        lambda m, start: m.transfers.store(DISPATCH, src, other_rail, 47_500_000, start[src]),
     )
     # Two cards on a leaf: its way to the spine is twice as fast as a card.
     assert across == pytest.approx(time + 1.3 + 2 * 4096 / 95_000, rel=1e-6)
@@ -40,7 +40,7 @@ def test_many_puts_share_the_nic():
     time = took_us(
         TWO_NODES,
         16,
-        lambda m, start: m.transfers.store(DISPATCH, src, dst, 475_000, start[src], None),
+        lambda m, start: m.transfers.store(DISPATCH, src, dst, 475_000, start[src]),
     )
     assert time == pytest.approx(1000 * 10 + 8 + 4096 / 47_500, rel=1e-6)
 
@@ -52,9 +52,7 @@ def test_stores_to_several_peers_are_slower_than_to_one(peers, share):
     time = took_us(
         H100,
         8,
-        lambda m, start: m.transfers.store(
-            DISPATCH, src, dst, 1 << 17, start[src], m.transfers.fan_out(src, dst)
-        ),
+        lambda m, start: m.transfers.store(DISPATCH, src, dst, 1 << 17, start[src]),
     )
     one_way = 700 * (1 << 17) * 9 / 8 / (450e3 * 0.9435 * share)
     # The last message enters its target after it has left; with one peer, acknowledgements of
@@ -70,7 +68,7 @@ def test_scattered_stores_are_slower_still():
             H100, 8,
             lambda m, start: m.transfers.store(
                 DISPATCH, src, dst, 1 << 20, start[src],
-                m.transfers.fan_out(src, dst, scattered),
+                fan_out=m.transfers.fan_out(src, dst, scattered),
             ),
         )  # fmt: skip
 
@@ -91,7 +89,7 @@ def test_copy_engines_do_not_mind_several_peers():
         return took_us(
             H100, 8,
             lambda m, start: m.transfers.store(
-                DISPATCH, src, dst, 1 << 20, start[src], None, engine="copy_engine"
+                DISPATCH, src, dst, 1 << 20, start[src], engine="copy_engine"
             ),
         )  # fmt: skip
 

@@ -75,7 +75,7 @@ class Schedule(ABC):
         Stages that hold each chunk, with its weights.
     beside
         How a forward pass is made beside a backward pass: as DualPipe's or Megatron-LM's code
-        does it (`replay.chains.pairs`); None where no slot has two.
+        does it (`replay.chains.pass_pairs`); None where no slot has two.
     """
 
     name: ClassVar[str]

@@ -136,7 +136,7 @@ def run(machine: Machine, blocks: Blocks, steps: Sequence[Step], after: Ints) ->
     first, last = np.full(len(blocks.rank), NOBODY), np.full(len(blocks.rank), NOBODY)
     for step in steps:
         goes_on = last[step.block] != NOBODY
-        machine.graph.edges(last[step.block[goes_on]], step.entry[goes_on])
+        machine.order(last[step.block[goes_on]], step.entry[goes_on])
         begins = step.block[~goes_on]
         first[begins] = step.entry[~goes_on]
         last[step.block] = step.exit
@@ -150,6 +150,6 @@ def tile_steps(machine: Machine, tasks: TileTasks) -> tuple[Ints, Ints]:
     order = np.lexsort((tasks.column_index, tasks.column_tile))
     columns, place = tasks.columns[order], places(counts)
     follows = np.flatnonzero(place > 0)
-    machine.graph.edges(columns[follows - 1], columns[follows])
+    machine.order(columns[follows - 1], columns[follows])
     begin = firsts(counts)
     return columns[begin], columns[begin + counts - 1]

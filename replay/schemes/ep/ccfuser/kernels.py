@@ -181,12 +181,11 @@ def _fetch(
     there = machine.mark(rank, arrived)
     own, far = np.flatnonzero(~remote), np.flatnonzero(remote)
     moved = MemoryTraffic(nbytes[own], nbytes[own])
-    machine.graph.edges(machine.stream(DISPATCH.memory, moved, rank[own], asked[own]), there[own])
+    machine.order(machine.stream(DISPATCH.memory, moved, rank[own], asked[own]), there[own])
     loaded = machine.transfers.load(
-        DISPATCH, rank[far], source[far], work.dispatch_row_bytes, asked[far],
-        machine.transfers.fan_out(rank[far], source[far]), rows=tiles.rows[far],
+        DISPATCH, rank[far], source[far], work.dispatch_row_bytes, asked[far], rows=tiles.rows[far],
     ).arrived  # fmt: skip
-    machine.graph.edges(loaded, there[far])
+    machine.order(loaded, there[far])
     token = work.pair_token[blocks.packets.order]
     leaves = np.where(remote[tiles.of_row], asked[tiles.of_row], begun[work.source_rank[token]])
     machine.notes.follow("sent", token, leaves)
@@ -221,18 +220,17 @@ def _put(
         kind=COMBINE.send, rank=src,
     )  # fmt: skip
     follows = np.flatnonzero(place > 0)
-    machine.graph.edges(stored[follows - 1], stored[follows])
+    machine.order(stored[follows - 1], stored[follows])
     far, own = np.flatnonzero(remote), np.flatnonzero(~remote)
     sent = machine.transfers.store(
-        COMBINE, src[far], dst[far], row_bytes, stored[far],
-        machine.transfers.fan_out(src[far], dst[far]), rows=rows[far],
-        on=machine.buffers.outboxes(pool[src[far]]),
+        COMBINE, src[far], dst[far], row_bytes, stored[far], rows=rows[far],
+        on=pool[src[far]],
     )  # fmt: skip
     # Beside the piece that a block stores, it has one that is not in the switch.
     left = np.full(len(tile), NOBODY)
     left[far] = sent.left
     waits = np.flatnonzero((place > 1) & remote)
-    machine.graph.edges(left[waits - 2], stored[waits])
+    machine.order(left[waits - 2], stored[waits])
     moved = MemoryTraffic(nbytes[own], nbytes[own])
     written = machine.stream(COMBINE.memory, moved, src[own], stored[own])
     first, last = np.full(len(blocks.source), NOBODY), np.full(len(blocks.source), NOBODY)

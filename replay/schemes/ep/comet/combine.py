@@ -45,7 +45,7 @@ def gemm2_and_combine(
     *,
     num_sms: int,
     block_columns: int,
-    send_of: Callable[[LayerWork], Send],
+    send: Send,
     inputs: Ints | None = None,
 ) -> Ints:
     """Add the kernel of GEMM-2 and combine: (rank,) marks of its end.
@@ -58,8 +58,8 @@ def gemm2_and_combine(
         (rank,): the kernel runs.
     block_columns
         Columns of a block; the last may have fewer.
-    send_of
-        `rows_back` or `sums_back`: lays out what every block sends alike.
+    send
+        Of `rows_back` or `sums_back`: what every block sends alike.
     inputs
         (tile,): blocks of the L2 cache in which the first kernel has left the rows.
     """
@@ -82,8 +82,8 @@ def gemm2_and_combine(
     of_rank = tiles.rank[tasks.column_tile] * num_blocks
     for span in range(int((last_block - first_block).max(initial=-1)) + 1):
         within = first_block + span <= last_block
-        machine.graph.edges(tasks.columns[within], complete[(of_rank + first_block + span)[within]])
-    value_bytes, send = work.precision.combine_value_bytes, send_of(work)
+        machine.order(tasks.columns[within], complete[(of_rank + first_block + span)[within]])
+    value_bytes = work.precision.combine_value_bytes
     ends = [
         send(machine, communicating, complete[block::num_blocks], value_bytes * int(columns))
         for block, columns in enumerate(values)
@@ -128,10 +128,10 @@ def sums_back(work: LayerWork) -> Send:
             COMBINE.memory, MemoryTraffic(read, np.where(remote, 0, sums)), src, seen[src]
         )
         stored = machine.transfers.store(
-            COMBINE, going, to, part_bytes, added[remote], machine.transfers.fan_out(going, to),
-            rows=num_sums[remote], on=machine.buffers.outboxes(pool[going]),
+            COMBINE, going, to, part_bytes, added[remote],
+            rows=num_sums[remote], on=pool[going],
         )  # fmt: skip
-        machine.graph.edges(loaded[remote], stored.left)
+        machine.order(loaded[remote], stored.left)
         ends = np.concatenate((added, loaded, stored.arrived))
         return machine.gather(ends, np.concatenate((src, src, going)), complete)
 
@@ -209,7 +209,7 @@ class _Messages(NamedTuple):
         )
 
 
-def rows_back(message_rows: int, *, once: bool) -> Callable[[LayerWork], Send]:
+def rows_back(work: LayerWork, message_rows: int, *, once: bool) -> Send:
     """Send a block of every (token, expert) to the owner, so many rows at a time, and add it up.
 
     `once` has a block of every (token, GPU) sent instead, the sum of those of the GPU's experts.
@@ -217,11 +217,7 @@ def rows_back(message_rows: int, *, once: bool) -> Callable[[LayerWork], Send]:
     The marks say that all that the rank sends has arrived, and that every token of the rank has the
     block.
     """
-
-    def send_of(work: LayerWork) -> Send:
-        return partial(_send_rows, _Messages.of(work, message_rows, once=once))
-
-    return send_of
+    return partial(_send_rows, _Messages.of(work, message_rows, once=once))
 
 
 def _send_rows(
@@ -239,10 +235,10 @@ def _send_rows(
     )
     # All blocks of columns go to the same owners.
     stored = machine.transfers.store(
-        COMBINE, src, dst, part_bytes, gone, machine.transfers.fan_out(src, dst), rows=sent.rows,
-        on=machine.buffers.outboxes(pool[src]),
+        COMBINE, src, dst, part_bytes, gone, rows=sent.rows,
+        on=pool[src],
     )  # fmt: skip
-    machine.graph.edges(loaded, stored.left)
+    machine.order(loaded, stored.left)
     # A fence and a flag behind the rows of a message.
     waiting = costs.acknowledged() + costs.poll()
     told = machine.sync.notify(src, dst, FLAG_BYTES, stored.arrived, waiting=waiting)
@@ -254,11 +250,11 @@ def _send_rows(
         kind=COMBINE.receive, rank=owner,
         after=seen[owner],  # the owner's own experts contribute too
     )  # fmt: skip
-    machine.graph.edges(told[sent.needed], added[sent.needed_by])
+    machine.order(told[sent.needed], added[sent.needed_by])
     own_loaded = machine.stream(
         COMBINE.memory, MemoryTraffic(read=sent.own * part_bytes, written=0), owner, seen[owner]
     )
-    machine.graph.edges(own_loaded, added)
+    machine.order(own_loaded, added)
     # What has just arrived lies in the L2 cache; the sums go to memory.
     sums = MemoryTraffic(read=0, written=sent.rows_out * part_bytes)
     written = machine.stream(COMBINE.memory, sums, owner, added)

@@ -88,13 +88,10 @@ def dispatch_and_gemm1(
     token = work.pair_token[order]
     machine.notes.follow("sent", token[~is_local], fetch[message])
     machine.notes.follow("sent", token[is_local], begun[work.source_rank[token[is_local]]])
-    fan_out = machine.transfers.fan_out(reader, source)
-    data = machine.transfers.load(
-        DISPATCH, reader, source, row_bytes, fetch, fan_out, rows=rows
-    ).arrived
+    data = machine.transfers.load(DISPATCH, reader, source, row_bytes, fetch, rows=rows).arrived
     fetched = machine.mark(tiles.rank, begun[tiles.rank])
     needed, needed_by = np.divmod(np.unique(message * len(tiles) + tile[~is_local]), len(tiles))
-    machine.graph.edges(data[needed], fetched[needed_by])
+    machine.order(data[needed], fetched[needed_by])
     # The blocks that multiply look for flags of those that fetch.
     is_told = np.bincount(needed_by, minlength=len(tiles)) > 0
     told = Time.where(is_told, machine.costs.visible() + machine.costs.poll(), NO_TIME)

@@ -164,7 +164,7 @@ def _ready(
     seen = machine.delay(sync, costs.visible() + costs.poll(), gemm.tasks.done, gemm.tiles.rank)
     ready = machine.mark(rank, counted[rank])
     begins = np.flatnonzero((steps.place == 0) & (steps.rows > 0))
-    machine.graph.edges(seen[units.tile[steps.unit[begins]]], ready[begins])
+    machine.order(seen[units.tile[steps.unit[begins]]], ready[begins])
     return ready
 
 
@@ -180,12 +180,12 @@ def _in_order(
     same = lane[before] == lane[step]
     before, step = before[same], step[same]
     turns = steps.unit[before] != steps.unit[step]
-    machine.graph.edges(ended[before[~turns]], ready[step[~turns]])
+    machine.order(ended[before[~turns]], ready[step[~turns]])
     before, step = before[turns], step[turns]
     next_unit = machine.delay(
         COMBINE.sync, machine.costs.cache_load() * 2, ended[before], rank[step]
     )
-    machine.graph.edges(next_unit, ready[step])
+    machine.order(next_unit, ready[step])
 
 
 def _messages(

@@ -150,7 +150,7 @@ def cross(
     src, to = src[away], dst[away]
     posted = machine.serve(warps[away], costs.post(), kind=kinds.send, rank=src, after=ready[away])
     landed[away] = machine.transfers.store(
-        kinds, src, to, row_bytes[0], posted, machine.transfers.fan_out(src, to),
+        kinds, src, to, row_bytes[0], posted,
         rows=rows[away], meta_bytes=row_bytes[1], writes=Writes(by="warp"),
     ).arrived  # fmt: skip
     ended = ready.copy()

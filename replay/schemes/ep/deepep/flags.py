@@ -75,19 +75,18 @@ def store_rows(
         (rank,): what a rank does before it flags anything.
     """
     src, dst, rows, after, group = messages
-    told = machine.mark(groups[0], begun[groups[0]])
-    machine.graph.edges(after, told[group])
+    told = machine.join(after, group, groups[0], begun[groups[0]])
     remote = src != dst
     src, dst, group = src[remote], dst[remote], group[remote]
     arrived = machine.transfers.store(
         kinds, src, dst, row_bytes[0], after[remote],
-        machine.transfers.fan_out(src, dst, scattered), rows=rows[remote], meta_bytes=row_bytes[1],
-        writes=Writes(each=rows[remote]),
+        fan_out=machine.transfers.fan_out(src, dst, scattered),
+        rows=rows[remote], meta_bytes=row_bytes[1], writes=Writes(each=rows[remote]),
     ).arrived  # fmt: skip
     by_card = np.zeros(len(src), np.bool_)
     for path in machine.path(src, dst):
         if path.is_nvlink:
-            machine.graph.edges(path.of(arrived), told[path.of(group)])
+            machine.order(path.of(arrived), told[path.of(group)])
         else:
             by_card[path.messages] = True
     acknowledged = np.unique(group[~by_card])

@@ -76,13 +76,12 @@ def dispatch(
         posting[crossings.owner, crossings.channel],
     )  # fmt: skip
     forwarded = _forward(work, machine, crossings, config, sms, row, arrived, counted, begun)
-    emptied = machine.mark(crossings.forwarder, arrived)
-    machine.graph.edges(forwarded.passed, emptied[forwarded.chunk])
+    emptied = machine.join(forwarded.passed, forwarded.chunk, crossings.forwarder, arrived)
     # A row waits for the room of one before it; a warp, for that of all rows of its token.
     room = crossings.room_from(np.arange(len(crossings.token)), config.rdma_ring)
     taken = room >= 0
     back = room_back(machine, DISPATCH, WAYS, ends, emptied, np.unique(room[taken]))
-    machine.graph.edges(back[room[taken]], sent[crossings.token[taken]])
+    machine.order(back[room[taken]], sent[crossings.token[taken]])
     return machine.gather(
         np.concatenate((sent, posted, forwarded.passed, forwarded.received)),
         np.concatenate((work.source_rank, crossings.owner, forwarded.by, forwarded.at)),
@@ -104,8 +103,7 @@ def _counts(machine: Machine, channels: int, begun: Ints) -> tuple[Ints, Ints]:
         rank, to, COUNTS * COUNT_BYTES, begun[rank], kinds=WAYS, waiting=costs.poll()
     )
     of = np.repeat(ranks, channels)
-    known = machine.mark(of, begun[of])
-    machine.graph.edges(come, known[to * channels + channel])
+    known = machine.join(come, to * channels + channel, of, begun[of])
     return machine.gather(known, of, begun), known.reshape(-1, channels)
 
 
@@ -143,8 +141,9 @@ def _send(
         kind=Kind.DISPATCH_SEND, rank=rank, after=told[rank],
     )  # fmt: skip
     machine.notes.follow("sent", crossings.token, sent[crossings.token])
-    ready = machine.mark(crossings.owner, begun[crossings.owner])
-    machine.graph.edges(sent[crossings.token], ready[crossings.chunk])
+    ready = machine.join(
+        sent[crossings.token], crossings.chunk, crossings.owner, begun[crossings.owner]
+    )
     return sent, ready
 
 
@@ -208,8 +207,8 @@ def _forward(
         machine, DISPATCH, pieces, lanes[by, pieces.channel, local],
         look * looks + through * pieces.rows, row[0], begun, meta_bytes=row[1],
     )  # fmt: skip
-    machine.graph.edges(arrived[chunk], sent.send)
-    machine.graph.edges(counted[1][by, pieces.channel], sent.send)
+    machine.order(arrived[chunk], sent.send)
+    machine.order(counted[1][by, pieces.channel], sent.send)
 
     # Nothing for a GPU: its warp looks all the same.
     wanted = np.zeros(num_chunks * NODE_GPUS, np.bool_)
@@ -220,7 +219,7 @@ def _forward(
         lanes[idle, crossings.channel[nothing], other], look * crossings.rows[nothing],
         kind=Kind.DISPATCH_SEND, rank=idle, after=arrived[nothing],
     )  # fmt: skip
-    machine.graph.edges(counted[1][idle, crossings.channel[nothing]], looked)
+    machine.order(counted[1][idle, crossings.channel[nothing]], looked)
     received = _receive(machine, config, sms, row, pieces, sent, begun, channels)
     return _Forwarded(
         np.concatenate((sent.send, looked)), np.concatenate((chunk, nothing)),
@@ -249,7 +248,7 @@ def _receive(
         receivers[pieces.dst, pieces.channel, machine.domains.local(pieces.src)],
         a_row * pieces.rows, kind=DISPATCH.receive, rank=pieces.dst, after=copied,
     )  # fmt: skip
-    machine.graph.edges(begun[pieces.dst], received)
+    machine.order(begun[pieces.dst], received)
     lane = (pieces.src * machine.num_ranks + pieces.dst) * channels + pieces.channel
     pools = machine.buffers.lane_rings("nvlink dispatch", lane, config.ring)
     rings.return_room(machine, DISPATCH, pieces, sent, received, config.ring, pools=pools)

@@ -49,8 +49,7 @@ def combine(
     sent, by, added = _to_forwarders(
         work, machine, crossings, sums, (config.chunk, ring), channels, sms, row, begun
     )
-    ready = machine.mark(crossings.forwarder, begun[crossings.forwarder])
-    machine.graph.edges(added, ready[sums.chunk])
+    ready = machine.join(added, sums.chunk, crossings.forwarder, begun[crossings.forwarder])
     ends = crossings.forwarder, crossings.owner
     domains = machine.domains
     posting = sms.warp_lanes(
@@ -69,7 +68,7 @@ def combine(
     room = crossings.room_from(last_row, config.rdma_ring)[sums.chunk]
     taken = room >= 0
     back = room_back(machine, COMBINE, WAYS, ends, ended[last_reader], np.unique(room[taken]))
-    machine.graph.edges(back[room[taken]], added[taken])
+    machine.order(back[room[taken]], added[taken])
     return machine.gather(
         np.concatenate((sent, added, posted, written)),
         np.concatenate(
@@ -154,7 +153,7 @@ def _to_forwarders(
         late=costs.bulk_late(most, row[0]),
         kind=COMBINE.receive, rank=at, after=begun[at],
     )  # fmt: skip
-    machine.graph.edges(sent.arrived, added[of])
+    machine.order(sent.arrived, added[of])
     pools = machine.buffers.lane_rings("nvlink combine", lane, ring)
     rings.return_room(machine, COMBINE, pieces, sent, added[of], ring, pools=pools)
     return sent.send, by, added
@@ -181,7 +180,7 @@ def _at_owners(
         late=costs.warps_add_late(sources, nbytes),
         kind=COMBINE.receive, rank=owner, after=begun[owner],
     )  # fmt: skip
-    machine.graph.edges(arrived[crossings.chunk], added[crossings.token])
+    machine.order(arrived[crossings.chunk], added[crossings.token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, nbytes))
     written = machine.stream(COMBINE.memory, sums, owner, added)
     machine.notes.follow("combined", np.arange(work.num_tokens), written)

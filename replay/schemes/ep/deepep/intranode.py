@@ -77,7 +77,7 @@ def dispatch(
         a_row * -(-chunks.rows * n // BLOCK_WARPS),
         kind=DISPATCH.receive, rank=chunks.dst, after=copied,
     )  # fmt: skip
-    machine.graph.edges(begun[chunks.dst], received)
+    machine.order(begun[chunks.dst], received)
     rings.return_room(machine, DISPATCH, chunks, sent, received, config.ring)
     return machine.gather(
         np.concatenate((sent.send, received)), np.concatenate((chunks.src, chunks.dst)), begun
@@ -123,7 +123,7 @@ def combine(
         late=costs.warps_add_late(sources, row_bytes),
         kind=COMBINE.receive, rank=work.source_rank, after=begun[work.source_rank],
     )  # fmt: skip
-    machine.graph.edges(sent.arrived[chunks.of_row], added[work.copy_token])
+    machine.order(sent.arrived[chunks.of_row], added[work.copy_token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, row_bytes))
     written = machine.stream(COMBINE.memory, sums, work.source_rank, added)
     machine.notes.follow("combined", np.arange(work.num_tokens), written)

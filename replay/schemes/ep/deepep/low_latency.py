@@ -293,9 +293,7 @@ class LowLatencyDeepEp(StagedScheme):
         owner = np.arange(len(messages.tokens)) // messages.num_blocks
         moved = messages.tokens * (2 * work.shape.hidden + row)
         staged = machine.stream(DISPATCH.memory, moved, owner, begun[owner])
-        ready = machine.mark(owner, staged)
-        machine.graph.edges(sent, ready[source * messages.num_blocks + block])
-        return ready
+        return machine.join(sent, source * messages.num_blocks + block, owner, staged)
 
     def _looked(self, work: LayerWork, machine: Machine, grid: Grid, begun: Ints) -> Ints:
         """(rank,) tasks when each block knows the counts of its experts.
@@ -323,8 +321,8 @@ class LowLatencyDeepEp(StagedScheme):
             rank=rank, after=seen[full],
         )  # fmt: skip
         moved = machine.stream(DISPATCH.memory, 2 * rows * row, rank, seen[full])
-        machine.graph.edges(met[rank], packed)
-        machine.graph.edges(met[rank], moved)
+        machine.order(met[rank], packed)
+        machine.order(met[rank], moved)
         return machine.gather(
             np.concatenate((packed, moved, seen)),
             np.concatenate((rank, rank, flows.expert_rank)),
@@ -368,7 +366,7 @@ class LowLatencyDeepEp(StagedScheme):
         told = self._send(work, machine, out.rows, row, rank, begun)
         # Whoever counts the expert's last unit flags it to every rank.
         met = machine.delay(COMBINE.sync, costs.cache_load(), told.groups, rank)
-        machine.graph.edges(out.ended, met[out.slot])
+        machine.order(out.ended, met[out.slot])
         flagged = met[flows.expert_rank * grid.experts + flows.local]
         seen = self._flag(machine, flows, flagged)
         over = machine.gather(gemm.end, machine.ranks, told.from_cards)
@@ -424,8 +422,8 @@ class LowLatencyDeepEp(StagedScheme):
         a_row = costs.warp_copy(row, unroll=BULK_UNROLL, readers=math.inf)
         copied = machine.delay(COMBINE.sync, a_row * (1 + number), begun[rank], rank)
         ready = machine.mark(src, copied[src * turns + turn])
-        machine.graph.edges(stored, ready)
-        machine.graph.edges(read, ready)
+        machine.order(stored, ready)
+        machine.order(read, ready)
         return Rows(src, dst, pieces.rows, ready, group=pieces.flow)
 
     def _add(
@@ -444,8 +442,7 @@ class LowLatencyDeepEp(StagedScheme):
         np.add.at(moved, block, (sources + 1) * row)
         rank = np.arange(len(moved)) // MOST_BLOCKS
         streamed = machine.stream(COMBINE.memory, moved, rank, together[rank])
-        done = machine.mark(rank, streamed)
-        machine.graph.edges(added, done[block])
+        done = machine.join(added, block, rank, streamed)
         machine.notes.follow("combined", np.arange(work.num_tokens), done[block])
         return machine.gather(done, rank, together)
 

@@ -86,8 +86,8 @@ class Pushes(NamedTuple):
         arrived, remote = pushed.copy(), self.src != self.dst
         src, dst = self.src[remote], self.dst[remote]
         arrived[remote] = machine.transfers.store(
-            kinds, src, dst, row_bytes, pushed[remote], machine.transfers.fan_out(src, dst),
+            kinds, src, dst, row_bytes, pushed[remote],
             rows=self.rows[remote], meta_bytes=meta_bytes,
-            on=machine.buffers.outboxes(server[remote]),
+            on=server[remote],
         ).arrived  # fmt: skip
         return pushed, arrived

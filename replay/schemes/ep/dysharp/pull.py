@@ -92,11 +92,11 @@ class Pull(Messages):
             after=complete[tokens],
         )
         near = np.repeat(pulled < work.num_tokens, num)
-        machine.graph.edges(fetched[near], np.repeat(added[added_at[pulled]], num)[near])
+        machine.order(fetched[near], np.repeat(added[added_at[pulled]], num)[near])
         pulled_by = added
         if len(units.abroad):
             summed, told, left = came_back
-            machine.graph.edges(told, added[added_at[units.token[units.abroad]]])
+            machine.order(told, added[added_at[units.token[units.abroad]]])
             added_at[units.abroad] = len(added) + np.arange(len(summed))
             pulled_by = np.concatenate((added, summed))
         self._read_results(complete, pulled_by[added_at[units.of_copy]])
@@ -135,11 +135,9 @@ class Pull(Messages):
         )
         num = len(fetched) // max(len(pulled), 1)
         far = np.repeat(pulled >= work.num_tokens, num)
-        machine.graph.edges(fetched[far], summed[np.repeat(pulled, num)[far] - abroad[0]])
+        machine.order(fetched[far], summed[np.repeat(pulled, num)[far] - abroad[0]])
         self._hub.combined(np.setdiff1d(abroad, pulled), summed[~np.isin(abroad, pulled)])
-        back = machine.transfers.store(
-            COMBINE, place, owner, row_bytes, summed, machine.transfers.fan_out(place, owner)
-        )
+        back = machine.transfers.store(COMBINE, place, owner, row_bytes, summed)
         counted = self._hub.count_ready(units.token[abroad], back.arrived)
         told = machine.delay(COMBINE.sync, machine.costs.poll(), counted, owner)
         return summed, told, back.left
@@ -151,7 +149,7 @@ class Pull(Messages):
             rows = MemoryTraffic(work.copy_pairs * work.combine_row_bytes, np.zeros_like(added))
             ready = complete[self._units.of_copy]
             read = machine.stream(COMBINE.memory, rows, work.copy_rank, ready)
-            machine.graph.edges(read, added)
+            machine.order(read, added)
 
     def _fetch(
         self, pulled: Ints, of: Ints, asking: Ints, answers: Ints, sizes: Ints, packets: Ints
@@ -164,7 +162,7 @@ class Pull(Messages):
         if self._switch is None:
             asked, arrived = machine.transfers.load(
                 COMBINE, readers, np.repeat(target, num), nbytes, asking,
-                machine.transfers.fan_out(owner, target), rows=np.repeat(answers, num),
+                rows=np.repeat(answers, num),
             )  # fmt: skip
         else:
             switch, eviction = self._switch, None

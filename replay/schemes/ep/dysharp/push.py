@@ -110,11 +110,11 @@ class Push(Messages):
         beside[:, -1] = each * self._experts_of_unit[abroad]
         came = machine.transfers.store(
             DISPATCH, np.repeat(src, num), np.repeat(dst, num), np.tile(sizes, len(abroad)),
-            issued.ravel(), machine.transfers.fan_out(src, dst), meta_bytes=beside.ravel(),
+            issued.ravel(), meta_bytes=beside.ravel(),
         ).arrived  # fmt: skip
         there = np.repeat(dst, num)
         known = machine.delay(DISPATCH.sync, machine.costs.poll(), came, there)
-        machine.graph.edges(begun[there], known)
+        machine.order(begun[there], known)
         return known.reshape(-1, num)
 
     def _pass_on(
@@ -178,8 +178,8 @@ class Push(Messages):
         if self._switch is None:
             return machine.transfers.store(
                 DISPATCH, np.repeat(src, num), np.repeat(dst, num), nbytes, issued,
-                machine.transfers.fan_out(src, dst), meta_bytes=meta_bytes,
-                on=machine.buffers.outboxes(sm),
+                meta_bytes=meta_bytes,
+                on=sm,
             ).arrived  # fmt: skip
         spread = machine.switch.multicast(
             DISPATCH,
@@ -213,5 +213,5 @@ class Push(Messages):
         if num == 1:
             return tasks
         marks = self._machine.mark(rank)
-        self._machine.graph.edges(tasks, np.repeat(marks, num))
+        self._machine.order(tasks, np.repeat(marks, num))
         return marks

@@ -180,8 +180,7 @@ class DySharp(Scheme):
         ready, beside, begun = self._experts(work, machine, units, hub, kernels, begun, arrived)
         rows = Pull(work, machine, self.options, units, hub, kernels[1])
         notified = rows.notify(ready)
-        complete = machine.mark(units.place, begun[units.place])
-        machine.graph.edges(notified, complete[units.of_copy])
+        complete = machine.join(notified, units.of_copy, units.place, begun[units.place])
         ends = rows.pull(begun, complete, passed_on)
         for tasks, ranks in beside:
             ends = machine.gather(tasks, ranks, ends)
@@ -291,8 +290,8 @@ class DySharp(Scheme):
                     tiles.rows[of_expert], full[of_expert], done[of_expert],
                 )  # fmt: skip
         else:
-            graph.edges(arrived[work.pair_copy], full[hub.tile_of_pair])
-            graph.edges(done[hub.tile_of_pair], ready[work.pair_copy])
+            machine.order(arrived[work.pair_copy], full[hub.tile_of_pair])
+            machine.order(done[hub.tile_of_pair], ready[work.pair_copy])
         last_pool = second_pool if self.two_kernels else pool
         beside = self._beside(work, machine, tiles, begun, done, last_pool)
         if work.shared is not None:
@@ -340,13 +339,12 @@ class DySharp(Scheme):
         arrived
             (copy,): what the dispatch has sent is there.
         """
-        ended = machine.mark(machine.ranks)
-        machine.graph.edges(done, ended[rank])
-        machine.graph.edges(arrived, ended[units.place[units.of_copy]])
+        ended = machine.join(done, rank, machine.ranks)
+        machine.order(arrived, ended[units.place[units.of_copy]])
         far = np.flatnonzero(np.isin(units.of_copy, units.abroad))
-        machine.graph.edges(arrived[far], ended[units.owner[units.of_copy[far]]])
+        machine.order(arrived[far], ended[units.owner[units.of_copy[far]]])
         idle = np.setdiff1d(machine.ranks, np.concatenate((rank, units.place, units.owner)))
-        machine.graph.edges(begun[idle], ended[idle])
+        machine.order(begun[idle], ended[idle])
         return machine.kernel(ended, "gemm2 and combine")
 
 

@@ -186,15 +186,15 @@ class FlashDMoe(Scheme):
         )
         token = work.pair_token[packets.order]
         if work.precision.casts_tokens:
-            machine.graph.edges(tokens_read(machine, work, begun)[token], sent[messages.of_entry])
+            machine.order(tokens_read(machine, work, begun)[token], sent[messages.of_entry])
         machine.notes.follow("sent", token, sent[messages.of_entry])
         leaving = by_turn[remote]
         fan_out = machine.transfers.fan_out(src[leaving], dst[leaving], scattered="stores")
         arrived = sent.copy()
         arrived[leaving] = machine.transfers.store(
-            DISPATCH, src[leaving], dst[leaving], row_bytes, sent[leaving], fan_out,
+            DISPATCH, src[leaving], dst[leaving], row_bytes, sent[leaving], fan_out=fan_out,
             rows=rows[leaving], packet_bytes=self.options.packet_bytes,
-            on=machine.buffers.outboxes(pool[src[leaving]]),
+            on=pool[src[leaving]],
         ).arrived  # fmt: skip
         return self._signal(machine, packets, packet, arrived, begun), int(turn.max() + 1) * parts
 
@@ -222,7 +222,7 @@ class FlashDMoe(Scheme):
             late=Time.where(remote, NO_TIME, costs.visible()),
             kind=DISPATCH.sync, rank=packets.source, after=begun[packets.source],
         )  # fmt: skip
-        machine.graph.edges(arrived, fenced[packet])
+        machine.order(arrived, fenced[packet])
         signalled, far = fenced.copy(), np.flatnonzero(remote)
         signalled[far] = machine.sync.notify(
             packets.source[far], packets.rank[far], SIGNAL_BYTES, fenced[far],
@@ -232,7 +232,7 @@ class FlashDMoe(Scheme):
             DISPATCH.sync, self._handing_out(machine), signalled, rank=packets.rank
         )
         # What came before the kernel began is seen by its first poll.
-        machine.graph.edges(begun[packets.rank], handed)
+        machine.order(begun[packets.rank], handed)
         return handed
 
     def _handing_out(self, machine: Machine) -> Time:
@@ -300,7 +300,7 @@ class FlashDMoe(Scheme):
         -------
         (row tile,) marks after which its rows are added to their tokens, and the owner of each.
         """
-        graph, costs, width = machine.graph, machine.costs, self.options.tile_columns
+        costs, width = machine.costs, self.options.tile_columns
         tile, hidden = second.column_tile, work.shape.hidden
         owner = packets.source[tiles.packet]
         columns = np.minimum(width, hidden - second.column_index * width)
@@ -323,8 +323,7 @@ class FlashDMoe(Scheme):
             pool[owner[tile]], costs.sm_add(nbytes, nbytes), priority=priority,
             kind=COMBINE.receive, rank=owner[tile], after=flagged,
         )  # fmt: skip
-        whole = machine.mark(owner)
-        graph.edges(added, whole[tile])
+        whole = machine.join(added, tile, owner)
         # A token's rows are added in the cache. Its sum is written once, a share with each of them.
         token = work.pair_token[packets.order]
         share = work.combine_row_bytes / np.bincount(token, minlength=work.num_tokens)[token]
@@ -348,19 +347,21 @@ class FlashDMoe(Scheme):
         src, dst, rows = tiles.grid.rank[tile], owner[tile], tiles.rows[tile]
         # Every tile has every block of columns, so that all of them go to the same owners.
         stored = transfers.store(
-            COMBINE, src, dst, row_bytes, after, transfers.fan_out(src, dst, scattered="stores"),
-            rows=rows, packet_bytes=options.packet_bytes, on=machine.buffers.outboxes(pool[src]),
+            COMBINE, src, dst, row_bytes, after,
+            fan_out=transfers.fan_out(src, dst, scattered="stores"),
+            rows=rows, packet_bytes=options.packet_bytes, on=pool[src],
         ).arrived  # fmt: skip
         if options.send_padding:
             partial = np.flatnonzero(rows < options.tile_rows)
             padded = src[partial], dst[partial]
             padding = transfers.store(
-                COMBINE, *padded, 0, after[partial], transfers.fan_out(*padded, scattered="stores"),
+                COMBINE, *padded, 0, after[partial],
+                fan_out=transfers.fan_out(*padded, scattered="stores"),
                 rows=options.tile_rows - rows[partial], meta_bytes=row_bytes,
                 packet_bytes=options.packet_bytes,
             ).arrived  # fmt: skip
             stored[partial] = machine.mark(dst[partial], stored[partial])
-            machine.graph.edges(padding, stored[partial])
+            machine.order(padding, stored[partial])
         # The fence before the flag, and the polls after it, are waiting of nobody but the tile.
         return machine.sync.notify(
             src, dst, SIGNAL_BYTES, stored,

@@ -113,7 +113,7 @@ def _send(
     src, dst = (between.relay, between.owner) if is_back else (between.owner, between.relay)
     posted = machine.serve(warps, machine.costs.post(), kind=kinds.send, rank=src, after=ready)
     there = machine.transfers.store(
-        kinds, src, dst, row_bytes[0], posted, machine.transfers.fan_out(src, dst),
+        kinds, src, dst, row_bytes[0], posted,
         rows=between.rows, meta_bytes=row_bytes[1], writes=Writes(each=between.rows, by="warp"),
     ).arrived  # fmt: skip
     return posted, machine.delay(kinds.sync, machine.costs.poll(), there, dst)
@@ -198,7 +198,7 @@ def combine(
     arrived, remote = loaded.copy(), pulls.src != pulls.dst
     reader, other = pulls.src[remote], pulls.dst[remote]
     arrived[remote] = machine.transfers.load(
-        COMBINE, reader, other, row, loaded[remote], machine.transfers.fan_out(reader, other),
+        COMBINE, reader, other, row, loaded[remote],
         rows=pulls.rows[remote], meta_bytes=back - row,
     ).arrived  # fmt: skip
     arrived = arrived[pulls.of_row]
@@ -210,7 +210,7 @@ def combine(
         kind=COMBINE.receive, rank=relay, after=begun[relay],
     )  # fmt: skip
     away = between.message >= 0
-    machine.graph.edges(arrived[away], summed[between.message[away]])
+    machine.order(arrived[away], summed[between.message[away]])
     sums = MemoryTraffic(read=0, written=between.rows * back)
     kept = machine.stream(COMBINE.memory, sums, relay, summed)
     posting = split.channels("hybrid-ep, posting", num_sms, on="hybrid-ep")
@@ -223,8 +223,8 @@ def combine(
         adders[owner, chunk % num_sms], costs.sm_add(from_nodes * back, back),
         late=costs.memory_load(), kind=COMBINE.receive, rank=owner, after=begun[owner],
     )  # fmt: skip
-    machine.graph.edges(arrived[~away], added[work.copy_token[~away]])
-    machine.graph.edges(there[between.of_row], added[between.token])
+    machine.order(arrived[~away], added[work.copy_token[~away]])
+    machine.order(there[between.of_row], added[between.token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, back))
     written = machine.stream(COMBINE.memory, sums, owner, added)
     machine.notes.follow("combined", np.arange(work.num_tokens), written)

@@ -127,7 +127,7 @@ def combine(
     arrived, remote = loaded.copy(), pulls.src != pulls.dst
     owner, other = pulls.src[remote], pulls.dst[remote]
     arrived[remote] = machine.transfers.load(
-        COMBINE, owner, other, row, loaded[remote], machine.transfers.fan_out(owner, other),
+        COMBINE, owner, other, row, loaded[remote],
         rows=pulls.rows[remote], meta_bytes=rows.back - row,
     ).arrived  # fmt: skip
     adders = split.channels("hybrid-ep, adding", num_sms, on="hybrid-ep")
@@ -136,7 +136,7 @@ def combine(
         adders[owner, sm], costs.sm_add(0, np.full(work.num_tokens, rows.back)),
         kind=COMBINE.receive, rank=owner, after=begun[owner],
     )  # fmt: skip
-    machine.graph.edges(arrived[pulls.of_row], added[work.copy_token])
+    machine.order(arrived[pulls.of_row], added[work.copy_token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, rows.back))
     written = machine.stream(COMBINE.memory, sums, owner, added)
     machine.notes.follow("combined", np.arange(work.num_tokens), written)

@@ -68,7 +68,7 @@ def add(
     waits = np.flatnonzero((number >= has_room)[tile_of_row])
     tile = tile_of_row[waits]
     before = by_rank[firsts(counts)[tiles.rank[tile]] + number[tile] - has_room[tile]]
-    machine.graph.edges(first.done[before], asked[waits])
+    machine.order(first.done[before], asked[waits])
     shared = _shared(work, machine, pool, begun)
     return _combine(work, machine, tiles, second, pool, met, shared)
 
@@ -97,10 +97,10 @@ def _count(work: LayerWork, machine: Machine, begun: Ints) -> Ints:
     looked = machine.stream(
         Kind.LAYOUT, MemoryTraffic(ids, np.zeros_like(ids)), machine.ranks, begun
     )
-    machine.graph.edges(looked, counted)
+    machine.order(looked, counted)
     src, dst = np.nonzero(pairs * ~np.eye(work.num_ranks, dtype=bool))
     numbers = machine.transfers.store(
-        COUNTS, src, dst, 0, counted[src], machine.transfers.fan_out(src, dst),
+        COUNTS, src, dst, 0, counted[src],
         rows=pairs[src, dst], meta_bytes=NUMBER_BYTES,
     ).arrived  # fmt: skip
     written = machine.gather(numbers, src, counted)
@@ -147,16 +147,14 @@ def _pull(
     there = asked.copy()
     there[far] = machine.transfers.load(
         DISPATCH, reader[far], source[far], row_bytes, asked[far],
-        machine.transfers.fan_out(reader[far], source[far]),
     ).arrived  # fmt: skip
     by_rank = np.argsort(reader, kind="stable")
     counts = np.bincount(reader, minlength=work.num_ranks)
     warps = machine.sms.count * WARPS
     follows = by_rank[places(counts) >= warps]
     earlier = by_rank[np.flatnonzero(places(counts) >= warps) - warps]
-    machine.graph.edges(there[earlier], asked[follows])
-    full = machine.mark(tiles.rank, met[tiles.rank])
-    machine.graph.edges(there, full[tile])
+    machine.order(there[earlier], asked[follows])
+    full = machine.join(there, tile, tiles.rank, met[tiles.rank])
     told = costs.visible() + costs.poll()
     return asked, machine.delay(DISPATCH.sync, told, full, rank=tiles.rank), tile
 
@@ -234,9 +232,11 @@ def _combine(
 
     token, rows = np.unique(work.pair_token, return_counts=True)
     owner = work.source_rank[token]
-    ready = machine.mark(owner, grid[owner])
-    machine.graph.edges(
-        of[work.copy_rank, work.copy_source], ready[np.searchsorted(token, work.copy_token)]
+    ready = machine.join(
+        of[work.copy_rank, work.copy_source],
+        np.searchsorted(token, work.copy_token),
+        owner,
+        grid[owner],
     )
     read = MemoryTraffic(read=rows * row_bytes, written=np.zeros_like(rows))
     loaded = machine.stream(COMBINE.memory, read, owner, ready)
@@ -285,10 +285,10 @@ def _store(
             one = message[of]
             made = tile[one] * num_clusters + part[of]
             stored = machine.transfers.store(
-                COMBINE, src[one], owner[one], wide * value, last[made], fan_out,
-                rows=rows[one], on=machine.buffers.outboxes(pool[src[one]]) if held else None,
+                COMBINE, src[one], owner[one], wide * value, last[made], fan_out=fan_out,
+                rows=rows[one], on=pool[src[one]] if held else None,
             )  # fmt: skip
-            machine.graph.edges(first[made], stored.left)
+            machine.order(first[made], stored.left)
             arrived[of] = stored.arrived
     return arrived, src[message]
 

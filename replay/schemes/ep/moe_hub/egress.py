@@ -150,7 +150,7 @@ class Egress:
         first[far] = machine.serve(  # waits for room in the queue, in its SM
             self._entries[src[far], dst[far]], NO_TIME, kind=kinds.sync, rank=src[far]
         )
-        machine.graph.edges(first[far], stored[far])
+        machine.order(first[far], stored[far])
         claims = self._blocks.hold(
             first, stored, src, after, priority=STORES_FIRST, resident=resident
         )
@@ -199,7 +199,7 @@ class Egress:
         """One piece of every row over its two links, with the room that it takes."""
         graph, transfers = self._machine.graph, self._machine.transfers
         up, down = transfers.store(
-            kinds, src, dst, payload, ready, fan_out, meta_bytes=meta,
+            kinds, src, dst, payload, ready, fan_out=fan_out, meta_bytes=meta,
             packet_bytes=self._packet_bytes, priority=BYPASS if is_late else 0, ack_priority=BYPASS,
         )  # fmt: skip
         packets = transfers.packets(payload + meta, self._packet_bytes)

@@ -207,7 +207,7 @@ class _Layer:
     def _await_pieces(self, sent: Sent, arrived: Ints) -> None:
         """Let (row,) tasks that wait for the first piece of a row wait for all others too."""
         row, piece = np.nonzero(sent.pieces[:, 1:] >= 0)
-        self.machine.graph.edges(sent.pieces[row, 1 + piece], arrived[row])
+        self.machine.order(sent.pieces[row, 1 + piece], arrived[row])
 
     # ---- experts ---------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class _Layer:
             if inputs is None and work.precision.casts_dispatched:
                 # A block that has polled for its tile casts it, and keeps its SM.
                 polled = machine.mark(tiles.rank, ready)
-                machine.graph.edges(begun[tiles.rank], polled)
+                machine.order(begun[tiles.rank], polled)
                 casts = cast_tiles(machine, work, tiles.rank, tiles.rows, self.pool, polled, grid)
                 ready = casts.done
             tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert), inputs)
@@ -347,8 +347,7 @@ class _Layer:
         """(sum,): all rows of the token have come, and its sum is launched."""
         tokens, of_pair = np.unique(self.work.pair_token, return_inverse=True)
         rank = self.work.source_rank[tokens]
-        complete = self.machine.mark(rank, self.begun[rank])
-        self.machine.graph.edges(landed, complete[of_pair])
+        complete = self.machine.join(landed, of_pair, rank, self.begun[rank])
         launch = self.machine.costs.ns(self.options.launch_ns)
         return self.machine.delay(Kind.LAUNCH, launch, complete, rank)
 

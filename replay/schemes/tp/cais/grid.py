@@ -68,6 +68,6 @@ class Grid:
         claims = BlockScheduler(machine, num_sms).hold(first.ravel(), last.ravel(), rank, offered)
         if self._group:
             claims, late = claims.reshape(first.shape), np.flatnonzero(leaders >= num_sms)
-            machine.graph.edges(
+            machine.order(
                 claims[:, leaders[late] - num_sms].ravel(), met.registered[:, late].ravel()
             )

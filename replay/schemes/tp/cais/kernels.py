@@ -152,7 +152,7 @@ class Blocks:
         there = np.stack([machine.mark(rank, opened.ravel()) for _ in widths])
         there = there.reshape(len(widths), *shape)
         rows = self._moves.load(cut, widths, opened)
-        machine.graph.edges(rows.tasks, there[rows.slice, rows.rank, rows.part])
+        machine.order(rows.tasks, there[rows.slice, rows.rank, rows.part])
         return entry.reshape(shape), ready, there
 
     # ---- sums out --------------------------------------------------------------------------------

@@ -102,13 +102,12 @@ class Moves:
         else:
             home = pieces.home[of]
             loaded = machine.transfers.load(
-                GATHER, reader, home, pieces.row_bytes[of], issued,
-                machine.transfers.fan_out(reader, home), rows=pieces.rows[of],
+                GATHER, reader, home, pieces.row_bytes[of], issued, rows=pieces.rows[of],
                 requests_first=self._options.traffic_control,
             )  # fmt: skip
             arrived = loaded.arrived
             there = machine.mark(reader, arrived)
-            machine.graph.edges(
+            machine.order(
                 machine.stream(GATHER.memory, pieces.nbytes[of], home, loaded.asked), there
             )
         self._keep_window(reader, part, issued, arrived, int(pieces.nbytes.max()))
@@ -125,7 +124,7 @@ class Moves:
         flow = (reader * (int(part.max(initial=0)) + 1) + part)[order]
         later = np.arange(window, len(order))
         later = later[flow[later] == flow[later - window]]
-        self._machine.graph.edges(arrived[order[later - window]], issued[order[later]])
+        self._machine.order(arrived[order[later - window]], issued[order[later]])
 
     def push(self, cut: Cut, widths: Ints, sent: Ints) -> Pushed:
         """Push partial sums to their homes, which add them to their own.
@@ -137,7 +136,7 @@ class Moves:
         sent
             (rank, part, column): tasks after which the SM of a block has issued its sums.
         """
-        machine, graph, num = self._machine, self._machine.graph, len(widths)
+        machine, num = self._machine, len(widths)
         piece, column = (each.ravel() for each in np.indices((len(cut.home), num)))
         pieces = Pieces(cut.home[piece], cut.rows[piece], widths[column])
         of, src = np.nonzero(pieces.home[:, None] != machine.ranks)
@@ -148,15 +147,14 @@ class Moves:
         else:
             home = pieces.home[of]
             stored = machine.transfers.store(
-                REDUCE, src, home, pieces.row_bytes[of], after,
-                machine.transfers.fan_out(src, home), rows=pieces.rows[of],
+                REDUCE, src, home, pieces.row_bytes[of], after, rows=pieces.rows[of],
             )  # fmt: skip
             left, arrived, which = stored.left, stored.arrived, of
         home, nbytes = pieces.home[which], pieces.nbytes[which]
         added = machine.stream(REDUCE.memory, MemoryTraffic(nbytes, nbytes), home, arrived)
         ends = machine.mark(np.repeat(machine.ranks, sent[0].size), sent.ravel())
         ends = ends.reshape(sent.shape)
-        graph.edges(left, ends[src, cut.part[piece[of]], column[of]])
+        machine.order(left, ends[src, cut.part[piece[of]], column[of]])
         address = machine.caches.new_keys(len(pieces)) + of
         machine.notes.access(self._named("reductions"), address, left)
         return Pushed(ends, Added(added, home, piece[which]))

@@ -46,7 +46,7 @@ def normalise(kernels: Kernels, norm: Norm, pushing: Pushing, loading: Loading) 
     A block has an SM while it waits for its sums, like every other; it comes in the grid behind
     those that make them, and before those that need its rows.
     """
-    machine, layer, graph = kernels.machine, kernels.layer, kernels.machine.graph
+    machine, layer = kernels.machine, kernels.layer
     num, per_rank = machine.num_ranks, -(-layer.owned // NORM_ROWS)
     home, place = np.divmod(np.arange(layer.tokens), layer.owned)
     block = home * per_rank + place // NORM_ROWS  # (row,)
@@ -54,12 +54,11 @@ def normalise(kernels: Kernels, norm: Norm, pushing: Pushing, loading: Loading) 
 
     entry = machine.mark(rank)
     complete = machine.mark(rank, entry)
-    summed = machine.mark(pushing.cut.home)
-    graph.edges(pushing.added.tasks, summed[pushing.added.piece])
+    summed = machine.join(pushing.added.tasks, pushing.added.piece, pushing.cut.home)
     piece, at = overlaps(np.repeat(np.arange(len(summed)), pushing.cut.rows), block)
-    graph.edges(summed[piece], complete[at])
+    machine.order(summed[piece], complete[at])
     tile, at = overlaps(pushing.part, block)
-    graph.edges(pushing.made[rank[at], tile], complete[at])
+    machine.order(pushing.made[rank[at], tile], complete[at])
 
     seen = machine.delay(REDUCE.sync, machine.costs.poll(), complete, rank)
     nbytes = np.bincount(block) * norm.row_bytes
@@ -69,19 +68,19 @@ def normalise(kernels: Kernels, norm: Norm, pushing: Pushing, loading: Loading) 
     )  # fmt: skip
     moved = machine.stream(REDUCE.memory, nbytes, rank, seen)
     normed = machine.mark(rank, worked)
-    graph.edges(moved, normed)
+    machine.order(moved, normed)
 
     group, of_row = np.unique(np.stack((loading.part, home)), axis=1, return_inverse=True)
     part, owner = group
     known = machine.mark(owner)
     member, of = overlaps(block, of_row.reshape(-1))
-    graph.edges(normed[member], known[of])
+    machine.order(normed[member], known[of])
     told = np.repeat(known[:, None], num, axis=1)
     which, other = np.nonzero(owner[:, None] != machine.ranks)
     told[which, other] = machine.sync.notify(
         owner[which], other, FLAG_BYTES, known[which], waiting=machine.costs.poll()
     )
-    graph.edges(told.T.ravel(), loading.ready[:, part].ravel())
+    machine.order(told.T.ravel(), loading.ready[:, part].ravel())
 
     made = np.zeros(int(pushing.part[-1]) + 1, np.int64)  # last block of each row tile, anywhere
     np.maximum.at(made, pushing.tile, pushing.place.max(axis=0))

@@ -143,7 +143,7 @@ class Cais(TensorScheme):
         """Launch a kernel that pushes: (rank,) tasks at which all GPUs have their sums."""
         grid.launch(begun)
         done = _ended(machine, pushing.end, begun)
-        machine.graph.edges(pushing.added.tasks, done[pushing.added.rank])
+        machine.order(pushing.added.tasks, done[pushing.added.rank])
         return machine.sync.barrier(REDUCE, done, behind_stores=True)
 
     # ---- product, norm and product ---------------------------------------------------------------
@@ -171,7 +171,7 @@ class Cais(TensorScheme):
             ends.append(again.end)
         grid.launch(begun)
         done = _ended(machine, np.concatenate(ends, axis=1), begun)
-        machine.graph.edges(pushing.added.tasks, done[pushing.added.rank])
+        machine.order(pushing.added.tasks, done[pushing.added.rank])
         if layer.is_backward:
             done = kernels.gradient(leave.product, done)
             done = kernels.gradient(enter.product, done)

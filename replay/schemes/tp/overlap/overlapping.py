@@ -154,5 +154,5 @@ def when_rows_are_known(
     """
     ready = machine.mark(rank, begun[rank])
     tile, block = pairs_of(*blocks.touched(first_row, rows))
-    machine.graph.edges(known[rank[tile], block], ready[tile])
+    machine.order(known[rank[tile], block], ready[tile])
     return ready

@@ -87,7 +87,7 @@ def product(
     rank_of_run = tiles.rank[np.flatnonzero(np.diff(run, prepend=-1))]
     ready = machine.mark(rank_of_run, begun[rank_of_run])
     tile, piece = pieces_between(pieces, first_row, tiles.rows)
-    machine.graph.edges(there[tiles.rank[tile], piece], ready[run[tile]])
+    machine.order(there[tiles.rank[tile], piece], ready[run[tile]])
     known = tell(rank_of_run, ready)
     tiled = matrices.tiles_of(machine, what, kind, pool, known[run], cuts=ordered.cuts)
     return machine.gather(tiled.tasks.done, tiles.rank, begun)

@@ -46,7 +46,7 @@ class Engines:
         """Copy pieces (command,) to the memory of another GPU: (command,) tasks, written there."""
         machine, nbytes = self.machine, rows * row_bytes
         sent = machine.transfers.store(
-            kinds, src, dst, row_bytes, self.read(kinds, src, nbytes, ready), None,
+            kinds, src, dst, row_bytes, self.read(kinds, src, nbytes, ready),
             rows=rows, engine="copy_engine",
         )  # fmt: skip
         return machine.stream(kinds.memory, nbytes, dst, sent.arrived)
@@ -54,7 +54,7 @@ class Engines:
     def wait(self, rank: Ints, one: Ints, other: Ints) -> Ints:
         """Wait for two things: (piece,) marks on GPUs `rank` (piece,)."""
         both = self.machine.mark(rank, one)
-        self.machine.graph.edges(other, both)
+        self.machine.order(other, both)
         return both
 
     def tell(self, kinds: PhaseKinds, rank: Ints, ready: Ints) -> Ints:

@@ -59,8 +59,8 @@ def reduce(
                 kind=REDUCE.send, rank=src, after=there, priority=BEFORE_TILES,
             )  # fmt: skip
             sent = machine.transfers.store(
-                REDUCE, src, dst, row_bytes, issued, None,
-                rows=rows, on=machine.buffers.outboxes(pool[src]),
+                REDUCE, src, dst, row_bytes, issued,
+                rows=rows, on=pool[src],
             )  # fmt: skip
             written = machine.stream(REDUCE.memory, pieces.nbytes, dst, sent.arrived)
         else:

@@ -47,7 +47,7 @@ def reduce(engines: Engines, pieces: Pieces, made: Ints) -> tuple[Ints, Ints, In
         kinds=flags_of(REDUCE.sync), waiting=engines.trigger,
         priority=REQUESTS_FIRST,
     )  # fmt: skip
-    machine.graph.edges(told, ready[part[far]])
+    machine.order(told, ready[part[far]])
     started = engines.started(REDUCE, owner, ready)
     sums = machine.caches.new_keys(len(pieces))
     machine.notes.access("sums", sums + part, made[member, part])

@@ -1,9 +1,10 @@
-"""Which layers are the same work, so that one replay stands for all of them."""
+"""Digest of a layer's work: of layers with equal digests, one replay stands for all."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,36 +15,23 @@ if TYPE_CHECKING:
     from replay.chains.chain import ChainLink
     from replay.model.machine.machine import Time
 
-WORK = (
-    "expert_ids",
-    "source_rank",
-    "placement",
-    "shape",
-    "precision",
-    "is_backward",
-    "shared",
-    "step_plan",
-    "sample",
-    "puts_off_weights",
-)
+WORK = tuple(inspect.signature(LayerWork).parameters)
 """What a layer's work is made from; everything else follows from it."""
 
 
-def digest_of(link: ChainLink, work: LayerWork, lead: Time) -> str:
+def digest_of(link: ChainLink, lead: Time) -> str:
     """SHA-256 of everything that decides what the replay of a layer by itself gives.
 
     Parameters
     ----------
     link
         The layer; which one it is does not count.
-    work
-        Its work.
     lead
         By how much each host begins before its GPU.
     """
     digest = hashlib.sha256()
     parts = [batch.tokens for batch in link.micro_batches]
-    for value in (work, lead, link.trace_rows, parts, link.delays_ps):
+    for value in (link.work(), lead, link.trace_rows, parts, link.delays_ps):
         _add(digest, value)
     return digest.hexdigest()
 

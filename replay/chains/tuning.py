@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.engine import schedule
 from replay.errors import UserError
-from replay.experiments.base.result import Trial
 from replay.measure.token_latency import us
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,14 +31,25 @@ if TYPE_CHECKING:
     from replay.schemes import Scheme
 
 
-class Tuned(NamedTuple):
+class Trial(Strict):
+    """Options that were tried: the values of those searched, and the layer's time.
+
+    `makespan_us` is None where the scheme cannot run with them, such as a split of more SMs than
+    the GPU has.
+    """
+
+    options: dict[str, int]
+    makespan_us: float | None
+
+
+class Tuning(NamedTuple):
     """The scheme with the best options found, and all trials in order."""
 
     scheme: Scheme
     trials: list[Trial]
 
 
-def tune(scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> Tuned:
+def tune(scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> Tuning:
     """Search the options that a scheme declares in `Scheme.candidates`.
 
     Parameters
@@ -65,8 +76,8 @@ def tune(scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> Tuned:
         if getattr(scheme.options, name) == getattr(defaults, name)
     }
     if not candidates:
-        return Tuned(scheme, [])
-    search = _Search(scheme, described)
+        return Tuning(scheme, [])
+    search = _OptionSearch(scheme, described)
     best = {name: getattr(scheme.options, name) for name in candidates}
     best_ps = search.makespan_ps(best, must_run=True)
     improved = True
@@ -78,10 +89,10 @@ def tune(scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> Tuned:
                 other_ps = search.makespan_ps(other)
                 if other_ps is not None and best_ps is not None and other_ps < best_ps:
                     best, best_ps, improved = other, other_ps, True
-    return Tuned(search.scheme(best), search.trials)
+    return Tuning(search.scheme(best), search.trials)
 
 
-class _Search:
+class _OptionSearch:
     """Trials of one search; none is replayed twice."""
 
     def __init__(self, scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> None:

@@ -36,7 +36,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Sample(NamedTuple):
+class LayerSample(NamedTuple):
     """Layers that are replayed in place of all.
 
     Attributes
@@ -70,7 +70,7 @@ class Sample(NamedTuple):
         return Interval(total, total - half, total + half)
 
 
-def choose(key: Sequence[tuple[float, ...]], number: int, seed: int = SEED) -> Sample:
+def choose(key: Sequence[tuple[float, ...]], number: int, seed: int = SEED) -> LayerSample:
     """Choose layers.
 
     Parameters
@@ -94,7 +94,7 @@ def choose(key: Sequence[tuple[float, ...]], number: int, seed: int = SEED) -> S
         for place in rng.choice(group, count, replace=False)
     ]
     places, group = np.array(sorted(drawn), np.int64).T
-    return Sample(places, group, np.array([len(one) for one in groups], np.int64))
+    return LayerSample(places, group, np.array([len(one) for one in groups], np.int64))
 
 
 def student(confidence: float, freedom: float) -> float:

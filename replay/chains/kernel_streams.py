@@ -1,0 +1,239 @@
+"""Streams of every GPU that stages of a scheme share, and what keeps them busy.
+
+Kernels of a stream follow one another. Those that compute have one stream. Those that move rows
+have another, with SMs of their own from the first to the last layer, so that kernels that compute
+have the rest; or, where the scheme has hooks, they are in the first stream too, and rows travel
+while no kernel holds an SM for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from replay.errors import UserError
+from replay.model.machine.block_scheduler import BlockScheduler
+from replay.schemes.ep.base import LayerRefusedError
+from replay.schemes.ep.staged import MOVING, STAGES, StagedScheme
+from replay.schemes.registry import COMPARED
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+    from replay.schemes import Scheme
+    from replay.schemes.ep.staged import Interleave, Releases, Stage, Stages
+
+
+class KernelStream:
+    """A stream of every GPU, whose kernels run one after the other.
+
+    Attributes
+    ----------
+    last
+        (rank,): what ends its kernels so far; None before the first.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.last: Ints | None = None
+
+    def next(self, after: Ints) -> Ints:
+        """(rank,) tasks that the stream's next kernel follows: its last one and `after`."""
+        if self.last is None or self.last is after:
+            return after
+        return self._machine.gather(self.last, self._machine.ranks, after)
+
+    def ended(self, by: Ints) -> Ints:
+        """Remember what ends the kernels that were launched: (rank,) tasks."""
+        self.last = by
+        return by
+
+
+class StageKernels(NamedTuple):
+    """Kernels that were added to a stream: (rank,) tasks behind which they run, and of their end.
+
+    Behind the first, all before them is over and, in a stream for rows, their SMs are free.
+    """
+
+    begun: Ints
+    ended: Ints
+
+
+class StageStreams:
+    """The streams of a scheme's stages."""
+
+    def __init__(self, machine: Machine, releases: Releases) -> None:
+        self._machine = machine
+        self.compute = KernelStream(machine)
+        self.moving = KernelStream(machine) if releases == "stream" else self.compute
+
+    def of(self, stage: Stage) -> KernelStream:
+        """The stream that a stage's kernels are in."""
+        return self.moving if stage in MOVING else self.compute
+
+    def run(self, stages: Stages, stage: Stage, after: Ints) -> StageKernels:
+        """Add the kernels of one stage of a scheme, which are next.
+
+        Parameters
+        ----------
+        after
+            (rank,): what they follow beside those of their stream; the first stage follows what
+            `stages` was given.
+        """
+        stream = self.of(stage)
+        ready = None if stage == STAGES[0] else stream.next(after)
+        offered = ready
+        if ready is not None and stream is not self.compute:
+            ready = self._machine.mark(self._machine.ranks, ready)
+        ends, is_over = _next(stages, ready)
+        assert is_over == (stage == STAGES[-1]), f"a layer has the stages {', '.join(STAGES)}"
+        if ready is not offered:
+            assert offered is not None
+            assert ready is not None
+            ends = self._machine.mark(self._machine.ranks, ends)
+            self._hold_sms(offered, ready, ends)
+        return StageKernels(after if ready is None else ready, stream.ended(ends))
+
+    def _hold_sms(self, offered: Ints, begun: Ints, ended: Ints) -> None:
+        """Let kernels of the communication stream wait for SMs, and keep them: (rank,) tasks."""
+        machine, sms = self._machine, self._machine.sms
+        rank = np.repeat(machine.ranks, sms.count - sms.compute)
+        blocks = BlockScheduler(machine, sms.count)
+        blocks.hold(begun[rank], ended[rank], rank, offered[rank])
+
+
+def _next(stages: Stages, ready: Ints | None) -> tuple[Ints, bool]:
+    """Add a stage: (rank,) tasks of its end, and whether it is the last."""
+    try:
+        return (next(stages) if ready is None else stages.send(ready)), False
+    except StopIteration as stop:
+        return stop.value, True
+
+
+def set_aside(scheme: StagedScheme, work: LayerWork, system: System) -> int:
+    """SMs per GPU of the communication stream.
+
+    Raises
+    ------
+    UserError
+        If the scheme leaves no SM to the kernels that compute.
+    """
+    number = scheme.stream_sms(work, system)
+    if number >= system.sm.num_sms:
+        message = (
+            f"scheme {scheme.name!r} takes {number} SMs for rows; the GPU has "
+            f"{system.sm.num_sms}, and another micro-batch must compute beside it"
+        )
+        raise UserError(message)
+    return number
+
+
+def staged(scheme: Scheme, kind: Interleave) -> StagedScheme:
+    """Give a scheme as it is interleaved.
+
+    Raises
+    ------
+    LayerRefusedError
+        If it keeps its SMs for a whole layer, has no kernels for this, or is not described in
+        stages, naming the schemes that can.
+    """
+    if isinstance(scheme, StagedScheme) and kind in scheme.interleaves:
+        return scheme.interleaved(kind)
+    can = [
+        name
+        for name, one in COMPARED.items()
+        if isinstance(one, StagedScheme) and kind in one.interleaves
+    ]
+    if kind == "sbo":
+        message = (
+            f"scheme {scheme.name!r}: no kernel that sends results while its second GEMM runs; "
+            f"--interleave sbo has: {', '.join(can)}"
+        )
+        raise LayerRefusedError(message)
+    message = (
+        f"scheme {scheme.name!r}: no stages between which another micro-batch could run; "
+        f"--interleave {kind} have: {', '.join(can)}"
+    )
+    raise LayerRefusedError(message)
+
+
+# ---- what keeps streams busy ---------------------------------------------------------------------
+
+Occupation = Literal["attention", "dense", "experts", "rows"]
+"""What a stream is busy with: attention with norms and gate, shared experts, other kernels of the
+MoE layer that compute, or those that move rows, in a stream of their own."""
+
+COMPUTE: tuple[Occupation, ...] = tuple(one for one in get_args(Occupation) if one != "rows")
+
+DENSE: tuple[Occupation, ...] = ("attention", "dense")
+
+
+class KernelSpan(NamedTuple):
+    """Kernels of a stream of every GPU, which runs nothing else meanwhile.
+
+    Attributes
+    ----------
+    of
+        Kind of the kernels.
+    begun, ended
+        (rank,): tasks behind which they run, and of their end.
+    """
+
+    of: Occupation
+    begun: Ints
+    ended: Ints
+
+
+class BusyTime(NamedTuple):
+    """When kernels of a `KernelSpan` ran: two (rank,), in picoseconds."""
+
+    of: Occupation
+    begun_ps: Ints
+    ended_ps: Ints
+
+    @classmethod
+    def of_span(cls, span: KernelSpan, visible_ps: Ints) -> BusyTime:
+        """Look a span up in when each task is visible: (task,)."""
+        return cls(span.of, visible_ps[span.begun], visible_ps[span.ended])
+
+
+class StreamUse(NamedTuple):
+    """Times of every GPU, (rank,) in picoseconds.
+
+    Attributes
+    ----------
+    busy_ps
+        By what a stream is busy with. A stream does one thing at a time, and is busy from when
+        nothing before holds its kernels back until they have ended: with gaps between kernels, and
+        waiting for other GPUs within one.
+    both_ps
+        In which both streams are busy.
+    """
+
+    busy_ps: dict[Occupation, Ints]
+    both_ps: Ints
+
+    @property
+    def computing_ps(self) -> Ints:
+        """(rank,): time in which the stream that computes is busy."""
+        return sum((self.busy_ps[one] for one in COMPUTE[1:]), self.busy_ps[COMPUTE[0]])
+
+
+def stream_use(spans: Iterable[BusyTime], num_ranks: int) -> StreamUse:
+    """Add up what streams are busy with; spans of one stream do not overlap."""
+    nothing = np.zeros(num_ranks, np.int64)
+    busy: dict[Occupation, Ints] = dict.fromkeys(get_args(Occupation), nothing)
+    computing: list[tuple[Ints, Ints]] = [(nothing, nothing)]
+    moving: list[tuple[Ints, Ints]] = []
+    for of, begun, ended in spans:
+        busy[of] = busy[of] + (ended - begun)
+        (moving if of == "rows" else computing).append((begun, ended))
+    begun, ended = (np.array(times) for times in zip(*computing, strict=True))
+    both = nothing
+    for first, last in moving:
+        common = np.minimum(ended, last) - np.maximum(begun, first)
+        both = both + np.maximum(common, 0).sum(axis=0)
+    return StreamUse(busy, both)

@@ -1,0 +1,106 @@
+"""Times on a GPU and on the host in front of it, for the scripts that measure them."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+WARM_UPS, REPEATS = 3, 11
+HOST_CALLS, HOST_TURNS = 100, 15
+L2_FLUSH_BYTES = 1 << 29  # also gives the host time to launch what is timed
+Row = tuple[str | float | int, ...]
+SPREAD = ("time_us", "low_us", "high_us")
+
+
+class Gpu:
+    """PyTorch, and times on its GPU."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self._flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+        self._flush.zero_()
+
+    def us(self, call: Callable[[], object]) -> tuple[float, float, float]:
+        """Median, least and largest microseconds of a call whose data is not in the L2 cache."""
+        torch = self.torch
+        for _ in range(WARM_UPS):
+            call()
+        events = []
+        for _ in range(REPEATS):
+            self._flush.zero_()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            events.append((begin, end))
+        torch.cuda.synchronize()
+        return spread([1e3 * begin.elapsed_time(end) for begin, end in events])
+
+    def host_us(self, call: Callable[[], object], calls: int = HOST_CALLS) -> Row:
+        """Host microseconds of one of some calls in a row, with an idle GPU before them."""
+        times = []
+        for turn in range(HOST_TURNS + 2):
+            self.torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call()
+            if turn > 1:
+                times.append(1e6 * (time.perf_counter() - begin) / calls)
+        self.torch.cuda.synchronize()
+        return spread(times)
+
+
+def spread(values: list[float]) -> tuple[float, float, float]:
+    """Median, least and largest, to a nanosecond."""
+    found = statistics.median(values), min(values), max(values)
+    return tuple(round(value, 3) for value in found)  # type: ignore[return-value]
+
+
+def attempt(what: str, found: Callable[[], Row]) -> Iterator[Row]:
+    """One row, or none and a line that says what failed."""
+    try:
+        yield found()
+    except Exception as error:  # what comes behind it is measured all the same
+        print("failed:", what, repr(error)[:300], flush=True)
+
+
+def write_tables(
+    about: str,
+    tables: Mapping[str, tuple[tuple[str, ...], Callable[[Gpu], Iterator[Row]]]],
+) -> None:
+    """Measure the table that the command line names; each row is written as soon as it is there.
+
+    Parameters
+    ----------
+    about
+        What the script does.
+    tables
+        Name to columns and what makes the rows.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("what", choices=tables)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds")
+    given = parser.parse_args()
+    columns, measured = tables[given.what]
+    begun, gpu, count = time.monotonic(), Gpu(), 0
+    with given.out.open("w", encoding="utf-8", newline="") as file:
+        write = csv.writer(file).writerow
+        write(columns)
+        for row in measured(gpu):
+            write(row)
+            file.flush()
+            count += 1
+            if time.monotonic() - begun > given.budget:
+                print("out of time behind", row, flush=True)
+                break
+    print(given.what, count, "rows in", f"{time.monotonic() - begun:.0f} s", flush=True)

@@ -1,0 +1,328 @@
+"""Measure host time of PyTorch in front of one GPU, and the kernels of a MoE layer.
+
+Usage: python scripts/measure_host.py WHAT --out FILE.csv [--budget SECONDS]
+    host     host time of operators, modules, waits and graphs
+    layer    kernels of a MoE block of transformers, as PyTorch's profiler sees them
+
+Host times are of one of a hundred calls in a row, with an idle GPU before them. What fails is
+printed, and the rest is measured all the same. What the runtime of CUDA alone takes is measured by
+`host_costs.cu`. Needs torch and triton and an NVIDIA GPU of Hopper's kind; `layer` needs
+transformers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gpu_times import SPREAD, Gpu, Row, attempt, spread, write_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LAYER_TOKENS = 512
+
+
+def host(gpu: Gpu) -> Iterator[Row]:
+    """Host time of operators, modules, waits and graphs."""
+    torch = gpu.torch
+    from tile_kernels import quantised
+    from torch.nn import functional
+
+    tiny = torch.zeros(1, device="cuda")
+    rows = torch.randn(1024, 128, device="cuda", dtype=torch.bfloat16)
+    other, ids = torch.empty_like(rows), torch.randint(0, 1024, (1024,), device="cuda")
+    logits = torch.randn(1024, 128, device="cuda")
+    flags = torch.zeros(1024, dtype=torch.bool, device="cuda")
+    flags[::7] = True
+    weights = torch.randn(4, 128, 128, device="cuda", dtype=torch.bfloat16)
+    ends = torch.arange(256, 1025, 256, device="cuda", dtype=torch.int32)
+    pinned, pageable = torch.zeros(64).pin_memory(), torch.zeros(64)
+    small = torch.zeros(64, device="cuda")
+    norm = torch.ones(128, device="cuda", dtype=torch.bfloat16)
+    grouped = getattr(functional, "grouped_mm", None) or torch._grouped_mm
+    square = rows[:128].contiguous()
+    fp8, scales = rows.to(torch.float8_e4m3fn), torch.empty(1024, 1, device="cuda")
+    calls: dict[str, Callable[[], object]] = {
+        "python call of nothing": lambda: None,
+        "empty": lambda: torch.empty(1024, 128, device="cuda", dtype=torch.bfloat16),
+        "zeros": lambda: torch.zeros(1024, 128, device="cuda", dtype=torch.bfloat16),
+        "view": lambda: rows.view(128, 1024),
+        "transpose": rows.t,
+        "slice": lambda: rows[:512],
+        "add_ in place": lambda: tiny.add_(1),
+        "add": lambda: rows + other,
+        "mul out": lambda: torch.mul(rows, rows, out=other),
+        "copy_ on the GPU": lambda: other.copy_(rows),
+        "to float32": rows.float,
+        "contiguous transpose": lambda: rows.t().contiguous(),
+        "cat of 2": lambda: torch.cat((rows, other)),
+        "cat of 8": lambda: torch.cat((rows,) * 8),
+        "split in 4": lambda: rows.split(256),
+        "index_select": lambda: rows.index_select(0, ids),
+        "index by tensor": lambda: rows[ids],
+        "index_add_": lambda: other.index_add_(0, ids, rows),
+        "gather": lambda: logits.gather(1, ids[:, None] % 128),
+        "scatter_": lambda: logits.scatter_(1, ids[:, None] % 128, 0.0),
+        "softmax": lambda: logits.softmax(-1),
+        "topk of 128": lambda: logits.topk(8),
+        "sort": lambda: ids.sort(stable=True),
+        "argsort": lambda: ids.argsort(stable=True),
+        "bincount with minlength (waits)": lambda: torch.bincount(ids, minlength=1024),
+        "histc": lambda: torch.histc(ids.float(), bins=128, min=0, max=1023),
+        "cumsum": lambda: ids.cumsum(0),
+        "sum": rows.sum,
+        "silu": lambda: functional.silu(rows),
+        "rms_norm": lambda: functional.rms_norm(rows, (128,), norm),
+        "mm": lambda: torch.mm(square, square),
+        "bmm of 4": lambda: torch.bmm(weights, weights),
+        "linear": lambda: functional.linear(rows, square),
+        "grouped_mm of 4": lambda: grouped(rows, weights, offs=ends),
+        "item of a ready value (waits)": tiny.item,
+        "nonzero (waits)": flags.nonzero,
+        "copy to pageable host (waits)": lambda: pageable.copy_(small),
+        "copy to pinned host without wait": lambda: pinned.copy_(small, non_blocking=True),
+        "copy from pinned host without wait": lambda: small.copy_(pinned, non_blocking=True),
+        "tolist of 64 (waits)": small.tolist,
+        "tensor of a list to the GPU": lambda: torch.tensor([1, 2, 3, 4], device="cuda"),
+        "synchronize on an idle GPU": torch.cuda.synchronize,
+        "Triton kernel of 4 arguments": lambda: quantised[(1, 1)](
+            rows, fp8, scales, 128, block=128, num_warps=4
+        ),
+        "current_stream": torch.cuda.current_stream,
+    }
+    for name, call in calls.items():
+        yield from attempt(name, partial(_host_row, gpu, name, call))
+    stream, event = torch.cuda.Stream(), torch.cuda.Event()
+    event.record()
+    for name, call in {
+        "event record": event.record,
+        "event create and record": lambda: torch.cuda.Event().record(),
+        "stream wait_event": lambda: stream.wait_event(event),
+        "stream wait_stream": lambda: stream.wait_stream(torch.cuda.current_stream()),
+        "with stream": partial(_entered, torch, stream),
+        "record_stream": lambda: torch.empty(64, device="cuda").record_stream(stream),
+    }.items():
+        yield from attempt(name, partial(_host_row, gpu, name, call))
+    yield from _modules(gpu)
+    yield from _waits(gpu)
+    yield from _graphs(gpu)
+
+
+def _host_row(gpu: Gpu, name: str, call: Callable[[], object], setting: str = "") -> Row:
+    return (name, setting, *gpu.host_us(call))
+
+
+def _entered(torch: Any, stream: Any) -> None:
+    with torch.cuda.stream(stream):
+        pass
+
+
+def _modules(gpu: Gpu) -> Iterator[Row]:
+    """Small modules forward and backward."""
+    torch = gpu.torch
+    kind = {"device": "cuda", "dtype": torch.bfloat16}
+    x = torch.randn(128, 256, requires_grad=True, **kind)
+    layers = {
+        "Linear": torch.nn.Linear(256, 256, bias=False, **kind),
+        "Linear with bias": torch.nn.Linear(256, 256, **kind),
+        "RMSNorm": torch.nn.RMSNorm(256, **kind),
+        "two Linear and SiLU": torch.nn.Sequential(
+            torch.nn.Linear(256, 512, bias=False, **kind),
+            torch.nn.SiLU(),
+            torch.nn.Linear(512, 256, bias=False, **kind),
+        ),
+    }
+    for name, layer in layers.items():
+
+        def forward(layer: Any = layer) -> Any:
+            return layer(x)
+
+        def both(layer: Any = layer) -> None:
+            out = layer(x)
+            out.backward(out.detach())
+
+        def without(layer: Any = layer) -> Any:
+            with torch.no_grad():
+                return layer(x)
+
+        for setting, call in (
+            ("no_grad forward", without), ("forward", forward), ("forward and backward", both)
+        ):  # fmt: skip
+            yield from attempt(name, partial(_host_row, gpu, name, call, setting))
+    parameters = [torch.nn.Parameter(torch.randn(256, 256, **kind)) for _ in range(10)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    for fused in (False, True):
+        adam = torch.optim.AdamW(parameters, fused=fused, foreach=not fused)
+        setting = "10 parameters, " + ("fused" if fused else "foreach")
+        row = partial(_host_row, gpu, "AdamW step", adam.step, setting)
+        yield from attempt("AdamW", row)
+
+
+def _waits(gpu: Gpu) -> Iterator[Row]:
+    """A wait for a value that a busy GPU makes, and the queue that is refilled behind it."""
+    torch = gpu.torch
+    tiny = torch.zeros(1, device="cuda")
+
+    def after_busy(then: Callable[[], object]) -> list[float]:
+        times = []
+        for turn in range(53):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(400_000)  # about 0.2 ms: the host is there before
+            begin.record()
+            tiny.add_(1)
+            then()
+            tiny.add_(1)
+            end.record()
+            torch.cuda.synchronize()
+            if turn > 2:
+                times.append(1e3 * begin.elapsed_time(end))
+        return times
+
+    for name, then in {
+        "nothing": lambda: None,
+        "item": tiny.item,
+        "synchronize": torch.cuda.synchronize,
+        "tolist of 1": tiny.tolist,
+        "to cpu": tiny.cpu,
+    }.items():
+        row = partial(_spread_row, "GPU time of two kernels", f"{name} between", after_busy, then)
+        yield from attempt(name, row)
+
+    def kernels(count: int) -> list[float]:
+        """GPU time of kernels in a row, launched from Python as fast as it can."""
+        times = []
+        for turn in range(12):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begin.record()
+            for _ in range(count):
+                tiny.add_(1)
+            end.record()
+            torch.cuda.synchronize()
+            if turn > 1:
+                times.append(1e3 * begin.elapsed_time(end) / count)
+        return times
+
+    for count in (1, 10, 100, 1000):
+        row = partial(
+            _spread_row, "GPU time of each of kernels in a row", f"{count} kernels, queue empty",
+            kernels, count,
+        )  # fmt: skip
+        yield from attempt("kernels", row)
+
+
+def _spread_row(what: str, setting: str, measured: Any, *given: Any) -> Row:
+    return (what, setting, *spread(measured(*given)))
+
+
+def _graphs(gpu: Gpu) -> Iterator[Row]:
+    """Graphs that PyTorch has captured, of smallest kernels."""
+    torch = gpu.torch
+    tiny = torch.zeros(1, device="cuda")
+    for nodes in (10, 100, 1000):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(nodes):
+                tiny.add_(1)
+        setting = f"{nodes} nodes"
+        yield ("graph replay call", setting, *gpu.host_us(graph.replay, 1))
+        yield ("graph replay on the GPU", setting, *gpu.us(graph.replay))
+
+
+def layer(gpu: Gpu) -> Iterator[Row]:
+    """Kernels of one MoE layer of transformers, forward and backward."""
+    torch = gpu.torch
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    print("transformers", transformers.__version__, flush=True)
+    sizes = {
+        "vocab_size": 1024, "hidden_size": 1024, "intermediate_size": 1024,
+        "moe_intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 128, "num_experts": 16, "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+    }  # fmt: skip
+    for name in ("qwen3_moe", "mixtral", "gpt_oss"):
+        for experts in ("eager", "grouped_mm"):
+            try:
+                torch.manual_seed(0)
+                config = AutoConfig.for_model(name, **sizes)
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+                model = model.cuda().train()
+                model.set_experts_implementation(experts)
+                yield from _profiled(gpu, f"{name} {experts}", model, LAYER_TOKENS)
+            except Exception as error:
+                print("failed: layer", name, experts, repr(error)[:300], flush=True)
+
+
+def _profiled(gpu: Gpu, name: str, model: Any, tokens: int) -> Iterator[Row]:
+    torch = gpu.torch
+    from torch.profiler import ProfilerActivity, profile
+
+    layer = model.model.layers[0]
+    block = layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+    rows = torch.randn(1, tokens, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn_like(rows)
+
+    def forward() -> Any:
+        out = block(rows)
+        return out[0] if isinstance(out, tuple) else out
+
+    def step() -> tuple[float, float]:
+        begin = time.perf_counter()
+        out = forward()
+        middle = time.perf_counter()
+        out.backward(gradient)
+        return middle - begin, time.perf_counter() - middle
+
+    for _ in range(4):
+        step()
+    torch.cuda.synchronize()
+    turns = []
+    for _ in range(7):
+        turns.append(step())
+        torch.cuda.synchronize()
+    for phase, times in zip(("forward", "backward"), zip(*turns, strict=True), strict=True):
+        yield (name, tokens, phase, "(host time of the pass)", 1, 1e6 * statistics.median(times))
+    for phase in ("forward", "backward"):
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            out = forward()
+            if phase == "backward":
+                torch.cuda.synchronize()
+                time.sleep(0.01)
+                torch.cuda._sleep(1)  # its kernel parts the passes
+                out.backward(gradient)
+            torch.cuda.synchronize()
+        count: Counter[str] = Counter()
+        spent: Counter[str] = Counter()
+        begun = phase == "forward"
+        events = [e for e in profiled.events() if str(e.device_type).endswith("CUDA")]
+        for event in sorted(events, key=lambda event: event.time_range.start):
+            if "spin_kernel" in event.name:
+                begun = True
+            elif begun:
+                count[event.name] += 1
+                spent[event.name] += event.time_range.elapsed_us()
+        for kernel, launches in count.most_common():
+            yield (name, tokens, phase, kernel[:160], launches, round(spent[kernel], 2))
+        host_calls = Counter(
+            event.name for event in profiled.events() if event.name.startswith("cuda")
+        )
+        for call, count_of_call in host_calls.most_common():
+            yield (name, tokens, f"{phase}, calls of the runtime", call, count_of_call, 0)
+
+
+if __name__ == "__main__":
+    write_tables(
+        str(__doc__).splitlines()[0],
+        {
+            "host": (("what", "setting", *SPREAD), host),
+            "layer": (("model", "tokens", "phase", "kernel", "launches", "gpu_us"), layer),
+        },
+    )

@@ -1,0 +1,215 @@
+"""Speculative decoding: what drafts compute, hold and deliver, by hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from tests.replay.inference.serving import RANKS, times
+
+from replay.errors import UserError
+from replay.experiments.serve import arrivals, replays
+from replay.experiments.serve.arrival_spec import ArrivalSpec
+from replay.experiments.serve.batch import Decoded, Drafts, Spending, decode
+from replay.experiments.serve.iteration import Load
+from replay.experiments.serve.parts import Parts, Rows
+from replay.experiments.serve.room import least_room_of, room_of
+from replay.experiments.serve.rules import Speculation
+from replay.experiments.serve.serving import Pool
+from replay.experiments.serve.setup import Setup
+from replay.experiments.serve.spec import InferSpec
+from replay.experiments.serve.times import SPENT, ReplayedTimes
+from tracegen.models import load
+
+SMALL = InferSpec(
+    model="olmoe-1b-7b", decode_gpus=2, requests=8, prompt=64, output=6, chunk=256, sample_layers=1
+)
+KEYS = 2 * 2048 * 2
+"""Bytes of a position in a layer of OLMoE: keys and values of all heads, BF16."""
+
+
+# ---- iterations --------------------------------------------------------------------------------
+
+
+def test_the_first_draft_reads_what_was_verified_and_each_other_one_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three drafts: a layer passes the four tokens of a request, then twice one of each."""
+    seen: list[tuple[Any, list[Load], int]] = []
+
+    def note(self: ReplayedTimes, spent: Any, loads: Any, part: Any, count: int) -> None:
+        seen.append((part, list(loads), count))
+
+    monkeypatch.setattr(ReplayedTimes, "_add_layers", note)
+    found = times()
+    found.spent_ps([Load(32, 4, 32_000)] * RANKS)
+    assert seen == [
+        (Parts.moe, [Load(32, 4, 32_000)] * RANKS, found.shape.num_moe_layers),
+        (Parts.draft, [Load(32, 4, 32_000)] * RANKS, 1),
+        (Parts.draft, [Load(32, 1, 32_000)] * RANKS, 1),
+        (Parts.draft, [Load(32, 1, 32_000)] * RANKS, 1),
+    ]
+    seen.clear()
+    found.spent_ps([Load(32, 1, 32_000)] * RANKS)
+    assert [part for part, _, _ in seen] == [Parts.moe]
+
+
+class NotedStream:
+    """Kernels with their sizes in order, all of them the stream's own."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[Any, ...]] = []
+
+    def kernels(self, *_: Any) -> NotedStream:
+        return self
+
+    @contextlib.contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        self.noted.append(("on", what))
+        yield
+
+    def memory(self, nbytes: Any) -> None:
+        self.noted.append(("memory", nbytes.tolist()))
+
+    def gemm(self, rows: Any, n: int, k: int) -> None:
+        self.noted.append(("gemm", rows.tolist(), n, k))
+
+
+def test_a_draft_joins_two_normed_rows_passes_a_layer_and_asks_for_one_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The head has one row of each of 32 requests, though 96 tokens were verified."""
+    monkeypatch.setattr(Parts, "moe", lambda self, stream, rows: stream.noted.append("moe"))
+    monkeypatch.setattr(
+        Parts, "ends",
+        lambda self, stream, rows: stream.noted.append(("ends", rows.sampled.tolist())),
+    )  # fmt: skip
+    stream = NotedStream()
+    rows = Rows.of_loads([Load(32, 3, 32_000)], (128, 128), 1)
+    times().parts.draft(cast("Any", stream), rows)
+    norm = ("memory", [2 * 96 * 2048 * 2])
+    joined = ("gemm", [96], 2048, 2 * 2048)
+    assert stream.noted == [("on", "dense"), norm, norm, joined, "moe", ("ends", [32])]
+
+
+class Counting:
+    """Iterations of a microsecond each."""
+
+    def __init__(self) -> None:
+        self.loads: list[Load] = []
+
+    def spent_ps(self, loads: Sequence[Load]) -> dict[str, int]:
+        self.loads += loads
+        return {**dict.fromkeys(SPENT, 0), "launches": 1_000_000}
+
+
+@pytest.mark.parametrize(
+    ("drafts", "output", "grown"),
+    [
+        (Drafts(1, 0.5), 10, (0, 1, 3, 4, 6, 7, 9)),  # 1.5 a step: the seventh adds the tenth
+        (Drafts(2, 1.0), 7, (0, 3, 6)),
+        (Drafts(2, 0.0), 3, (0, 1, 2)),  # none accepted: as without, but with more queries
+        (Drafts(3, 0.5), 8, (0, 1, 3, 5, 7)),  # 1.875 a step
+    ],
+)
+def test_iterations_last_until_the_mean_has_made_all_tokens(
+    drafts: Drafts, output: int, grown: tuple[int, ...]
+) -> None:
+    counting = Counting()
+    made = decode(cast("Any", counting), [np.array([100])], [np.array([output])], drafts)
+    assert counting.loads == [Load(1, drafts.count + 1, 100 + more) for more in grown]
+    assert made.latency_ps.tolist() == [len(grown) * 1_000_000]
+    assert made.tokens == output
+
+
+def test_times_per_token_are_those_of_iterations_over_their_tokens() -> None:
+    """Two drafts of which half are accepted: 1.75 tokens a step; seven are asked for, then ten."""
+    spending = Spending([7_000_000, 14_000_000, 21_000_000, 28_000_000, 35_000_000, 35_000_000])
+    made = Decoded(spending, 17, np.array([70_000_000, 140_000_000]))
+    setup = SimpleNamespace(drafts=Drafts(2, 0.5))
+    found = replays._per_token(cast("Any", setup), made, [np.array([7]), np.array([10])])
+    assert found.tokens_per_step == 1.75
+    assert (found.start_us, found.end_us) == (4, 20)
+    # 70 us over four steps, 140 us over six, whose last makes half a token too many.
+    assert found.mean_us == pytest.approx((70 / 7 + 140 / 10.5) / 2)
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def test_a_layer_that_drafts_has_weights_and_a_cache() -> None:
+    """DeepSeek-V3: latent vectors of 512 + 64, BF16; weights FP8 but for norms and gate."""
+    shape, capacity = load("deepseek-v3"), 10**12
+    none, some = (least_room_of(shape, capacity, 8, 1, "fp8", count) for count in (0, 1))
+    assert none.position == 61 * (512 + 64) * 2
+    assert some.position - none.position == (512 + 64) * 2
+    down = 7168 * (1536 + 512 + 64)
+    attention = down + 1536 * 128 * 192 + 512 * 128 * (128 + 128) + 128 * 128 * 7168
+    matrix = 3 * 7168 * 2048
+    norms, gate = 5 * 7168 + 1536 + 512, 256 * 7168 + 256  # three norms more than a layer's two
+    joined = 2 * 7168 * 7168
+    expected = attention + joined + matrix + 2 * (norms + gate) + 256 // 8 * matrix
+    assert some.weights - none.weights == expected
+
+
+def test_its_experts_are_those_of_one_layer_more() -> None:
+    shape, capacity = load("deepseek-v3"), 10**12
+    memory = cast("Any", SimpleNamespace(weight_bytes=[10, 20], total_bytes=[65, 60]))
+    for count in (0, 1):
+        rest = least_room_of(shape, capacity, None, 1, "fp8", count)
+        room = room_of(shape, [memory], capacity, 1, "fp8", count)
+        assert room.weights - rest.weights == (58 + count) * 20  # of the fullest GPU
+        assert room.iteration == 55  # of the GPU that needs most beside them
+        assert room.position == rest.position
+
+
+def test_one_layer_makes_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+
+    def note(*sizes: Any) -> Any:
+        checked.append(sizes[-1])
+        return least_room_of(*sizes)
+
+    monkeypatch.setattr(replays, "least_room_of", note)
+    served = replays.run(SMALL, speculative="3:0.5")
+    assert checked == [1, 1]  # of prompts and of decoding, before anything is replayed
+    assert served.decode.memory.position_bytes == 17 * KEYS
+    assert served.decode.memory.cache_positions == 8 * (64 + 6)
+
+
+# ---- settings ----------------------------------------------------------------------------------
+
+
+def test_an_iteration_has_the_drafts_of_every_request_at_most() -> None:
+    made = Setup.of(SMALL.changed(speculative="3:0.5"))
+    assert made.times["decode"].most == {True: 256, False: 8 * 4}
+    assert Setup.of(SMALL).times["decode"].most == {True: 256, False: 8}
+
+
+def test_sixteen_drafts_are_possible_and_no_more() -> None:
+    assert Setup.of(SMALL.changed(speculative="16:1")).drafts == Drafts(16, 1.0)
+    with pytest.raises(UserError, match="1 to 16 drafts"):
+        Setup.of(SMALL.changed(speculative="17:1"))
+
+
+def test_requests_that_arrive_are_decoded_with_the_drafts_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[Speculation | None, Pool]] = []
+    serve = arrivals.serve
+
+    def note(requests: Any, pool: Pool, **settings: Any) -> Any:
+        seen.append((settings["speculation"], pool))
+        return serve(requests, pool, **settings)
+
+    monkeypatch.setattr(arrivals, "serve", note)
+    asked = ArrivalSpec(arrivals="once", count=4, arrival_seed=9)
+    found = arrivals.arrive(SMALL.changed(speculative="2:0.75"), asked)
+    ((speculation, pool),) = seen
+    assert speculation == Speculation(drafts=2, acceptance=0.75, is_sampled=True, seed=9)
+    assert cast("ReplayedTimes", pool.times).most == {True: 256, False: 8 * 3}
+    assert [cache.position_bytes for cache in found.caches] == [17 * KEYS]

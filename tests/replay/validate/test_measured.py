@@ -1,0 +1,328 @@
+"""Tables that this project measured on single GPUs, and the script of the order of tiles."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hwmodel
+from replay.engine import GraphBuilder, schedule
+from replay.measure.measured import mechanisms
+from replay.model.compute.gemm import Gemm
+from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.row_tiles import row_tiles
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape
+from replay.schemes.contract import layers as small_layers
+
+ROOT = Path(__file__).parents[3]
+TABLES = ROOT / "replay" / "validate" / "measurements"
+SYSTEMS = {name: hwmodel.load(name) for name in ("dgx-h100", "hgx-h200")}
+
+
+def script_of(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+LISTS = script_of("tile_lists")  # the other one imports it by this name
+SCRIPT = script_of("measure_tile_order")
+
+
+def rows_of(name):
+    return SCRIPT.table(TABLES / f"{name}.csv")
+
+
+# ---- lists of tiles, logs, predictions ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", LISTS.ORDERS)
+def test_an_order_has_every_tile_once(order):
+    shape = LISTS.Shape("any", experts=3, rows=5 * LISTS.BLOCK_M - 7, k=64, n=700)
+    tiles = LISTS.tile_list(shape, order)
+    assert (shape.row_tiles, shape.columns) == (5, 3)
+    assert Counter(zip(tiles.row.tolist(), tiles.column.tolist(), strict=True)) == Counter(
+        (row, column) for row in range(15) for column in range(3)
+    )
+    assert (tiles.expert == tiles.row // 5).all()
+
+
+def test_a_unit_goes_through_its_columns_from_its_first_row_tile_to_its_last():
+    shape = LISTS.Shape("any", experts=2, rows=3 * LISTS.BLOCK_M, k=64, n=512)
+    tiles = LISTS.tile_list(shape, "unit:2")
+    assert list(zip(tiles.row.tolist(), tiles.column.tolist(), strict=True)) == [
+        (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1),
+        (3, 0), (4, 0), (3, 1), (4, 1), (5, 0), (5, 1),
+    ]  # fmt: skip
+
+
+def test_arrival_takes_the_same_units_in_another_order():
+    shape = LISTS.SHAPES[4]
+
+    def units(order):
+        tiles = np.stack(LISTS.tile_list(shape, order), axis=1)
+        return [unit.tobytes() for unit in np.split(tiles, len(tiles) // (4 * shape.columns))]
+
+    by_expert, arrived = units("unit:4"), units("arrival:4")
+    assert sorted(by_expert) == sorted(arrived)
+    assert by_expert != arrived
+    assert len(set(by_expert)) == len(by_expert)
+
+
+def test_orders_that_are_the_same_list_count_once():
+    shape = LISTS.Shape("any", experts=1, rows=2 * LISTS.BLOCK_M, k=64, n=512)
+    assert LISTS.distinct_orders(shape)[:2] == ["unit:1", "unit:2"]
+    assert "unit:all" not in LISTS.distinct_orders(shape)
+    with pytest.raises(ValueError, match=r"'unit:0'.*there are unit:G"):
+        LISTS.tile_list(shape, "unit:0")
+
+
+LOG = """\
+==PROF== Connected to process 1
+"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","spin_kernel(long)","dram__bytes_read.sum","byte","128"
+"0","spin_kernel(long)","dram__bytes_write.sum","byte","0"
+"0","spin_kernel(long)","lts__t_sectors_op_read.sum","sector","4"
+"1","prepare","dram__bytes_read.sum","Kbyte","1.5"
+"1","prepare","dram__bytes_write.sum","byte","32"
+"1","prepare","lts__t_sectors_op_read.sum","sector","1,000"
+"2","multiply","dram__bytes_read.sum","Gbyte","2.25"
+"2","multiply","dram__bytes_write.sum","Mbyte","1"
+"2","multiply","lts__t_sectors_op_read.sum","sector","2,000,000"
+"10","spin_kernel(long)","dram__bytes_read.sum","byte","0"
+"""
+
+
+def test_a_log_gives_each_launch_the_bytes_of_its_kernels():
+    kernels = SCRIPT.profiled_kernels(LOG.splitlines())
+    assert [kernel["kernel"] for kernel in kernels] == [
+        "spin_kernel(long)", "prepare", "multiply", "spin_kernel(long)",
+    ]  # fmt: skip
+    setting = dict.fromkeys(SCRIPT.SETTING, "1")
+    launches = [{**setting, "order": name} for name in ("grouped_mm", "failed")]
+    times = [{**launch, **dict.fromkeys(SCRIPT.TIMES, "9.5")} for launch in reversed(launches)]
+    (row,) = SCRIPT.joined(times, launches, kernels)
+    assert (row["order"], row["time_us"]) == ("grouped_mm", "9.5")
+    assert row["read_bytes"] == 2_250_001_500
+    assert row["written_bytes"] == 1_000_032
+    assert row["l2_read_bytes"] == 32 * 2_001_000
+    with pytest.raises(ValueError, match="1 launches, but 2 markers"):
+        SCRIPT.joined(times, launches[:1], kernels)
+    with pytest.raises(ValueError, match="'furlong'"):
+        SCRIPT.unit_factor("furlong")
+
+
+@pytest.mark.parametrize(("raster", "order"), [("rows", "unit:1"), ("experts", "unit:16")])
+def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, monkeypatch):
+    """Groups of 16 row tiles are what 132 SMs take with these tiles."""
+    system = hwmodel.load(
+        "dgx-h100",
+        {
+            "compute.bf16_grouped_blocks": [[128, 256]],
+            "compute.bf16_grouped_whole_tiles": False,
+            "gpu.l2_bytes": 4 << 20,
+        },
+    )
+    shape = LISTS.Shape("any", experts=2, rows=24 * 128, k=512, n=200 * 256)
+    work = small_layers.work(
+        np.repeat(np.arange(2, dtype=np.int32), shape.rows)[:, None], 1, 2,
+        shape=ExpertShape(hidden=shape.k, intermediate=shape.n // 2),
+    )  # fmt: skip
+    machine = Machine(system, GraphBuilder(KIND_NAMES), 1)
+    gemm = Gemm(shape.n, shape.k, Kind.GEMM1, 2 * shape.n)
+    tiles = row_tiles(machine, work, gemm, machine.sms.compute)
+    assert (tiles.block_m[0], tiles.block_n[0]) == (128, 256)
+    gemm_tasks(
+        machine, work, gemm, tiles, machine.sms.pool("sm", machine.sms.compute),
+        machine.mark(tiles.rank), raster=raster, clusters=False,
+    )  # fmt: skip
+    timeline = schedule(machine.graph.build())
+    cache = mechanisms(timeline, machine).cache
+    monkeypatch.setattr(hwmodel, "load", lambda name: system)
+    found = SCRIPT.predicted(shape, "bf16", order, "dgx-h100")
+    weights, activations = cache["weights"], cache["activations"]
+    assert found.weight_bytes == weights.first_bytes + weights.again_bytes
+    assert found.activation_bytes == activations.first_bytes + activations.again_bytes
+    assert found.weight_bytes + found.activation_bytes > shape.least_bytes("bf16")
+    assert found.seconds == pytest.approx(timeline.makespan_ps / 1e12)
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+KEYS = {
+    "tile_order": ("system", *SCRIPT.SETTING),
+    "l2_sweeps": ("system", "pattern", "bytes"),
+    "operand_paths": ("system", "path", "setting", "sms"),
+    "operand_gemms": ("system", "instruction", "path", "dtype", "tile", "warps", "stages"),
+    "host_costs": ("system", "api", "what", "setting"),
+    "moe_block_kernels": (
+        "system", "model", "experts_implementation", "tokens", "phase", "kind", "name",
+    ),
+    "small_kernels": ("system", "kernel", "rows", "width"),
+    "gemm_corners": ("system", "library", "gemm_dtype", "m", "n", "k"),
+    "contention": ("system", "gemm", "copy_sms"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_table_has_each_setting_once_and_its_page_counts_its_rows(name):
+    rows = rows_of(name)
+    keys = Counter(tuple(row[column] for column in KEYS[name]) for row in rows)
+    if name != "moe_block_kernels":  # names of kernels are cut, so that some are the same
+        assert max(keys.values()) == 1
+    assert {row["system"] for row in rows} <= set(SYSTEMS)
+    page = (TABLES / "MEASURED.md").read_text("utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| {name}.csv |"))
+    assert int(line.split("|")[4]) == len(rows)
+    for row in rows:
+        if row.get("low_us"):
+            low, middle, high = (
+                float(row[column])
+                for column in SCRIPT.TIMES[1:2] + SCRIPT.TIMES[:1] + SCRIPT.TIMES[2:]
+            )
+            assert 0 < low <= middle <= high
+
+
+def peak(row, dtype):
+    compute = SYSTEMS[row["system"]].spec.compute
+    bf16 = compute.bf16_peak_TFLOP_per_s.value * 1e12
+    return {"bf16": bf16, "tf32": bf16 / 2, "fp8": compute.fp8_peak_TFLOP_per_s.value * 1e12}[dtype]
+
+
+BOOST = 1.15  # clocks go above those that peaks are stated for
+
+
+def test_no_product_is_faster_than_the_tensor_cores():
+    for row in rows_of("tile_order"):
+        work = 2 * int(row["experts"]) * int(row["rows"]) * int(row["k"]) * int(row["n"])
+        rate = work / (float(row["low_us"]) / 1e6)
+        assert 0.2 < rate / peak(row, row["gemm_dtype"]) < BOOST
+    for name, column in (("operand_gemms", "dtype"), ("gemm_corners", "gemm_dtype")):
+        for row in rows_of(name):
+            work = 2 * int(row["m"]) * int(row["n"]) * int(row["k"])
+            assert work / (float(row["low_us"]) / 1e6) < BOOST * peak(row, row[column])
+    assert all(float(row["error"]) < 0.005 for row in rows_of("operand_gemms"))
+
+
+def test_memory_serves_operands_at_least_once_and_no_faster_than_it_can():
+    for row in rows_of("tile_order"):
+        shape = LISTS.Shape(
+            row["model"], int(row["experts"]), int(row["rows"]), int(row["k"]), int(row["n"])
+        )
+        least = shape.least_bytes(row["gemm_dtype"])
+        assert int(row["read_bytes"]) > 0.99 * least
+        assert int(row["l2_read_bytes"]) > int(row["read_bytes"])
+        results = shape.experts * shape.rows * shape.n * LISTS.OUT_BYTES
+        # What is not written yet at the end stays in the cache.
+        assert results - 40e6 < int(row["written_bytes"]) < 1.02 * results
+        moved = int(row["read_bytes"]) + int(row["written_bytes"])
+        memory = SYSTEMS[row["system"]].spec.hbm.peak_GB_per_s.value * 1e9
+        assert moved / (float(row["high_us"]) / 1e6) < memory
+
+
+def test_row_tiles_in_the_order_of_arrival_read_weights_again_and_take_longer():
+    """Not so where an expert's rows are one or two tiles of a rank's, or a rank has one expert."""
+    found = defaultdict(dict)
+    for row in rows_of("tile_order"):
+        found[tuple(row[column] for column in KEYS["tile_order"][:-1])][row["order"]] = row
+    several = 0
+    for orders in found.values():
+        by_expert, arrived = orders["unit:2"], orders["arrival:1"]
+        if int(by_expert["experts"]) > 1:
+            several += 1
+            more = 1.8 if by_expert["model"] == "deepseek-v3" else 3
+            assert int(arrived["read_bytes"]) > more * int(by_expert["read_bytes"])
+            assert float(arrived["time_us"]) > 1.2 * float(by_expert["time_us"])
+        else:
+            assert int(arrived["read_bytes"]) == pytest.approx(
+                int(orders["unit:1"]["read_bytes"]), rel=0.15
+            )
+    assert several == 30
+
+
+def test_data_of_all_sms_take_twice_their_room_in_the_cache():
+    for name, room in {"dgx-h100": 50 << 20, "hgx-h200": 60 << 20}.items():  # as GPUs report
+        again = defaultdict(dict)  # share of what was read that memory served after the first pass
+        for row in rows_of("l2_sweeps"):
+            if row["system"] == name:
+                size, passes = int(row["bytes"]), int(row["passes"])
+                rest = int(row["read_bytes"]) - size
+                again[row["pattern"]][size] = rest / ((passes - 1) * size)
+        own, shared = again["each its own part"], again["each all of it together"]
+        for share in (own, shared):
+            assert min(share.values()) > -0.01
+            assert max(share.values()) < 1.01
+        assert max(part for size, part in own.items() if size < 0.68 * room) < 0.01
+        assert max(part for size, part in shared.items() if size < 0.43 * room) < 0.01
+        assert min(part for size, part in shared.items() if size > 0.65 * room) > 0.99
+
+
+def test_an_sm_gets_what_its_paths_have():
+    most = defaultdict(float)
+    for row in rows_of("operand_paths"):
+        key = (row["system"], row["path"], int(row["sms"]))
+        most[key] = max(most[key], float(row["per_clock_per_sm"]))
+        clock = float(row["giga_per_s"]) / float(row["per_clock_per_sm"]) / int(row["sms"])
+        assert 0.8 < clock < 2.1, "GHz; lower where the kernel's begin and end count"
+    for system in SYSTEMS:
+        for path in ("shared loads 16 B", "ldmatrix x4"):
+            assert 126 < most[system, path, 132] <= 128
+        bf16, tf32 = (
+            most[system, f"mma.sync {of}", 132] for of in ("bf16 m16n8k16", "tf32 m16n8k8")
+        )
+        assert bf16 == pytest.approx(2 * tf32, rel=0.01)
+        assert bf16 == pytest.approx(4096 * 2 / 3, rel=0.01), "of wgmma's 4096"
+        assert most[system, "cp.async 16 B", 1] > 2.5 * most[system, "cp.async 16 B", 132]
+
+
+def test_small_kernels_and_copies_are_no_faster_than_memory():
+    for row in rows_of("small_kernels"):
+        memory = SYSTEMS[row["system"]].spec.hbm.peak_GB_per_s.value * 1e9
+        assert int(row["bytes"]) / (float(row["low_us"]) / 1e6) < memory
+        assert float(row["time_us"]) > 3
+    for row in rows_of("contention"):
+        memory = SYSTEMS[row["system"]].spec.hbm.peak_GB_per_s.value
+        alone, beside = (float(row[f"copy_{how}_GB_per_s"]) for how in ("alone", "beside"))
+        assert 0 < beside < 1.05 * alone < memory
+        assert float(row["gemm_beside_us"]) > 0.9 * float(row["gemm_alone_us"])
+
+
+def test_graphs_launch_in_a_few_microseconds_and_their_nodes_take_less_than_kernels_in_a_stream():
+    for system in SYSTEMS:
+        us = {
+            (row["what"], row["setting"]): float(row["time_us"])
+            for row in rows_of("host_costs")
+            if (row["system"], row["api"]) == (system, "cuda")
+        }
+        node = us["graph_period", "nodes=1000;branches=1"] / 1000
+        assert 0.5 < node < us["kernel_period", "blocks=1"] < us["launch", "calls=500"]
+        assert us["graph_launch_call", "nodes=1000;branches=1"] < 5
+        assert us["copy_to_host_and_wait", "bytes=4;pinned"] > us["launch", "calls=1"]
+
+
+def test_a_block_of_grouped_products_launches_few_kernels_and_never_waits():
+    launches, waits = Counter(), Counter()
+    for row in rows_of("moe_block_kernels"):
+        key = (row["experts_implementation"], row["model"], row["phase"])
+        if row["kind"] == "kernel":
+            launches[key] += int(row["count"])
+            assert math.isfinite(float(row["time_us"]))
+        elif row["name"] == "cudaStreamSynchronize":
+            waits[key] += int(row["count"])
+    assert len(launches) == 12
+    for (how, model, phase), count in launches.items():
+        if how == "grouped_mm":
+            assert 30 < count < 100
+            assert waits[how, model, phase] == 0
+            assert launches["eager", model, phase] > 5 * count
+            assert waits["eager", model, phase] > 16, "one for each expert"
