@@ -6,8 +6,8 @@ import dataclasses
 
 from replay.cli.experiments import ComparisonCall, compares
 from replay.errors import UserError
-from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.serve.arrivals.spec import OF_ARRIVALS
+from replay.experiments.serve.experiment import EXPERIMENT
 
 
 @compares("arrivals", defaults={"arrivals": "all there from the start"})
@@ -20,7 +20,7 @@ def infer(call: ComparisonCall) -> None:
         if alone := [name for name in call.given if name in OF_ARRIVALS]:
             message = f"--{alone[0].replace('_', '-')} can only be given with --arrivals"
             raise UserError(message)
-        call = dataclasses.replace(call, experiment=EXPERIMENTS["serve"])
+        call = dataclasses.replace(call, experiment=EXPERIMENT)
     call.carry_out()
 
 

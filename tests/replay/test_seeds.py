@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replay.chains.sampling import choose
 
 import replay
 from replay.chains.jitter import read
+from replay.chains.layer_sampling import choose
 from replay.experiments import train as training
 from replay.experiments.serve.arrivals.replay import requests_of
 from replay.experiments.serve.arrivals.spec import ArrivalSpec

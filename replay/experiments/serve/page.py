@@ -28,7 +28,7 @@ from tracegen.shared.display.content import Bars, Page, Part, Section
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from replay.experiments.base.experiment import AnyExperiment
+    from replay.experiments.base.experiment import AnySchemeExperiment
     from replay.experiments.base.result import ComparisonBase
     from replay.experiments.serve.result import InferResult
 
@@ -64,7 +64,7 @@ def compare_command(compared: InferComparison) -> str:
 
 
 def serving_command(
-    compared: ComparisonBase[Any], experiment: AnyExperiment, defaults: Mapping[str, Any] = {}
+    compared: ComparisonBase[Any], experiment: AnySchemeExperiment, defaults: Mapping[str, Any] = {}
 ) -> str:
     """Command that serves again what was served.
 
