@@ -53,6 +53,7 @@ def test_prefill_apart_leaves_decoding_alone(together: Arrived, apart: Arrived) 
     assert alone.num_gpus == 4 and mixed.handover is None
 
 
+@pytest.mark.extended
 def test_identity_is_of_requests_and_rules(together: Arrived, tmp_path: Path) -> None:
     asked = ArrivalSpec(arrivals="50", count=24, tpot_ms=1000.0)
     assert arrive(SMALL, asked).run_id == together.run_id
@@ -120,6 +121,7 @@ def moereplay(*arguments: str) -> int:
     return int(str(ended.value.code))
 
 
+@pytest.mark.extended
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     settings = [
         "--model", "deepseek-v2-lite", "--system", "dgx-h100", "--decode-gpus", "2",

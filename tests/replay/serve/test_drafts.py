@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.replay.inference.serving import RANKS, times
 
 from replay.errors import UserError
 from replay.experiments.serve import arrivals, replays
@@ -23,6 +22,7 @@ from replay.experiments.serve.serving import Pool
 from replay.experiments.serve.setup import Setup
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.serve.times import SPENT, ReplayedTimes
+from tests.replay.serve.serving import RANKS, times
 from tracegen.models import load
 
 SMALL = InferSpec(
