@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from loops import every
 from typer.testing import CliRunner
 
 import replay
@@ -45,6 +46,7 @@ def compared() -> TensorComparison:
 # ---- tables --------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_no_table_is_wider_than_80_columns(
     compared: TensorComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +75,7 @@ def test_the_fastest_scheme_comes_first(compared: TensorComparison) -> None:
         assert text in row.split()
 
 
+@pytest.mark.extended
 def test_stars_and_missing_rows_are_explained() -> None:
     odd = tensor.compare(model="llama-2-7b", tp=4, tokens=255)
     text = one_line(render(ranking(odd)))
@@ -166,7 +169,7 @@ def test_exports_hold_the_schedule(tmp_path: Path) -> None:
 # ---- mistakes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "sentence"),
     [
         (("compare", "--scheme", "nope"), "unknown scheme of tensor parallelism 'nope'"),
@@ -194,7 +197,7 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], sentence: str) -> Non
 # ---- schemes and models --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@every("name", SCHEMES)
 def test_a_scheme_is_explained(name: str) -> None:
     scheme, text = SCHEMES[name], one_line(invoke("schemes", name))
     assert text.startswith(f"{name}: {scheme.summary}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import every
 
 from replay.errors import UserError
 from replay.experiments.dense import TensorComparison, TensorResult, compare, load_result, run
@@ -55,7 +56,7 @@ SWITCHES = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "option"), SWITCHES, ids="-".join)
+@every(("scheme", "option"), SWITCHES, ids="-".join)
 def test_options_are_in_the_identity(scheme: str, option: str) -> None:
     is_on = getattr(SCHEMES[scheme].options, option)
     settings = {"scheme": scheme, "tp": 8}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from loops import every
 
 from replay.errors import UserError
 from replay.experiments.dense import compare, run
@@ -43,7 +44,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "beginning"), MISTAKES, ids=lambda one: str(one)[:40])
+@every(("given", "beginning"), MISTAKES, ids=lambda one: str(one)[:40])
 def test_a_mistake_is_one_line(given: dict[str, Any], beginning: str) -> None:
     with pytest.raises(UserError) as caught:
         run(**{"model": "llama-2-7b", "tokens": 512, **given})
@@ -62,7 +63,7 @@ COMPARED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "beginning"), COMPARED, ids=lambda one: str(one)[:40])
+@every(("given", "beginning"), COMPARED, ids=lambda one: str(one)[:40])
 def test_a_mistake_in_a_comparison_is_one_line(given: dict[str, Any], beginning: str) -> None:
     with pytest.raises(UserError) as caught:
         compare(**{"model": "llama-2-7b", "tokens": 512, **given})

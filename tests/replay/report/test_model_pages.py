@@ -199,6 +199,7 @@ def test_commands_serve_a_batch_again(served: InferComparison, tmp_path: Path) -
     assert load_served(made_again(page(served), tmp_path)) == served
 
 
+@pytest.mark.extended
 def test_requests_that_arrive_are_drawn_and_served_again(tmp_path: Path) -> None:
     small = {**SERVED.model_dump(), "prompt": 8, "chunk": 16}
     found = arrive(ArrivalSpec(**small, arrivals="400", count=4, ttft_ms=50.0), ["deepep-ll"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import every
 
 from replay.cli.app import main
 from replay.experiments.base.load import document_kinds, format_of
@@ -40,7 +41,7 @@ def numbers(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, document
 
 
-@pytest.mark.parametrize("name", FILES)
+@every("name", FILES)
 def test_what_was_written_is_read_with_every_number(name: str) -> None:
     before = json.loads((WRITTEN / name).read_text("utf-8"))
     loaded = load(WRITTEN / name)

@@ -54,6 +54,7 @@ def test_prefill_apart_leaves_decoding_alone(together: ArrivalResult, apart: Arr
     assert alone.num_gpus == 4 and mixed.handover is None
 
 
+@pytest.mark.extended
 def test_identity_is_of_requests_and_rules(together: ArrivalResult, tmp_path: Path) -> None:
     asked = together.spec
     assert run(asked).run_id == together.run_id
@@ -141,6 +142,7 @@ def moereplay(*arguments: str) -> int:
     return int(str(ended.value.code))
 
 
+@pytest.mark.extended
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     settings = [
         "--model", "deepseek-v2-lite", "--system", "dgx-h100", "--decode-gpus", "2",

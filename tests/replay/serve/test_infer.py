@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.cli.app import main
 from replay.errors import UserError
@@ -162,7 +163,7 @@ def test_a_result_says_which_file_its_scheme_was(tmp_path: Path) -> None:
     assert made.decode.scheme.code == hashlib.sha256(text.encode()).hexdigest()
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "words"),
     [
         ({"speculative": "0:0.5"}, "DRAFTS:ACCEPTANCE"),
