@@ -47,7 +47,7 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
     usual = "all that can train"
     details = "causes by stage, and memory"
     lacking: ClassVar[Mapping[str, str]] = {
-        "dry_run": "a step is composed of replays of its parts, and none says what all take"
+        "dry-run": "a step is composed of replays of its parts, and none says what all take"
     }
     code = ("steps", "experiments/train")
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
+from replay.experiments.layer.result import Result
+from replay.experiments.layer.result_page import page as result_page
 from replay.report.command import compare_command
 from replay.report.limits import bounds_heat, roofline, use_heat
 from replay.report.mechanisms import mechanism_table
@@ -39,11 +41,14 @@ from tracegen.shared.display.content import Page, Section
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.experiments.layer.result import Comparison, Result
+    from replay.experiments.layer.result import Comparison
 
 
-def page(compared: Comparison) -> Page:
-    """Make the page of a comparison, the fastest first."""
+def page(result: Result | Comparison) -> Page:
+    """Make the page of one result, or of a comparison, the fastest first."""
+    if isinstance(result, Result):
+        return result_page(result)
+    compared = result
     return Page(
         title=f"{_subject(compared)}: {schemes_text(len(compared.results))}",
         summary=summary(compared),
