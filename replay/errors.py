@@ -26,6 +26,10 @@ class RefusedError(UserError):
         return type(self), (str(self), self.reason)
 
 
+class UnreadableError(UserError):
+    """A recording cannot be read now. That is no property of what asks for it."""
+
+
 def check_jobs(jobs: object) -> None:
     """Refuse a number of processes that is none.
 

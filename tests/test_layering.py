@@ -187,11 +187,8 @@ REPLAY_ROOMS = tuple(re.findall(r"^\| `([\w/]+?)(?:/|\.py)` \|", DESIGN, flags=r
 
 KNOWN = {
     ("experiments/base", "experiments/layer"),
-    ("experiments/choose", "studies/sweeps"),
-    ("report", "experiments/collective"),
     ("report", "experiments/dense"),
     ("report", "experiments/layer"),
-    ("report", "experiments/place"),
     ("report", "experiments/serve"),
     ("report", "experiments/train"),
     ("report", "studies/differences"),

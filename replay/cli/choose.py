@@ -4,66 +4,34 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.options import AllowCodeOption, JsonOption
+from replay.cli.options import AllowCodeOption, JsonOption, settings_of, takes_settings
 from replay.cli.screen import show
 from replay.cli.sweep import interrupt, tell
 from replay.errors import UserError
+from replay.experiments.choose.spec import ChooseSpec
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import folder_option
 
 if TYPE_CHECKING:
-    from replay.experiments.choose.ranking import Ranked
-    from replay.experiments.choose.result import Sensitivity
-    from replay.experiments.choose.search import Possible, Simulator
-    from replay.experiments.choose.space import Space
+    from replay.experiments.choose.search import Possible
 
-AGAIN = 3
 CHOICE = "choice.json"
-"""Rows that are ranked again with other hardware values."""
 
 
+@takes_settings(spec=ChooseSpec)
 @delivers
 def choose(
-    space: Annotated[
-        str | None, typer.Argument(help="A TOML file, or a name of `--list`.", show_default=False)
-    ] = None,
+    given: Mapping[str, Any],
     out: Annotated[
         Path | None,
         folder_option("-o", "--out", help="Folder of the costs; what is there is used again."),
     ] = None,
-    system: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--system", help="NAME or NAME:SCHEME in place of the space's, repeatable."
-        ),
-    ] = None,
-    top: Annotated[
-        int, typer.Option("--top", min=1, help="Rows that must be exact, and are shown.")
-    ] = 20,
-    most: Annotated[
-        int | None,
-        typer.Option("--most", min=1, help="Simulate no more than so many [all that may matter]."),
-    ] = None,
-    by: Annotated[
-        Literal["tokens", "mfu"],
-        typer.Option("--by", help="Rank by tokens per second, or by MFU."),
-    ] = "tokens",
-    sensitivity: Annotated[
-        str | None,
-        typer.Option(
-            "--sensitivity",
-            help="Rank the first again with each uncertain hardware value off by so much: 10%.",
-            show_default=False,
-        ),
-    ] = None,
-    again: Annotated[
-        int, typer.Option("--again", min=2, help="How many of the first are ranked again.")
-    ] = AGAIN,
     list_: Annotated[
         bool, typer.Option("--list", help="List the spaces that come with the package.")
     ] = False,
@@ -94,45 +62,36 @@ def choose(
     deliver: Delivery,
 ) -> None:  # fmt: skip
     """Search model shapes under a budget of parameters, and parallel plans, by simulated steps."""
+    from replay.experiments.base.crews.hiring import workers_for
     from replay.experiments.choose import space as spaces
-    from replay.experiments.choose.result import Choice, Found, Sensitivity
-    from replay.experiments.choose.search import everywhere, search
-    from replay.experiments.choose.sensitivity import turns
-    from replay.files import ManagedFolder, write_text
+    from replay.experiments.choose.experiment import EXPERIMENT
+    from replay.experiments.choose.replay import carry_out
+    from replay.files import ManagedFolder
     from replay.report.pages import page
-    from replay.studies.sweeps.run import workers_for
+    from replay.schemes import find
 
     if list_:
         for name in spaces.names():
             print(f"{name}: {spaces.load(name).title}")
         return
-    if space is None:
-        message = "which space? Give a TOML file, or a name of `moereplay choose --list`"
-        raise UserError(message)
-    if out is None and not dry_run:
+    spec = ChooseSpec(**settings_of(given))
+    if spec.space is not None and out is None and not dry_run:
         message = "where to? Give a folder with -o; what is there already is used again"
         raise UserError(message)
-    share = None if sensitivity is None else share_of(sensitivity)
-    asked = _on(spaces.load(space), system or [])
+    for _, _, scheme in (text.partition(":") for text in spec.systems):
+        if scheme:
+            find(scheme, allow_code=True)  # the command line names it
     crew = workers_for(jobs, scheduler, cluster, tell)  # refuses before all is counted
-    found = everywhere(asked, allow_code=allow_code)
+    setup = EXPERIMENT.setup(spec, {}, allow_code=allow_code)
     if dry_run:
-        _show(found, top)
+        _show(setup.possible, spec.top)
         return
     assert out is not None
     files = ManagedFolder(out)
     files.check(CHOICE)
-    varied: dict[str, Sensitivity] = {}
-
-    def vary(one: Possible, ranked: Ranked, simulator: Simulator) -> None:
-        first = [row for row, _ in ranked.rows[:again]]
-        if share is not None and len(first) > 1:
-            made = turns(first, simulator, share, by)
-            varied[one.where.system] = Sensitivity.of(share, len(first), made)
-
     before = signal.signal(signal.SIGTERM, interrupt)  # as Slurm ends jobs
     try:
-        ranked = search(found, out, top=top, by=by, most=most, crew=crew, then=vary, report=tell)
+        result = carry_out(setup, out, crew=crew, report=tell)
     except KeyboardInterrupt:
         print(
             f"interrupted; what is finished is in {out}, and the same command goes on from there",
@@ -141,56 +100,12 @@ def choose(
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
-    choice = Choice(
-        space=asked.model_dump(mode="json"),
-        by=by,
-        top=top,
-        systems=[
-            Found.of(one, of, varied.get(one.where.system))
-            for one, of in zip(found, ranked, strict=True)
-        ],
-    )
     with files.made():  # where nothing was simulated, nobody made it
-        files.write_text(CHOICE, choice.to_json())
+        files.write_text(CHOICE, result.to_json())
     if json_ is not None:
-        write_text(json_, choice.to_json())
-    deliver(lambda: page(choice))
-    show(*choice.shown())
-
-
-def share_of(text: str) -> float:
-    """Read a share such as ``10%`` or ``0.1``.
-
-    Raises
-    ------
-    UserError
-        If it is none, or not between 0 and 1.
-    """
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        message = f"--sensitivity {text}: expected a share between 0 and 1, such as 10%"
-        raise UserError(message)
-    return share
-
-
-def _on(space: Space, systems: list[str]) -> Space:
-    """Put other systems in place of a space's; a scheme that is not given is that of the first."""
-    from replay.experiments.choose.space import Where
-    from replay.schemes import find
-
-    if not systems:
-        return space
-    known = {where.system: where.scheme for where in space.systems}
-    chosen = []
-    for text in systems:
-        name, _, scheme = text.partition(":")
-        if scheme:
-            find(scheme, allow_code=True)  # the command line names it
-        chosen.append(Where(system=name, scheme=scheme or known.get(name, space.systems[0].scheme)))
-    return space.model_copy(update={"systems": chosen})
+        result.save(json_)
+    deliver(lambda: page(result))
+    show(*result.shown())
 
 
 def _show(found: list[Possible], top: int) -> None:

@@ -21,7 +21,7 @@ from replay.cli.options import (
 )
 from replay.cli.screen import progress, show, tell
 from replay.errors import UserError
-from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment
+from replay.experiments.base.experiment import EXPERIMENTS, AnySchemeExperiment, with_schemes
 from tracegen.cli.delivery import Delivery, delivers
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Wanted:
     run_ids: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_again(experiment: AnyExperiment, path: Path) -> Wanted:
+def read_again(experiment: AnySchemeExperiment, path: Path) -> Wanted:
     """Read what made a result or a comparison, or settings as TOML.
 
     Raises
@@ -87,7 +87,7 @@ def read_again(experiment: AnyExperiment, path: Path) -> Wanted:
     )
 
 
-def _of_specs(experiment: AnyExperiment, named: Sequence[tuple[str, Spec]]) -> Wanted:
+def _of_specs(experiment: AnySchemeExperiment, named: Sequence[tuple[str, Spec]]) -> Wanted:
     """Schemes and their options apart from what all have."""
     given = [(name, spec) for name, spec in named if name or "scheme" in spec.settings()]
     schemes = [experiment.reference(spec) for _, spec in given]
@@ -114,7 +114,7 @@ class ComparisonCall:
         Where else the result is shown.
     """
 
-    experiment: AnyExperiment
+    experiment: AnySchemeExperiment
     given: Mapping[str, Any]
     words: Mapping[str, Any]
     deliver: Delivery
@@ -209,7 +209,7 @@ class ComparisonCall:
             )
 
 
-def estimates_table(experiment: AnyExperiment, wanted: Wanted) -> Any:
+def estimates_table(experiment: AnySchemeExperiment, wanted: Wanted) -> Any:
     """Table of what each replay takes, found out without carrying it out.
 
     Raises
@@ -252,7 +252,7 @@ def compares(
     defaults
         Values that the command takes in place of a field's default, for the help text.
     """
-    experiment = EXPERIMENTS[name]
+    experiment = with_schemes(EXPERIMENTS[name])
     schemes = (*experiment.spec.OPTIONS_OF, *experiment.spec.OPTIONS_OF.values())
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -277,7 +277,7 @@ def compares(
     return decorate
 
 
-def _common_options(experiment: AnyExperiment) -> list[inspect.Parameter]:
+def _common_options(experiment: AnySchemeExperiment) -> list[inspect.Parameter]:
     """Options of `COMMON`, in the words of an experiment."""
     baselines = ", or ".join([*experiment.baselines, "the first"])
     texts: dict[str, tuple[Any, Any]] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from replay.errors import UserError, unknown
-from replay.experiments.base.spec import Flag
+from replay.experiments.base.spec import PLACES, Flag
 from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.common import tell_assumed
 from tracegen.cli.outputs import file_option
@@ -95,6 +95,9 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     word = (field.alias or name).replace("_", "-")
     shown = field.default if default is None else default
     text = str(field.description)
+    is_several = get_origin(field.annotation) is list
+    if is_several:
+        shown = ", ".join(map(str, shown or ()))
     if shown is True:
         text = f"{text.removesuffix('.')} [yes]."
     elif shown and not isinstance(shown, bool | dict):
@@ -102,13 +105,13 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     info: Any = typer.Option(flags[0].name if flags else f"--{word}", help=text)
     kinds = set(get_args(field.annotation) or (field.annotation,)) - {type(None)}
     kind: Any = str
-    if get_origin(field.annotation) is dict:
+    if is_several or get_origin(field.annotation) is dict:
         kind = list[str]
     elif kinds == {bool}:
         kind, info = bool, typer.Option(f"--{word}/--no-{word}", help=text)
     elif kinds in ({int}, {float}):
         (kind,) = kinds
-    elif name == "trace" and not flags:
+    elif name in PLACES and not flags:
         info = typer.Argument(help=text, show_default=False)
     annotation = Annotated[kind | None, info]
     return inspect.Parameter(

@@ -202,12 +202,13 @@ def _list() -> None:
 
 def _show_plan(plan: Plan, out: Path | None) -> None:
     """The points of each grid, and which of them the folder holds already."""
-    from replay.studies.sweeps.store import Store
+    from replay.experiments.base.crews.store import Store
+    from replay.experiments.layer.result import Result
     from tracegen.shared.display.content import Column, Table
 
     present = set()
     if out is not None and out.is_dir():
-        store = Store(out)
+        store = Store(out, Result)
         present = {task.id for task, _ in plan.tasks if store.read(task.id)[0] is not None}
     identity = {id(point): task.id for task, points in plan.tasks for point in points}
     for number, table in enumerate(plan.tables):

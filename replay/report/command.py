@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replay.experiments.base.spec import Flag, toml_of
+from replay.experiments.base.spec import PLACES, Flag, toml_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -75,7 +75,7 @@ def _flags(field: FieldInfo) -> list[Flag]:
 
 def _is_place(name: str, field: FieldInfo) -> bool:
     """Whether it is an argument, which has no option before it."""
-    return name == "trace" and not _flags(field)
+    return name in PLACES and not _flags(field)
 
 
 def _words(name: str, field: FieldInfo, value: Any) -> Iterator[str]:
@@ -90,6 +90,9 @@ def _words(name: str, field: FieldInfo, value: Any) -> Iterator[str]:
         for key, one in value.items():
             yield option
             yield f"{key}={value_text(one)}"
+    elif isinstance(value, list):  # an option that may stand several times
+        for one in value:
+            yield from (option, str(one))
     else:
         yield option
         several = isinstance(value, Sequence) and not isinstance(value, str)

@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import RefusedError, UserError, check_jobs, check_kind, shown, unknown
-from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment
+from replay.experiments.base.experiment import EXPERIMENTS, with_schemes
 from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.result import ResultBase
 from replay.experiments.base.spec import Spec
 from replay.processes import answers
 
 if TYPE_CHECKING:
-    from replay.experiments.base.experiment import Observer, Progress, Report
+    from replay.experiments.base.experiment import (
+        AnyExperiment,
+        AnySchemeExperiment,
+        Observer,
+        Progress,
+        Report,
+    )
     from replay.schemes.outside import AllowCode
 
 SCHEMES = "the name of a scheme, or a list of them"
@@ -124,7 +130,7 @@ def run(
 
 
 def asked_of(
-    experiment: AnyExperiment,
+    experiment: AnySchemeExperiment,
     shared: Spec,
     schemes: Sequence[str],
     options: Mapping[str, Mapping[str, Any]],
@@ -207,30 +213,29 @@ def compare(
     UserError
         If something asked for does not exist or does not fit together, or not into memory.
     """
+    kind = with_schemes(experiment)
     if "scheme" in settings:
         message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
         raise UserError(message)
     objects = given or {}
-    shared = spec_of(experiment, spec, settings)
+    shared = spec_of(kind, spec, settings)
     named = None if schemes is None else several("schemes", schemes, (str,), SCHEMES)
-    asked = asked_of(
-        experiment, shared, named or experiment.usual_schemes(shared, objects), options or {}
-    )
+    asked = asked_of(kind, shared, named or kind.usual_schemes(shared, objects), options or {})
     names = [one.name for one in asked]
     if isinstance(baseline, str) and baseline not in names:
         try:
-            baseline, _ = experiment.under(shared, baseline, {})
+            baseline, _ = kind.under(shared, baseline, {})
         except UserError:
             raise unknown("baseline", baseline, names) from None
     return compared(
-        experiment, asked, objects,
+        kind, asked, objects,
         must=named is not None, baseline=baseline, jobs=jobs, progress=progress,
         observe=observe, max_memory=max_memory, report=report, allow_code=allow_code,
     )  # fmt: skip
 
 
 def compared(
-    experiment: AnyExperiment,
+    experiment: AnySchemeExperiment,
     asked: Sequence[Asked],
     given: Mapping[str, Any],
     *,

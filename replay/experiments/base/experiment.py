@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from replay.errors import unknown
+from replay.errors import UserError, unknown
 from replay.experiments.base.result import AnyResult, ComparisonBase
 from replay.experiments.base.spec import Spec
 
@@ -39,18 +39,14 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         Of the command line.
     title
         The question as a noun phrase, such as ``"training step"``.
-    spec, result, comparison
-        Classes of its settings, of its result and of several results beside each other.
-    baselines
-        Names of results that speed-ups are given over where nothing is asked for, by preference.
-    scheme_help, usual, details
-        Words of the command: what names a scheme, which are compared where none is named, and what
-        ``--details`` shows.
+    spec, result
+        Classes of its settings and of its result.
     code
         Rooms whose source enters the identity of a result beside those of every replay, as
         ``"experiments/train"`` names a folder of the package.
     lacking
-        Features that it cannot offer, with the reason for each.
+        Features that it cannot offer, with the reason for each: ``compare``, ``diff``,
+        ``explain``, ``uncertainty``, ``dry-run``, ``max-memory``.
     """
 
     name: ClassVar[str]
@@ -58,54 +54,10 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     title: ClassVar[str]
     spec: ClassVar[type[Spec]]
     result: ClassVar[type[Any]]
-    comparison: ClassVar[type[Any]]
-    baselines: ClassVar[Sequence[str]] = ()
-    scheme_help: ClassVar[str] = (
-        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
-    )
-    usual: ClassVar[str] = "all that can"
-    details: ClassVar[str] = "all tables"
     code: ClassVar[Sequence[str]] = ()
     lacking: ClassVar[Mapping[str, str]] = {}
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {}
     """How a result of an older schema becomes one of the present, by its ``format``."""
-
-    @abstractmethod
-    def usual_schemes(self, shared: AnySpec, given: Mapping[str, Any]) -> Sequence[str]:
-        """Give the names of all that are compared where none are named.
-
-        Parameters
-        ----------
-        shared
-            The settings that all have.
-        given
-            Objects that stand for what settings refer to, by name of the setting.
-        """
-
-    @abstractmethod
-    def under(
-        self, shared: AnySpec, reference: str, options: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[str, AnySpec]:
-        """Give the name and the spec of one result of a comparison.
-
-        Parameters
-        ----------
-        shared
-            The settings that all have.
-        reference
-            To the scheme, which the caller named: a file of it may be executed.
-        options
-            Options by name, by name of the scheme.
-
-        Raises
-        ------
-        UserError
-            If there is no such scheme, or an option is not possible.
-        """
-
-    def schemes_in(self, name: str, spec: AnySpec) -> Sequence[str]:
-        """Names of the schemes of one result of a comparison, which may have options."""
-        return [name]
 
     @abstractmethod
     def setup(
@@ -177,6 +129,83 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
             Saying what it needs, what is there and what would fit.
         """
 
+    def check_offers(self, feature: str) -> None:
+        """Refuse a feature that the experiment cannot offer.
+
+        Parameters
+        ----------
+        feature
+            A key of `lacking`, or any other.
+
+        Raises
+        ------
+        UserError
+            With the reason, where `lacking` has one.
+        """
+        if feature in self.lacking:
+            message = f"moereplay {self.command} has no {feature}: {self.lacking[feature]}"
+            raise UserError(message)
+
+
+class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
+    """One question that several schemes answer, whose results can be compared.
+
+    Attributes
+    ----------
+    comparison
+        Class of several results beside each other.
+    baselines
+        Names of results that speed-ups are given over where nothing is asked for, by preference.
+    scheme_help, usual, details
+        Words of the command: what names a scheme, which are compared where none is named, and what
+        ``--details`` shows.
+    """
+
+    comparison: ClassVar[type[Any]]
+    baselines: ClassVar[Sequence[str]] = ()
+    scheme_help: ClassVar[str] = (
+        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
+    )
+    usual: ClassVar[str] = "all that can"
+    details: ClassVar[str] = "all tables"
+
+    @abstractmethod
+    def usual_schemes(self, shared: AnySpec, given: Mapping[str, Any]) -> Sequence[str]:
+        """Give the names of all that are compared where none are named.
+
+        Parameters
+        ----------
+        shared
+            The settings that all have.
+        given
+            Objects that stand for what settings refer to, by name of the setting.
+        """
+
+    @abstractmethod
+    def under(
+        self, shared: AnySpec, reference: str, options: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[str, AnySpec]:
+        """Give the name and the spec of one result of a comparison.
+
+        Parameters
+        ----------
+        shared
+            The settings that all have.
+        reference
+            To the scheme, which the caller named: a file of it may be executed.
+        options
+            Options by name, by name of the scheme.
+
+        Raises
+        ------
+        UserError
+            If there is no such scheme, or an option is not possible.
+        """
+
+    def schemes_in(self, name: str, spec: AnySpec) -> Sequence[str]:
+        """Names of the schemes of one result of a comparison, which may have options."""
+        return [name]
+
     def estimate(self, setup: AnySetup) -> tuple[str, str, str]:
         """Tasks, memory and time that a replay takes, in words, found out before it is made."""
         raise NotImplementedError
@@ -222,6 +251,20 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
 
 
 AnyExperiment = Experiment[Any, Any, Any]
+AnySchemeExperiment = SchemeExperiment[Any, Any, Any]
+
+
+def with_schemes(experiment: AnyExperiment) -> AnySchemeExperiment:
+    """Give an experiment as one whose results can be compared.
+
+    Raises
+    ------
+    UserError
+        If they cannot, with the reason.
+    """
+    experiment.check_offers("compare")
+    assert isinstance(experiment, SchemeExperiment)  # any other says why not
+    return experiment
 
 
 class Registry(Mapping[str, AnyExperiment]):
@@ -256,5 +299,5 @@ class Registry(Mapping[str, AnyExperiment]):
         return self[name]
 
 
-EXPERIMENTS = Registry(("layer", "dense", "train", "serve"))
+EXPERIMENTS = Registry(("layer", "dense", "collective", "place", "train", "serve", "choose"))
 """Every experiment: a folder of `replay.experiments` each, whose ``experiment.py`` has it."""

@@ -50,6 +50,7 @@ APART = (
     "hwmodel/presets/",
     "replay/engine/export/",
     "replay/schemes/contract/",
+    "replay/experiments/base/crews/",
     "replay/experiments/base/estimate.py",
     "replay/experiments/layer/fit.py",
     "replay/experiments/base/host_memory.py",
@@ -129,6 +130,20 @@ def sources(package: str, room: str) -> list[tuple[str, Traversable]]:
     """Files of one room of a package by name, sorted, for identities of what only it decides."""
     found = _files(f"{package}/{room}", resources.files(package) / room)
     return sorted(found.items(), key=lambda entry: entry[0])
+
+
+@functools.cache
+def code_of(rooms: tuple[str, ...]) -> str:
+    """SHA-256 of the code of rooms of this package, such as ``("experiments/train",)``.
+
+    What else lies in them, such as presets, enters identities by value.
+    """
+    digest = hashlib.sha256()
+    for room in rooms:
+        for name, entry in sources("replay", room):
+            if name.endswith(".py"):
+                digest.update(name.encode() + b"\0" + entry.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def code_files() -> list[tuple[str, Traversable]]:

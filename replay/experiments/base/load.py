@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from replay.errors import UserError, check_kind, shown
-from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment
+from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, SchemeExperiment
 from replay.files import exists, is_folder, parse_json, read_text
 
 MOST = 1e30  # of any number: floating-point operations of a year on all machines that there are
@@ -25,9 +25,6 @@ Converter = Callable[[Mapping[str, Any]], dict[str, Any]]
 OTHERS = (
     "replay.experiments.serve.arrivals:Arrived",
     "replay.experiments.serve.arrivals:ArrivedComparison",
-    "replay.experiments.collective.replay:CollectiveResult",
-    "replay.experiments.choose.result:Choice",
-    "replay.experiments.place.placing:Placing",
     "replay.studies.differences.parts:Difference",
     "replay.studies.differences.explanation:Explanation",
     "replay.studies.sweeps.saved:SavedSweep",
@@ -126,7 +123,8 @@ class DocumentKind:
 
 def _of_experiments(experiments: Any) -> Iterator[DocumentKind]:
     for one in experiments:
-        for made in (one.result, one.comparison):
+        compared = one.comparison if isinstance(one, SchemeExperiment) else None
+        for made in (one.result, compared):
             if made is not None:
                 yield DocumentKind(made, one.older)
 

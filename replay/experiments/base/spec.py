@@ -31,6 +31,10 @@ MOST = 2**31
 """Of ranks, tokens and steps: sums of them fit 64 bits, and no machine replays as many."""
 
 
+PLACES = ("trace", "space")
+"""Settings that are arguments of a command, without an option before them."""
+
+
 @dataclass(frozen=True)
 class Flag:
     """Spelling of a setting on the command line, where that is not its name.

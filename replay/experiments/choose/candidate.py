@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import hwmodel
 import tracegen.models
-from replay.experiments.base.identity import code_identity, identity
+from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.choose.shapes import Sizes, changed
 from replay.experiments.train.experiment import run
-from replay.experiments.train.setup import step_code
+from replay.experiments.train.setup import CODE
 from replay.experiments.train.spec import TrainSpec
 from replay.schemes.registry import find
 from tracegen.shared.strict import Strict
@@ -163,7 +163,7 @@ class StepTask:
         one = self.candidate
         scheme = find(one.scheme, allow_code=False)  # `make_task` executed it
         return {
-            "code": [code_identity(), step_code()],
+            "code": [code_identity(), code_of(CODE)],
             "candidate": {**one.settings, "model": one.shape().sizes()},
             "system": _system(one.system, one.overrides).describe(),
             "scheme": {"options": dataclasses.asdict(scheme.options), "code": scheme.code},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.choose.result import WORDS, unit_of
+from replay.report.command import command
 from replay.report.provenance import NO_COMMAND, provenance
 from tracegen.shared.display.content import (
     Axis,
@@ -21,7 +22,7 @@ from tracegen.shared.display.content import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.experiments.choose.result import Choice, Found, Row
+    from replay.experiments.choose.result import Found, Row, SearchResult
     from tracegen.shared.display.content import Item
 
 MOST_BARS = 10
@@ -40,31 +41,34 @@ CAUSES = {
 """Causes of a step, in the order of their parts, and whether nothing is computed meanwhile."""
 
 
-def page(choice: Choice) -> Page:
+def page(result: SearchResult) -> Page:
     """Make the page of a search, the best of each system first."""
     sections: list[Section] = []
-    for number, found in enumerate(choice.systems, 1):
-        sections += _sections(choice, found, number)
-    said = {key: _said(value) for key, value in choice.space.items()}
+    for number, found in enumerate(result.systems, 1):
+        sections += _sections(result, found, number)
+    said = {key: _said(value) for key, value in result.space.items()}
+    is_known = result.spec.space is not None
+    line = command(["moereplay", "choose"], result.spec, more=["-o", "out"]) if is_known else ""
     why = (
         f"{NO_COMMAND}a space is a file, and its values are these. With them in a file, "
         "moereplay choose FILE -o FOLDER does."
     )
     entered = provenance(
-        {**said, "ranked by": choice.by, "rows that are exact": choice.top},
-        command="",
+        {**said, "ranked by": result.by, "rows that are exact": result.top},
+        command=line,
         why_none=why,
     )
     return Page(
-        title=str(choice.space.get("title") or choice.space["model"]),
-        summary=summary(choice),
+        title=result.name,
+        summary=summary(result),
         sections=[*sections, entered],
+        command=line,
     )
 
 
-def summary(choice: Choice) -> str:
+def summary(result: SearchResult) -> str:
     """Say the best of each system, and what it spends its step on."""
-    return " ".join(_best(found, choice.by) for found in choice.systems)
+    return " ".join(_best(found, result.by) for found in result.systems)
 
 
 def _best(found: Found, by: str) -> str:
@@ -102,7 +106,7 @@ def _said(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _sections(choice: Choice, found: Found, number: int) -> Iterator[Section]:
+def _sections(result: SearchResult, found: Found, number: int) -> Iterator[Section]:
     system = found.system
     if not found.rows:
         yield Section(system, [counts_table(found, number)])
@@ -110,7 +114,7 @@ def _sections(choice: Choice, found: Found, number: int) -> Iterator[Section]:
     yield Section(
         f"The best on {system}",
         [
-            found.table(choice.top, f"best-{number}"),
+            found.table(result.top, f"best-{number}"),
             mfu_plot(found, number),
             cause_bars(found, number),
             *found.why(),

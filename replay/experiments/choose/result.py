@@ -1,21 +1,21 @@
-"""What a search found, as JSON (``moereplay-choice/1``) and as text."""
+"""What a search found, as JSON (``moereplay-choice/2``) and as text."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 from rich.console import Group
 from rich.text import Text
 
+from replay.experiments.base.result import ResultBase
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.ranking import difference
+from replay.experiments.choose.spec import ChooseSpec
 from replay.report.words import explained, says
 from tracegen.shared.display.content import Column, Table
 from tracegen.shared.display.frames import flat
-from tracegen.shared.display.shown import Shown
 from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
@@ -216,8 +216,8 @@ class Found(Strict):
                 yield f"  {what}: {number:,} x {reason}"
 
 
-class Choice(Strict, Shown):
-    """What a search found.
+class SearchResult(ResultBase):
+    """What a search found; of a file of the first schema, which had none, without run id.
 
     Attributes
     ----------
@@ -229,11 +229,17 @@ class Choice(Strict, Shown):
         Rows that are exact: those that simulating all candidates would give.
     """
 
-    format: Literal["moereplay-choice/1"] = "moereplay-choice/1"
+    format: Literal["moereplay-choice/2"] = "moereplay-choice/2"
+    spec: ChooseSpec
     space: dict[str, JsonValue]
     by: str
     top: int
     systems: list[Found]
+
+    @property
+    def name(self) -> str:
+        """Title of the space, or its model."""
+        return str(self.space.get("title") or self.space["model"])
 
     def _rows(self) -> list[dict[str, Any]]:
         """One for each candidate that was simulated, the best of a system first."""
@@ -243,14 +249,9 @@ class Choice(Strict, Shown):
             for row in found.rows
         ]
 
-    def to_json(self) -> str:
-        """The whole result: the same bytes for the same search."""
-        document: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
-        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
-
     def shown(self) -> list[RenderableType]:
         """A table for every system, and why its first row is the best."""
-        parts: list[RenderableType] = [Text(str(self.space.get("title") or self.space["model"]))]
+        parts: list[RenderableType] = [Text(self.name)]
         for number, one in enumerate(self.systems, 1):
             parts += one.shown(self.top, f"best-{number}")
         tables = [part for part in parts if isinstance(part, Table)]
@@ -261,6 +262,24 @@ class Choice(Strict, Shown):
         from replay.report.text import render
 
         return render(Group(*self.shown()))
+
+
+def result_of_old(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a result of ``moereplay-choice/1`` one of the present schema.
+
+    It held the space by value, and did not say which file it was, nor whether a number of
+    simulations was asked for.
+    """
+    varied = [found["sensitivity"] for found in document["systems"] if found.get("sensitivity")]
+    spec: dict[str, Any] = {
+        "system": [f"{found['system']}:{found['scheme']}" for found in document["systems"]],
+        "top": document["top"],
+        "by": document["by"],
+    }
+    if varied:
+        spec |= {"sensitivity": repr(varied[0]["share"]), "again": varied[0]["candidates"]}
+    head = {"format": "moereplay-choice/2", "run_id": "", "version": "", "spec": spec}
+    return {**document, **head}
 
 
 def unit_of(rows: Sequence[Row]) -> tuple[str, float]:

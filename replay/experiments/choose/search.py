@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING
 
 import hwmodel
 import tracegen.models
+from replay.experiments.base.crews.hiring import workers_for
+from replay.experiments.base.crews.leases import Leases
+from replay.experiments.base.crews.store import Store
+from replay.experiments.base.crews.work import Work
+from replay.experiments.base.crews.worker import Job
 from replay.experiments.choose import bound, plans, shapes
 from replay.experiments.choose.candidate import Candidate, Cost, make_task
 from replay.experiments.choose.ranking import Bounded, By, Outcome, Ranked, rank
@@ -24,16 +29,12 @@ from replay.model.work.precision import Precision
 from replay.schemes.registry import find
 from replay.steps import parameters, recipes
 from replay.steps.routing import parse
-from replay.studies.sweeps.leases import Leases
-from replay.studies.sweeps.run import Tell, workers_for
-from replay.studies.sweeps.store import Store
-from replay.studies.sweeps.work import Work
-from replay.studies.sweeps.worker import Job
 
 if TYPE_CHECKING:
+    from replay.experiments.base.crews.crew import Crew
+    from replay.experiments.base.experiment import Report
     from replay.experiments.choose.space import Space, Where
     from replay.schemes.outside import AllowCode
-    from replay.studies.sweeps.crews import Crew
     from tracegen.models import ModelShape
 
 
@@ -160,7 +161,7 @@ def search(
     most: int | None = None,
     crew: AbstractContextManager[Crew] | None = None,
     then: Callable[[Possible, Ranked, Simulator], None] | None = None,
-    report: Tell = lambda _: None,
+    report: Report = lambda _: None,
 ) -> list[Ranked]:
     """Rank the candidates of every system.
 
@@ -171,12 +172,12 @@ def search(
     top, by, most
         As of `replay.experiments.choose.ranking.rank`.
     crew
-        Those who simulate, as `replay.studies.sweeps.run.workers_for` gives them; None for this
-        process.
+        Those who simulate, as `replay.experiments.base.crews.hiring.workers_for` gives them; None
+        for this process.
     then
         Called for every system with what was found and the simulator, while its workers are there.
     report
-        As of `replay.studies.sweeps.run.sweep`.
+        Called with a line on what is worth to know.
 
     Raises
     ------

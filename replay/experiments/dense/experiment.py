@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.errors import unknown
 from replay.experiments.base import compare as base
-from replay.experiments.base.experiment import Experiment
+from replay.experiments.base.experiment import SchemeExperiment
 from replay.experiments.base.load import load_of
 from replay.experiments.dense.result import TensorComparison, TensorResult, result_of_old
 from replay.experiments.dense.spec import TensorSpec
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
 
 
-class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
+class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
     """One layer, or several alike, sliced over GPUs."""
 
     name = "dense"

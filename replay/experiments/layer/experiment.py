@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.experiments.base.experiment import Experiment
+from replay.experiments.base.experiment import SchemeExperiment
 from replay.experiments.layer.first_schema import result_of_first
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.layer.spec import RunSpec
@@ -33,7 +33,7 @@ class TracedSetup:
         return self.setup.run_id
 
 
-class Layer(Experiment[RunSpec, TracedSetup, Result]):
+class Layer(SchemeExperiment[RunSpec, TracedSetup, Result]):
     """Layers of a trace: each by itself, or chained."""
 
     name = "layer"

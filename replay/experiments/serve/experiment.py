@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.errors import unknown
 from replay.experiments.base import compare as base
-from replay.experiments.base.experiment import Experiment
+from replay.experiments.base.experiment import SchemeExperiment
 from replay.experiments.base.load import load_of
 from replay.experiments.serve.result import InferComparison, InferResult, named, result_of_old
 from replay.experiments.serve.spec import InferSpec
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
 
 
-class Serve(Experiment[InferSpec, "Setup", InferResult]):
+class Serve(SchemeExperiment[InferSpec, "Setup", InferResult]):
     """A batch of requests that a whole model prefills and decodes."""
 
     name = "serve"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import JsonValue
 
 from replay.errors import UserError
-from replay.experiments.base.identity import code_identity, identity, sources
+from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.layer.setup import Setup as Replay
 from replay.experiments.layer.setup import check_needs, set_up
 from replay.experiments.layer.spec import RunSpec
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
     from tracegen import ModelShape, RoutingTrace
 
+CODE = ("experiments/serve", "steps")
+"""Rooms that enter the identity beside those of every replay."""
 DEFAULT_MODEL = "deepseek-v3"
 
 
@@ -195,7 +195,7 @@ class Setup:
             mode="json", exclude={"model", "system", "overrides", "prefill_system", "trace", "fit"}
         )
         document: dict[str, Any] = {
-            "code": [code_identity(), inference_code()],
+            "code": [code_identity(), code_of(CODE)],
             "model": self.shape.model_dump(mode="json", exclude={"title", "notes", "sources"}),
             "trace": None if self.trace is None else self.trace.content_id,
             "systems": [self.prefill.system.describe(), self.decode.system.describe()],
@@ -203,17 +203,6 @@ class Setup:
             "settings": {**settings, "placement": identify(self.spec.placement)},
         }
         return identity(document)
-
-
-@functools.cache
-def inference_code() -> str:
-    """SHA-256 of the source of this room, and of what it counts parameters by."""
-    digest = hashlib.sha256()
-    for room in ("inference", "steps"):
-        for name, entry in sources("replay", room):
-            if name.endswith(".py"):
-                digest.update(name.encode() + b"\0" + entry.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def _routing(spec: InferSpec) -> tuple[RoutingTrace | None, ModelShape]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.experiments.base import compare as base
-from replay.experiments.base.experiment import Experiment
+from replay.experiments.base.experiment import SchemeExperiment
 from replay.experiments.base.load import load_of
 from replay.experiments.train.result import TrainComparison, TrainResult, result_of_old
 from replay.experiments.train.spec import TrainSpec
@@ -34,7 +34,7 @@ class SchemedStep:
         return self.step.run_id(self.scheme)
 
 
-class Train(Experiment[TrainSpec, SchemedStep, TrainResult]):
+class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
     """One step of training a whole model under a parallel plan."""
 
     name = "train"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError
-from replay.experiments.base.identity import code_identity, identity, sources
+from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
     from tracegen.models import ModelShape
 
+CODE = ("steps", "experiments/train")
+"""Rooms that enter the identity beside those of every replay."""
 DEFAULT_RECIPES = {"bf16": "megatron-bf16", "fp8": "deepseek-v3", "fp32": "megatron-bf16"}
 """Types of the numbers that are kept, by that of the GEMMs."""
 MOST_PASSES = 2_000_000
@@ -132,7 +132,7 @@ class Setup:
             else {"content_id": self.trace.content_id}
         )
         return identity({
-            "code": [code_identity(), step_code()],
+            "code": [code_identity(), code_of(CODE)],
             "model": self.shape.model_dump(mode="json", exclude={"title", "notes", "sources"}),
             "system": self.system.describe(),
             "scheme": {
@@ -191,14 +191,3 @@ def _check_size(plan: Plan, shape: ModelShape) -> None:
             f"{shape.num_layers} layers and {plan.peers} peers; at most {most:,}"
         )
         raise UserError(message)
-
-
-@functools.cache
-def step_code() -> str:
-    """SHA-256 of the source of the rooms that make steps."""
-    digest = hashlib.sha256()
-    for room in ("steps", "training"):
-        for name, entry in sources("replay", room):
-            if name.endswith(".py"):  # plans enter by value
-                digest.update(name.encode() + b"\0" + entry.read_bytes() + b"\0")
-    return digest.hexdigest()

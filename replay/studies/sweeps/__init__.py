@@ -1,10 +1,9 @@
 """Sweeps: many replays that answer one question, described by a TOML file.
 
-`study` is the file, `points` what it spans, `task` one replay and its identity, `plan` all of them.
-`store` is the folder of finished ones, `leases` who works on what in it, `worker` what one does,
-`crews` and `clusters` those who do it, `work` how it is handed out. `columns`, `table`, `claims`
-and `rows` are what is shown, `dataset` the rows as files, `book` and `result` what is known, `run`
-all together. SWEEPS.md is for those who use it.
+`study` is the file, `points` what it spans, `task` one replay and its identity, `plan` all of them;
+`replay.experiments.base.crews` carries them out. `columns`, `table`, `claims` and `rows` are what
+is shown, `dataset` the rows as files, `book` and `result` what is known, `run` all together.
+SWEEPS.md is for those who use it.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 
 from replay.errors import UserError
+from replay.experiments.base.crews.leases import Leases
+from replay.experiments.base.crews.store import Outcome, Store
 from replay.studies.sweeps.columns import value_of
 from replay.studies.sweeps.dataset import data_set, key_of
-from replay.studies.sweeps.leases import Leases
 from replay.studies.sweeps.plan import Plan
 from replay.studies.sweeps.points import Point
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.rows import Heads, Row
-from replay.studies.sweeps.store import Outcome, Store
 
 FLUSH_S = 30.0  # between files of the data set
 POLL_S = 0.5  # between looks at what others append

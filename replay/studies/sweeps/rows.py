@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
+from replay.experiments.base.crews.store import MOST_BYTES, Outcome, Store
 from replay.experiments.base.rows import COLUMNS, row_of
+from replay.experiments.layer.result import Result
 from replay.files import parse_json
 from replay.studies.sweeps.points import SEED, Point, show
-from replay.studies.sweeps.store import MOST_BYTES, Outcome, Store
 from tracegen.shared.display.frames import data_frame
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
     UserError
         If the folder holds no finished sweep, or pandas is not installed.
     """
-    store = Store(folder)
+    store = Store(folder, Result)
     path = store.folder / "sweep.json"
     try:
         document = parse_json(store.files.read_text(path.name, MOST_BYTES))

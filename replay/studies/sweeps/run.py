@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replay.errors import UserError, check_jobs
+from replay.experiments.base.crews.hiring import workers_for
+from replay.experiments.base.crews.leases import Leases
+from replay.experiments.base.crews.shards import parse_shard, shard_of
+from replay.experiments.base.crews.store import MOST_BYTES, Store
+from replay.experiments.base.crews.work import Work
+from replay.experiments.base.crews.worker import Job
+from replay.experiments.layer.result import Result
+from replay.files import parse_json
 from replay.studies.sweeps.book import Book
-from replay.studies.sweeps.clusters import check_cluster, cluster, scheduler
-from replay.studies.sweeps.crews import Crew, processes
-from replay.studies.sweeps.leases import Leases
 from replay.studies.sweeps.plan import Plan, plan_sweep
 from replay.studies.sweeps.result import SweepResult
-from replay.studies.sweeps.shards import parse_shard, shard_of
-from replay.studies.sweeps.store import Store
 from replay.studies.sweeps.study import Study
-from replay.studies.sweeps.work import Work
-from replay.studies.sweeps.worker import Job
+from replay.studies.sweeps.task import make_task
 
 if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
@@ -83,9 +83,9 @@ def sweep(
     share = None if shard is None else parse_shard(shard)
     plan = study if isinstance(study, Plan) else plan_sweep(study, allow_code=allow_code)
     tell, advance = report or _say_nothing, progress or _say_nothing
-    store = Store(folder)
+    store = Store(folder, Result)
     store.check(TABLES)
-    asked = [Job.of(task, points[0]) for task, points in plan.tasks]
+    asked = [Job.of(task, points[0], make_task) for task, points in plan.tasks]
     ours = asked if share is None else shard_of(asked, *share)
     with Leases(store.folder, tell) as leases:
         book = Book(plan, store, leases, tell)
@@ -104,35 +104,6 @@ def sweep(
 
 def _say_nothing(*_: object) -> None:
     """Heed no call."""
-
-
-def workers_for(
-    jobs: int | None, address: str | None, kind: str | None, tell: Tell
-) -> AbstractContextManager[Crew]:
-    """Give those who replay; they come together when the context is entered.
-
-    Parameters
-    ----------
-    jobs, address, kind, tell
-        The parameters jobs, scheduler, cluster and report of `sweep`.
-
-    Raises
-    ------
-    UserError
-        If they exclude each other or are not possible.
-    """
-    if jobs is not None:
-        check_jobs(jobs)
-    if address is not None and (kind is not None or jobs is not None):
-        other = "cluster" if kind is not None else "jobs"
-        message = f"scheduler and {other} exclude each other: a scheduler has its own workers"
-        raise UserError(message)
-    if address is not None:
-        return scheduler(address, tell)
-    if kind is not None:
-        check_cluster(kind, jobs)
-        return cluster(kind, jobs)
-    return processes(jobs or 1)
 
 
 def _look(jobs: Sequence[Job], store: Store, book: Book, tell: Tell) -> list[Job]:
@@ -165,7 +136,7 @@ def _end(book: Book, store: Store, num_missing: int, tell: Tell) -> SweepResult:
     for table in result.plan.tables:
         for header in table.empty_columns():
             tell(f"{table.where}: no point has a value for column {header!r}")
-    before = store.study_name()
+    before = _study_name(store)
     if before not in (None, result.plan.study.name):
         tell(f"{store.folder}: the tables of study {before!r} are replaced; its points stay")
     for name, text in zip(
@@ -173,3 +144,12 @@ def _end(book: Book, store: Store, num_missing: int, tell: Tell) -> SweepResult:
     ):
         store.files.write_text(name, text)
     return result
+
+
+def _study_name(store: Store) -> str | None:
+    """Name of the study whose tables are in a folder; None if there are none."""
+    try:
+        document = parse_json(store.files.read_text("sweep.json", MOST_BYTES))
+        return str(document["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

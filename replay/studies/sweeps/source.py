@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 import tracegen
-from replay.errors import UserError, unknown
+from replay.errors import UnreadableError, UserError, unknown
 from replay.experiments.base.identity import identity
 from replay.model.work.batch import DEFAULT_TOKENS_PER_RANK
 from replay.studies.sweeps.points import TRACE_SETTINGS
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
 
 DEFAULT_KIND = "uniform"
-
-
-class UnreadableError(UserError):
-    """A recorded trace cannot be read now. That is no property of the point that asks for it."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.experiments.collective.replay import bus_factor, collective_of
+from replay.experiments.collective.replay import bus_factor
+from replay.experiments.collective.spec import collective_of
 from replay.model.collectives import library, nccl
 from replay.model.collectives.pair_rules import rules_of
 from replay.model.collectives.point_to_point import all_to_all

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from replay.cli.app import main
-from replay.cli.choose import share_of
 from replay.errors import UserError
+from replay.experiments.choose import experiment as choose_experiment
 from replay.experiments.choose import search
 from replay.experiments.choose.candidate import Candidate, make_task, simulated
-from replay.experiments.choose.result import Choice
+from replay.experiments.choose.result import SearchResult
 from replay.experiments.choose.search import possible
 from replay.experiments.choose.space import load
+from replay.experiments.choose.spec import ChooseSpec, share_of
 from replay.experiments.train.experiment import run
 from replay.schemes.outside import AllowCode
 
@@ -52,8 +53,8 @@ def folder(space: Path) -> Path:
     return made
 
 
-def choice_in(folder: Path) -> Choice:
-    return Choice.model_validate_json((folder / "choice.json").read_text("utf-8"))
+def choice_in(folder: Path) -> SearchResult:
+    return SearchResult.model_validate_json((folder / "choice.json").read_text("utf-8"))
 
 
 def test_all_that_may_be_among_the_first_is_simulated(folder: Path) -> None:
@@ -119,6 +120,13 @@ def test_a_search_goes_on_from_its_folder(
     assert len(ran) == 1
     assert len(made) > 1
     assert (folder / "choice.json").read_bytes() == before == target.read_bytes()
+
+
+def test_a_search_in_memory_finds_what_the_command_finds(space: Path, folder: Path) -> None:
+    result = choose_experiment.run(space=str(space), top=3)
+    assert result.to_json() == (folder / "choice.json").read_text("utf-8")
+    other = choose_experiment.EXPERIMENT.setup(ChooseSpec(space=str(space), top=2), {})
+    assert other.run_id != result.run_id
 
 
 def test_identity_is_of_everything_that_decides_the_cost(space: Path) -> None:

@@ -10,12 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from replay.cli.app import app, main
-from replay.experiments.collective.replay import (
-    MOST_SIZES,
-    CollectiveResult,
-    collective_of,
-    sizes_of,
-)
+from replay.experiments.collective.result import CollectiveResult
+from replay.experiments.collective.spec import MOST_SIZES, collective_of, sizes_of
 from replay.model.collectives.library import ALGORITHMS
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.nccl import timed
@@ -123,10 +119,10 @@ def test_a_collective_has_several_spellings(word: str) -> None:
     ("words", "message"),
     [
         (("--op", "alltoall"), "unknown collective 'alltoall'; known: allgather, allreduce"),
-        (("--bytes", "1X"), "--bytes 1X: '1X' is no size; possible: a number from 1 on"),
-        (("--bytes", "0"), "--bytes 0: '0' is no size"),
-        (("--bytes", "-5"), "--bytes -5: '-5' is no size"),
-        (("--bytes", "1M.."), "--bytes 1M..: '' is no size"),
+        (("--bytes", "1X"), "bytes 1X: '1X' is no size; possible: a number from 1 on"),
+        (("--bytes", "0"), "bytes 0: '0' is no size"),
+        (("--bytes", "-5"), "bytes -5: '-5' is no size"),
+        (("--bytes", "1M.."), "bytes 1M..: '' is no size"),
         (("--bytes", "4M..1M"), "a range rises; '4M..1M' does not"),
         (("--bytes", ",".join(["1"] * (MOST_SIZES + 1))), f"more than {MOST_SIZES} sizes"),
         (("--bytes", "64G"), "a GPU of dgx-h100 has memory for"),

@@ -56,7 +56,7 @@ def test_every_command_that_makes_a_folder(
 ) -> None:
     """With inputs that are not there, then with some that are found out late."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("replay.studies.sweeps.clusters.CONNECT_S", 0.2)
+    monkeypatch.setattr("replay.experiments.base.crews.clusters.CONNECT_S", 0.2)
     walked = set()
     for words, of in commands(typer.main.get_command(app)):
         for param in of.params:

@@ -12,7 +12,7 @@ import pytest
 
 from replay.cli import app
 from replay.errors import UserError
-from replay.studies.sweeps import clusters
+from replay.experiments.base.crews import clusters
 
 resource = pytest.importorskip("resource")
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,8 @@ from replay.cli.app import app
 from replay.experiments import dense as tensor
 from replay.experiments import train as training
 from replay.experiments.choose.candidate import Cost
-from replay.experiments.choose.result import Choice, Found, Row
+from replay.experiments.choose.result import Found, Row, SearchResult
+from replay.experiments.choose.spec import ChooseSpec
 from replay.experiments.serve.experiment import compare as serve
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import setup
@@ -93,7 +94,7 @@ def shown(synthetic: Any) -> dict[str, RenderableType]:
     return found
 
 
-def choice() -> Choice:
+def choice() -> SearchResult:
     """A search with two candidates."""
     rows = [
         Row(
@@ -118,7 +119,15 @@ def choice() -> Choice:
         system="cloudmatrix384", scheme="pangu", rows=rows, looked_at=2, left_out={"no": 1},
         refused={}, failed={}, pruned=0, skipped=0,
     )  # fmt: skip
-    return Choice(space={"model": "pangu"}, by="mfu", top=2, systems=[found])
+    return SearchResult(
+        run_id="",
+        version="",
+        spec=ChooseSpec(),
+        space={"model": "pangu"},
+        by="mfu",
+        top=2,
+        systems=[found],
+    )
 
 
 NAMES = (

@@ -13,8 +13,11 @@ from replay.cli.app import app
 from replay.experiments import dense as tensor
 from replay.experiments import train as training
 from replay.experiments.choose.candidate import Cost
-from replay.experiments.choose.result import Choice, Found, Row
-from replay.experiments.collective.replay import CollectiveResult, collective
+from replay.experiments.choose.result import Found, Row, SearchResult
+from replay.experiments.choose.spec import ChooseSpec
+from replay.experiments.collective.experiment import run as collective
+from replay.experiments.collective.result import CollectiveResult
+from replay.experiments.collective.spec import size_text, sizes_of
 from replay.experiments.dense.result import TensorComparison
 from replay.experiments.serve.arrival_spec import ArrivalSpec
 from replay.experiments.serve.arrivals import ArrivedComparison
@@ -25,7 +28,6 @@ from replay.experiments.serve.result import InferComparison
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import TrainComparison, setup
 from replay.report.pages import page
-from replay.report.pages.collective import size_text
 from tests.replay.train.made import MadeReplays
 from tracegen.shared.display.content import Bars, Page, Plot
 
@@ -111,7 +113,7 @@ def test_commands_make_layers_again(dense: TensorComparison, tmp_path: Path) -> 
 
 
 def test_a_collective_is_drawn_by_size_and_made_again(tmp_path: Path) -> None:
-    result = collective("allgather", [1000, 65536], ["nccl", "ring"], ranks=4,
+    result = collective(op="allgather", bytes=[1000, 65536], algorithm=["nccl", "ring"], ranks=4,
                         overrides={"nccl.nvls_channels": 8})  # fmt: skip
     shown = page(result)
     drawn = chart(shown, "bandwidth")
@@ -126,8 +128,6 @@ def test_a_collective_is_drawn_by_size_and_made_again(tmp_path: Path) -> None:
 
 
 def test_sizes_are_written_as_they_are_read() -> None:
-    from replay.experiments.collective.replay import sizes_of
-
     for size in (1, 1000, 1024, 3 << 20, 1 << 30, (1 << 30) + 1):
         assert sizes_of(size_text(size)) == [size]
 
@@ -232,7 +232,17 @@ def test_a_search_has_its_best_named_and_every_candidate_drawn() -> None:
         system="dgx-h100", scheme="deepep", rows=rows, looked_at=9, left_out={"no": 2},
         refused={}, failed={}, pruned=4, skipped=0,
     )  # fmt: skip
-    shown = page(Choice(space={"model": "small"}, by="tokens", top=2, systems=[found]))
+    shown = page(
+        SearchResult(
+            run_id="",
+            version="",
+            spec=ChooseSpec(),
+            space={"model": "small"},
+            by="tokens",
+            top=2,
+            systems=[found],
+        )
+    )
     best, others = chart(shown, "mfu-1").lines
     assert best.labels == ["2 layers"] and list(best.y) == [100 * rows[0].cost.mfu]
     assert len(others.x) == 2

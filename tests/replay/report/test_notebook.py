@@ -13,8 +13,8 @@ from replay.experiments.base.load import document_kinds
 from replay.experiments.base.result import SystemDescription
 from replay.experiments.base.rows import NOT_IN_ROWS
 from replay.experiments.choose.candidate import Cost
-from replay.experiments.choose.result import Choice, Found, Row
-from replay.experiments.collective.replay import CollectiveResult
+from replay.experiments.choose.result import Found, Row, SearchResult
+from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.dense.result import TensorComparison, TensorResult
 from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
 from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
@@ -31,7 +31,7 @@ from tracegen.stats.statistics import TraceStatistics, statistics
 
 RESULTS = (
     replay.Result, replay.Comparison, SweepResult, TensorResult, TensorComparison, TrainResult,
-    TrainComparison, InferResult, InferComparison, Arrived, ArrivedComparison, Choice,
+    TrainComparison, InferResult, InferComparison, Arrived, ArrivedComparison, SearchResult,
     CollectiveResult, Explanation, TraceStatistics,
 )  # fmt: skip
 
@@ -196,7 +196,7 @@ def test_rows_of_serving_and_of_candidates_have_paths() -> None:
         least_us=1.0, cost=cost,
     )  # fmt: skip
     found = Found.model_construct(system="m", scheme="deepep", rows=[row])
-    frame = Choice.model_construct(systems=[found]).to_dataframe()
+    frame = SearchResult.model_construct(systems=[found]).to_dataframe()
     assert frame["cost.mfu"][0] == 0.5 and frame["sizes.num_layers"][0] == 3
 
 

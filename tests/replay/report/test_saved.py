@@ -17,8 +17,7 @@ from replay.cli.app import app, main
 from replay.experiments.base.load import DocumentKind, document_kinds
 from replay.experiments.base.load import load_result as load
 from replay.experiments.layer.result import Comparison, Result
-from replay.experiments.layer.spec import RunSpec
-from replay.experiments.place.placing import fit
+from replay.experiments.place import experiment as place
 from replay.report.pages import page
 from replay.report.pages.pages import MAKERS
 from replay.report.pages.several import as_comparison, page_of_several
@@ -77,7 +76,7 @@ def test_every_command_that_saves_a_result_shows_it() -> None:
 
 
 def test_a_placement_says_how_even_it_is(synthetic: Any, tmp_path: Path) -> None:
-    placing = fit(synthetic(), RunSpec(), num_ranks=4, num_slots=72)
+    placing = place.run(given={"trace": synthetic()}, ranks=4, slots=72)
     shown = page(placing)
     plot = next(one for one in shown.charts() if one.name == "imbalance")
     window = placing.windows[0]
@@ -89,8 +88,8 @@ def test_a_placement_says_how_even_it_is(synthetic: Any, tmp_path: Path) -> None
     assert page(load(file)) == shown
     frame = placing.to_dataframe()
     assert list(frame.fitted) == [one for each in placing.windows for one in each.fitted]
-    for name in ("format", "trace", "content_id"):
-        del document[name]  # as older versions wrote it
+    for name in ("format", "run_id", "version", "spec", "trace", "content_id"):
+        del document[name]  # as the first version wrote it
     file.write_text(json.dumps(document), encoding="utf-8")
     assert load(file).windows == placing.windows
 

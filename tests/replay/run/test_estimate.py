@@ -15,13 +15,14 @@ import tracegen
 from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.base import estimate as estimates
+from replay.experiments.base.crews import worker
 from replay.experiments.base.estimate import Asked, Estimate, Size, UnfitError, thinned
 from replay.experiments.layer import fit
 from replay.experiments.layer import replay as replayer
 from replay.experiments.layer.replay import estimate
 from replay.model.work.batch import form_batch
 from replay.schemes import SCHEMES
-from replay.studies.sweeps import worker
+from replay.studies.sweeps.task import make_task
 from tracegen.generate import generate
 
 TASKS_WITHIN = 1.35
@@ -273,7 +274,7 @@ def test_a_point_that_this_machine_is_too_small_for_stays_open(
 
     source = SimpleNamespace(key="k", load=lambda: None)
     monkeypatch.setattr(worker, "_task_of", lambda _: SimpleNamespace(source=source, run=unfit))
-    (done,), _ = worker.Worker()([worker.Job("id", "k", None)])
+    (done,), _ = worker.Worker()([worker.Job("id", "k", None, make_task)])
     assert done.failure is not None and "too large here" in done.failure.message
 
 

@@ -14,13 +14,17 @@ import tracegen
 from replay.chains.layer import make_work
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.experiments.layer.spec import RunSpec
-from replay.experiments.place.placing import fit
+from replay.experiments.place.experiment import run as run_place
+from replay.experiments.place.result import PlacementResult
 from replay.model.work.batch import form_batch
 from replay.model.work.precision import Precision
 from replay.report.text import summary
 
 BF16 = Precision("bf16")
+
+
+def fit(trace: tracegen.RoutingTrace, **settings: object) -> PlacementResult:
+    return run_place(given={"trace": trace}, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +162,7 @@ def test_replicas_of_one_node_that_only_their_gpu_uses_are_worse_than_none(recor
 
 
 def test_a_placement_is_fresh_where_it_was_fitted_and_ages(trace) -> None:
-    placing = fit(trace, RunSpec(), num_ranks=4, num_slots=80, fitted_on=(0, 2), num_windows=3)
+    placing = fit(trace, ranks=4, slots=80, fit=(0, 2), windows=3)
     assert [window.steps for window in placing.windows] == [(0, 2), (2, 4), (4, 6)]
     first, *later = placing.windows
     assert first.fitted == first.fresh
@@ -169,7 +173,7 @@ def test_a_placement_is_fresh_where_it_was_fitted_and_ages(trace) -> None:
 
 
 def test_imbalance_is_what_a_replay_has(trace) -> None:
-    placing = fit(trace, RunSpec(), num_ranks=4, num_slots=80, fitted_on=None, num_windows=2)
+    placing = fit(trace, ranks=4, slots=80, windows=2)
     assert [window.steps for window in placing.windows] == [(0, 1), (1, 2)]
     for window in placing.windows:
         work = make_work(
@@ -181,7 +185,7 @@ def test_imbalance_is_what_a_replay_has(trace) -> None:
 
 def test_every_algorithm_places_every_expert(trace) -> None:
     for algorithm in ("eplb", "greedy"):
-        placing = fit(trace, RunSpec(), num_ranks=4, num_slots=64, algorithm=algorithm)
+        placing = fit(trace, ranks=4, slots=64, algorithm=algorithm)
         assert all(sorted(row) == list(range(64)) for row in placing.slot_expert)
 
 
@@ -189,15 +193,15 @@ def test_every_algorithm_places_every_expert(trace) -> None:
     ("settings", "said"),
     [
         ({"algorithm": "best"}, "unknown algorithm 'best'"),
-        ({"num_slots": 65}, "65 slots on 4 GPUs"),
-        ({"fitted_on": (3, 3)}, "steps 3:3"),
-        ({"fitted_on": (0, 9)}, "has 6 steps"),
+        ({"slots": 65}, "65 slots on 4 GPUs"),
+        ({"fit": (3, 3)}, "fit 3:3: expected FIRST:BEHIND"),
+        ({"fit": (0, 9)}, "has 6 steps"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(trace, settings: dict[str, object], said: str) -> None:
-    given = {"num_ranks": 4, "num_slots": 64} | settings
+    given = {"ranks": 4, "slots": 64} | settings
     with pytest.raises(UserError, match=said):
-        fit(trace, RunSpec(), **given)  # type: ignore[arg-type]  # values of several kinds
+        fit(trace, **given)
 
 
 # ---- the command -----------------------------------------------------------------------------
@@ -252,7 +256,7 @@ def test_mistakes_are_said_in_a_line(
 
 def test_rows_between_nodes_before_and_after(trace) -> None:
     """Against sets of nodes, token by token; affinity sends fewer than neighbours."""
-    found = fit(trace, RunSpec(), num_ranks=4, num_slots=64, algorithm="affinity", num_nodes=2)
+    found = fit(trace, ranks=4, slots=64, algorithm="affinity", nodes=2)
     batch = form_batch(trace)
     for layer in range(2):
         node_of = {e: slot // 32 for slot, e in enumerate(found.slot_expert[layer])}
@@ -268,10 +272,9 @@ def test_rows_between_nodes_before_and_after(trace) -> None:
 
 def test_affinity_sends_fewer_rows_between_nodes_of_the_shipped_trace() -> None:
     recorded = tracegen.load("gpt-oss-20b-decode", layers=[3, 12])
-    spec = RunSpec(tokens_per_rank=16)
     for nodes, least in ((2, 0.10), (4, 0.15)):
-        found = fit(recorded, spec, num_ranks=16, num_slots=32, algorithm="affinity",
-                    num_nodes=nodes, fitted_on=(0, 4), num_windows=2)  # fmt: skip
+        found = fit(recorded, tokens_per_rank=16, ranks=16, slots=32, algorithm="affinity",
+                    nodes=nodes, fit="0:4", windows=2)  # fmt: skip
         later = found.windows[1]
         assert sum(later.rows_fitted) < (1 - least) * sum(later.rows_before)
 

@@ -12,14 +12,18 @@ from typer.testing import CliRunner
 import tracegen
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.experiments.layer.spec import RunSpec
-from replay.experiments.place.placing import fit
-from replay.experiments.place.placing_loads import fit_loads
+from replay.experiments.place.experiment import run as run_place
+from replay.experiments.place.result import PlacementResult
 from replay.model.work.expert_maps import FORMATS
 from replay.model.work.map_arrays import WhichLayer
 from replay.model.work.placement import place
+from tracegen.importers.loads import Loads
 
 RANKS = 4
+
+
+def fit_loads(counts: np.ndarray, **settings: object) -> PlacementResult:
+    return run_place(given={"loads": Loads(counts)}, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +56,8 @@ def run(*arguments: object) -> tuple[int, str, str]:
 @pytest.mark.parametrize("fitted_on", [None, (0, 2)])
 @pytest.mark.parametrize("slots", [64, 80])
 def test_loads_place_experts_as_their_trace_does(trace, counts, slots: int, fitted_on) -> None:
-    settings = {"num_ranks": RANKS, "num_slots": slots, "fitted_on": fitted_on}
-    by_trace = fit(trace, RunSpec(placement="contiguous"), **settings)
+    settings = {"ranks": RANKS, "slots": slots, "fit": fitted_on}
+    by_trace = run_place(given={"trace": trace}, **settings)
     by_loads = fit_loads(counts, **settings)
     assert by_loads.slot_expert == by_trace.slot_expert
     assert [one.steps for one in by_loads.windows] == [one.steps for one in by_trace.windows]
@@ -68,7 +72,7 @@ def test_loads_place_experts_as_their_trace_does(trace, counts, slots: int, fitt
 
 def test_replicas_share_the_rows_of_their_expert_evenly() -> None:
     counts = np.array([[[8, 2, 1, 1]]])
-    found = fit_loads(counts, num_ranks=2, num_slots=6)
+    found = fit_loads(counts, ranks=2, slots=6)
     held = np.array(found.slot_expert[0])
     shared = counts[0, 0] / np.bincount(held)
     rows = shared[held].reshape(2, 3).sum(axis=1)
@@ -80,7 +84,7 @@ def test_the_command_writes_maps_of_every_format_from_loads(counts, tmp_path: Pa
     path = tmp_path / "counts.json"
     total = counts.sum(axis=0)
     path.write_text(json.dumps({n: dict(enumerate(row)) for n, row in enumerate(total.tolist())}))
-    wanted = fit_loads(total[None], num_ranks=RANKS, num_slots=80).slot_expert
+    wanted = fit_loads(total[None], ranks=RANKS, slots=80).slot_expert
     for form in FORMATS:
         out = tmp_path / ("map.yaml" if form == "tensorrt" else f"{form}.json")
         code, stdout, stderr = run(
@@ -107,9 +111,9 @@ def test_what_loads_cannot_say_is_refused(counts, tmp_path: Path) -> None:
     for arguments, said in (
         ([], "name a trace, or give --loads FILE"),
         (["t.h5", "--loads", path], "name a trace, or give --loads FILE"),
-        (["--loads", path, "--replicas", "nearest"], "--replicas nearest: loads have no tokens"),
-        (["--loads", path, "--phase", "decode"], "--phase decode: loads have no tokens"),
-        (["--loads", path, "--tokens-per-rank", 4], "--tokens-per-rank 4: loads have no tokens"),
+        (["--loads", path, "--replicas", "nearest"], "replicas nearest: loads have no tokens"),
+        (["--loads", path, "--phase", "decode"], "phase decode: loads have no tokens"),
+        (["--loads", path, "--tokens-per-rank", 4], "tokens_per_rank 4: loads have no tokens"),
         (["--loads", path, "--algorithm", "affinity"], "which loads do not tell"),
         (["--loads", path, "--fit", "2:9"], "the loads have 4 steps; steps 2 to 8"),
         (["--loads", path, "--slots", 60], "60 slots"),
@@ -122,4 +126,4 @@ def test_what_loads_cannot_say_is_refused(counts, tmp_path: Path) -> None:
             wrong.append((arguments, error))
     assert not wrong
     with pytest.raises(UserError, match="unknown algorithm 'epl'"):
-        fit_loads(counts, num_ranks=RANKS, num_slots=64, algorithm="epl")
+        fit_loads(counts, ranks=RANKS, slots=64, algorithm="epl")

@@ -8,7 +8,7 @@ import pytest
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
-from replay.experiments.collective.replay import collective
+from replay.experiments.collective.experiment import run as collective
 from replay.experiments.serve.iteration import Load, Piece
 from replay.experiments.serve.parts import Rows, sliced
 from replay.experiments.serve.slices import Slices
@@ -219,8 +219,8 @@ def test_slices_have_fewer_heads() -> None:
 def test_slices_gather_and_scatter() -> None:
     slices = times(tp=2).slices
     nbytes = 64 * times().shape.hidden * 2
-    each = collective("allgather", [nbytes], ranks=2).rows[0].time_us
-    back = collective("reducescatter", [nbytes], ranks=2).rows[0].time_us
+    each = collective(op="allgather", bytes=nbytes, ranks=2).rows[0].time_us
+    back = collective(op="reducescatter", bytes=nbytes, ranks=2).rows[0].time_us
     assert slices.time_ps(nbytes) == pytest.approx((each + back) * 1e6)
     assert slices.time_ps(0) == times().slices.time_ps(nbytes) == 0
 

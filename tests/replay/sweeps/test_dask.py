@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from replay.errors import UserError
-from replay.studies.sweeps import clusters, sweep
+from replay.experiments.base.crews import clusters
+from replay.studies.sweeps import sweep
 
 distributed = pytest.importorskip("distributed", reason="pip install 'moereplay[sweep]'")
 pytestmark = pytest.mark.filterwarnings("default")  # what Dask does to sockets is not ours

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from replay.errors import UserError
-from replay.studies.sweeps import leases, sweep
-from replay.studies.sweeps.leases import Leases
+from replay.experiments.base.crews import leases
+from replay.experiments.base.crews.leases import Leases
+from replay.studies.sweeps import sweep
 from replay.studies.sweeps.plan import plan_sweep
 
 

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from replay.errors import UserError
-from replay.studies.sweeps import worker
+from replay.experiments.base.crews import worker
+from replay.experiments.base.crews.store import point_text, read_point
+from replay.experiments.base.crews.worker import Job, Worker
+from replay.experiments.layer.result import Result
 from replay.studies.sweeps.plan import plan_sweep
-from replay.studies.sweeps.store import point_text, read_point
-from replay.studies.sweeps.worker import Job, Worker
+from replay.studies.sweeps.task import make_task
 
 
 @pytest.fixture
 def job(small: Path) -> Job:
     task, points = plan_sweep(small).tasks[0]
-    return Job(task.id, task.source.key, points[0])
+    return Job(task.id, task.source.key, points[0], make_task)
 
 
 def test_a_worker_sends_back_the_text_of_the_file(job: Job, whole: Path) -> None:
@@ -48,8 +50,8 @@ def test_an_error_is_told_in_a_line_with_where_it_was(
 
 def test_a_text_that_was_damaged_on_its_way_is_noticed(job: Job) -> None:
     text = Worker()([job])[0][0].text
-    outcome, problem = read_point(text, job.id)
+    outcome, problem = read_point(text, job.id, Result)
     assert outcome is not None and not problem
     assert point_text(job.id, {}, outcome) != text
     for harmed in (text.replace("makespan", "makespam"), text[:-9], "[]"):
-        assert read_point(harmed, job.id)[0] is None
+        assert read_point(harmed, job.id, Result)[0] is None

@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 
 from replay.cli.app import app
 from replay.errors import UserError
+from replay.experiments.base.crews import crew as crews
+from replay.experiments.base.crews.shards import parse_shard, shard_of
+from replay.experiments.base.crews.worker import Job
 from replay.processes import OneProcess, answers, fresh_context
-from replay.studies.sweeps import crews, load_study, sweep
+from replay.studies.sweeps import load_study, sweep
 from replay.studies.sweeps.points import Point
-from replay.studies.sweeps.shards import parse_shard, shard_of
-from replay.studies.sweeps.worker import Job
+from replay.studies.sweeps.task import make_task
 
 ROOT = Path(__file__).parents[3]
 IsWhole = Callable[[Path], bool]
@@ -168,7 +170,7 @@ def test_processes_and_threads_of_pools_end_with_the_crew(has_begun: bool) -> No
     before = set(threading.enumerate())
     children = set(multiprocessing.active_children())
     crew = crews.Processes(2)
-    batch = crew.submit([Job("0", "no trace", Point(0, (), None, {}))])
+    batch = crew.submit([Job("0", "no trace", Point(0, (), None, {}), make_task)])
     if has_begun:
         batch.exception(timeout=60)
     crew.kill()
@@ -255,14 +257,16 @@ def test_the_command_says_what_other_shards_have_left(small: Path, tmp_path: Pat
 
 
 def test_shards_are_all_jobs_and_keep_traces_together() -> None:
-    jobs = [Job(str(n), f"trace {n // 10}", Point(0, (), None, {})) for n in range(400)]
+    jobs = [Job(str(n), f"trace {n // 10}", Point(0, (), None, {}), make_task) for n in range(400)]
     shards = [shard_of(jobs, number, 7) for number in range(1, 8)]
     assert sorted(int(job.id) for shard in shards for job in shard) == list(range(400))
     assert max(map(len, shards)) - min(map(len, shards)) <= 400 // (7 * 8)
     assert sum(len({job.trace for job in shard}) for shard in shards) <= 2 * 40
-    fifteens = [Job(str(n), f"trace {n // 15}", Point(0, (), None, {})) for n in range(150)]
+    fifteens = [
+        Job(str(n), f"trace {n // 15}", Point(0, (), None, {}), make_task) for n in range(150)
+    ]
     assert [len(shard_of(fifteens, number, 2)) for number in (1, 2)] == [75, 75]
-    same = [Job(str(n), "one", Point(0, (), None, {})) for n in range(40)]
+    same = [Job(str(n), "one", Point(0, (), None, {}), make_task) for n in range(40)]
     assert [len(shard_of(same, number, 4)) for number in range(1, 5)] == [10] * 4
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from replay.engine.engine import compile_ahead
 from replay.errors import UserError
+from replay.experiments.base.crews.worker import Done, Job, Worker, carry_out
 from replay.processes import CANNOT_BEGIN, Died, OneProcess, fresh_context, interrupts_later
-from replay.studies.sweeps.worker import Done, Job, Worker, carry_out
 
 Batch = Future[tuple[list[Done], float]]
 

@@ -9,7 +9,7 @@ from replay.report.words import says
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from replay.experiments.collective.replay import CollectiveResult, CollectiveRow, Way
+    from replay.experiments.collective.result import CollectiveResult, CollectiveRow, PortUse
     from tracegen.shared.display.content import Cell
 
 COLUMNS = (
@@ -28,7 +28,7 @@ COLUMNS = (
 
 def table(result: CollectiveResult) -> Table:
     """One row for each size and algorithm; bytes on the wire per GPU, mean over the GPUs."""
-    what = f"{result.collective.replace('_', '-')} of {result.num_ranks} GPUs, {result.system.name}"
+    what = f"{result.name} of {result.num_ranks} GPUs, {result.system.name}"
     rows: list[tuple[Cell, ...]] = [
         (
             row.bytes, kernel_name(row), row.blocks, row.time_us, row.algorithm_GB_per_s,
@@ -45,5 +45,5 @@ def kernel_name(row: CollectiveRow) -> str:
     return row.kernel if is_same else f"{row.algorithm}: {row.kernel}"
 
 
-def _cells(way: Way) -> tuple[float, float]:
-    return sum(way.wire_bytes) / len(way.wire_bytes) / MB, way.utilisation
+def _cells(use: PortUse) -> tuple[float, float]:
+    return sum(use.wire_bytes) / len(use.wire_bytes) / MB, use.utilisation

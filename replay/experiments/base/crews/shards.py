@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from replay.errors import UserError
-from replay.studies.sweeps.worker import Job
+from replay.experiments.base.crews.worker import Job
 
 PIECES = 8  # of each shard, or more: points at the end of a study may take longer
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from replay.errors import UserError
-from replay.studies.sweeps.crews import Batch, Crew
-from replay.studies.sweeps.leases import Leases
-from replay.studies.sweeps.store import Failure, Outcome, Store, read_point
-from replay.studies.sweeps.worker import Done, Job
+from replay.experiments.base.crews.crew import Batch, Crew
+from replay.experiments.base.crews.leases import Leases
+from replay.experiments.base.crews.store import Failure, Outcome, Store, read_point
+from replay.experiments.base.crews.worker import Done, Job
 
 BATCH_S = 2.0  # a batch lasts about so long: long for a message, short for what a kill loses
 MOST_JOBS = 64  # of a batch

@@ -17,12 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from replay.errors import UserError
+from replay.errors import UnreadableError, UserError
+from replay.experiments.base.crews.store import Failure, Outcome, point_text
 from replay.experiments.base.estimate import UnfitError
 from replay.schemes.outside import AllowCode, BuildFailed, said
-from replay.studies.sweeps.source import UnreadableError
-from replay.studies.sweeps.store import Failure, Outcome, point_text
-from replay.studies.sweeps.task import make_task
 
 MOST_FRAMES = 8  # of a traceback that are kept
 
@@ -54,7 +52,7 @@ class Carried(Protocol):
 
 
 class Task(Protocol):
-    """Work that a worker can do, such as `replay.studies.sweeps.task.Task`."""
+    """Work that a worker can do, such as one replay of a study."""
 
     @property
     def id(self) -> str:
@@ -85,8 +83,7 @@ class Job:
     point
         What asks for it.
     make
-        Makes a task of that, on the machine of the worker; see
-        `replay.studies.sweeps.task.make_task`.
+        Makes a task of that, on the machine of the worker.
     code
         SHA-256 of the files that it may execute for that: those of who asks.
     """
@@ -94,13 +91,11 @@ class Job:
     id: str
     trace: str
     point: Asks
-    make: Callable[[Any, AllowCode], Task] = make_task
+    make: Callable[[Any, AllowCode], Task]
     code: frozenset[str] = frozenset()
 
     @classmethod
-    def of(
-        cls, task: Task, point: Asks, make: Callable[[Any, AllowCode], Task] = make_task
-    ) -> Self:
+    def of(cls, task: Task, point: Asks, make: Callable[[Any, AllowCode], Task]) -> Self:
         """Have a task carried out that was made here."""
         code = task.description["scheme"]["code"]
         return cls(task.id, task.source.key, point, make, frozenset([code] if code else []))

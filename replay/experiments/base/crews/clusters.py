@@ -1,7 +1,7 @@
 """Workers of Dask: those of a scheduler that runs already, or of a cluster made for the sweep.
 
-A worker is told points and sends back texts (`replay.studies.sweeps.worker`); only the process that
-sweeps writes to the folder. Machines need no common file system, but the same moereplay.
+A worker is told points and sends back texts (`worker` of this folder); only the process that asks
+writes to the folder of results. Machines need no common file system, but the same moereplay.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
+from replay.experiments.base.crews.crew import Batch, Crew
+from replay.experiments.base.crews.worker import Job, carry_out
 from replay.processes import SAFE_PATH, safe_path
-from replay.studies.sweeps.crews import Batch, Crew
-from replay.studies.sweeps.worker import Job, carry_out
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -181,7 +181,7 @@ def _local(workers: int | None) -> Any:
             threads_per_worker=1,
             dashboard_address=f"127.0.0.1{ANY_PORT}",
             silence_logs=logging.CRITICAL,
-            preload=["replay.studies.sweeps.worker"],  # which leaves Ctrl-C to this process
+            preload=["replay.experiments.base.crews.worker"],  # which leaves Ctrl-C to this process
         )
     except (OSError, RuntimeError) as error:
         why = " ".join(str(error).split()) or type(error).__name__

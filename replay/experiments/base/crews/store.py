@@ -1,8 +1,8 @@
-"""The folder of a sweep: one file per finished point, named by the point's identity.
+"""A folder of results: one file per finished point, named by the point's identity.
 
-Files are written aside and renamed, so that a killed sweep leaves whole files only; several sweeps
-may share a folder, since equal names hold equal bytes. A file is believed only if it says that it
-is the point looked for and its checksum holds.
+Files are written aside and renamed, so that who is killed leaves whole files only; several
+processes may share a folder, since equal names hold equal bytes. A file is believed only if it says
+that it is the point looked for and its checksum holds.
 
 A point that failed lies apart, in ``failures``: that is no result, and it is tried again.
 """
@@ -74,10 +74,10 @@ class Store:
     folder
         Made with the first point that is written.
     kind
-        The class of its results; None for `replay.experiments.layer.result.Result`.
+        The class of their results.
     """
 
-    def __init__(self, folder: str | Path, kind: type[BaseModel] | None = None) -> None:
+    def __init__(self, folder: str | Path, kind: type[BaseModel]) -> None:
         self.files = ManagedFolder(folder)
         self.folder = self.files.path
         self.kind = kind
@@ -100,14 +100,6 @@ class Store:
             self.files.check(name)
         for name in FOLDERS:
             self.files.folder(name).check_place()
-
-    def study_name(self) -> str | None:
-        """Name of the study whose tables are there; None if there are none."""
-        try:
-            document = parse_json(self.files.read_text("sweep.json", MOST_BYTES))
-            return str(document["name"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
     def read(self, identity: str) -> tuple[Outcome | None, str]:
         """Look for a point.
@@ -183,18 +175,15 @@ def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) 
     return _json(document)
 
 
-def read_point(
-    text: str, identity: str, kind: type[BaseModel] | None = None
-) -> tuple[Outcome | None, str]:
+def read_point(text: str, identity: str, kind: type[BaseModel]) -> tuple[Outcome | None, str]:
     """What became of a point by the text of its file, or None and what is wrong with the text.
 
     Parameters
     ----------
     kind
-        The class of its result; None for `replay.experiments.layer.result.Result`.
+        The class of its result.
     """
     from replay.experiments.base.load import validated
-    from replay.experiments.layer.result import Result
 
     try:
         document = parse_json(text)
@@ -213,7 +202,7 @@ def read_point(
     try:
         # A checksum says that nothing was torn, not who wrote it.
         if result is not None:
-            validated(kind or Result, result, "its result")
+            validated(kind, result, "its result")
     except UserError as error:
         return None, f"is not believed: {error}"
     return Outcome(result, refused), ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
-from replay.report.collective import kernel_name, table
-from replay.report.command import value_text
+from replay.experiments.collective.spec import size_text
+from replay.experiments.collective.tables import kernel_name, table
+from replay.report.command import command, value_text
 from replay.report.machines import changed_values
 from replay.report.provenance import assumptions, provenance
 from tracegen.shared.display.content import Axis, Heat, Line, Page, Plot, Section
@@ -14,55 +14,32 @@ from tracegen.shared.display.content import Axis, Heat, Line, Page, Plot, Sectio
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from replay.experiments.collective.replay import CollectiveResult, CollectiveRow
+    from replay.experiments.collective.result import CollectiveResult, CollectiveRow
 
-BLOCKS = (
-    "The command takes as many thread blocks as the software does. Where another number was asked "
-    "for, it is in the table of sizes: --blocks."
-)
 MIB = 1 << 20
-UNITS = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 
 
 def page(result: CollectiveResult) -> Page:
     """Make the page of a collective."""
     return Page(
-        title=f"{_what(result)} of {result.num_ranks} GPUs, {result.system.name}",
+        title=f"{result.name} of {result.num_ranks} GPUs, {result.system.name}",
         summary=summary(result),
         sections=list(_sections(result)),
         command=command_of(result),
     )
 
 
-def _what(result: CollectiveResult) -> str:
-    return result.collective.replace("_", "-")
-
-
-def size_text(nbytes: int) -> str:
-    """A size as nccl-tests writes it: with K, M, G where it is a multiple of these.
-
-    Examples
-    --------
-    >>> size_text(16 << 20), size_text(1000)
-    ('16M', '1000')
-    """
-    for unit, letter in UNITS:
-        if nbytes % unit == 0:
-            return f"{nbytes // unit}{letter}"
-    return str(nbytes)
-
-
 def command_of(result: CollectiveResult) -> str:
-    """Command that makes a result again, with the software's own thread blocks."""
-    algorithms = list(dict.fromkeys(row.algorithm for row in result.rows))
-    sizes = list(dict.fromkeys(row.bytes for row in result.rows))
-    words = ["moereplay", "collective", "--op", result.collective.replace("_", "")]
-    words += ["--bytes", ",".join(map(size_text, sizes)), "--system", result.system.name]
-    words += ["--ranks", str(result.num_ranks)]
-    words += [word for one in algorithms for word in ("--algorithm", one)]
-    for key, (value, _) in changed_values(result.system).items():
-        words += ["--set", f"{key}={value_text(value)}"]
-    return shlex.join(words)
+    """Command that makes a result again.
+
+    Of a file of the first schema, which did not say what of the machine was changed, the values
+    that are not those of its name are changed.
+    """
+    more: list[str] = []
+    if not result.spec.overrides:
+        for key, (value, _) in changed_values(result.system).items():
+            more += ["--set", f"{key}={value_text(value)}"]
+    return command(["moereplay", "collective"], result.spec, more=more)
 
 
 def summary(result: CollectiveResult) -> str:
@@ -91,7 +68,7 @@ def _sections(result: CollectiveResult) -> Iterator[Section]:
     yield assumptions(result.system)
     yield provenance(
         {
-            "collective": _what(result),
+            "collective": result.name,
             "machine": result.system.name,
             "GPUs": result.num_ranks,
             "NVLink domains": result.num_domains,
@@ -99,7 +76,6 @@ def _sections(result: CollectiveResult) -> Iterator[Section]:
             "moereplay": result.version,
         },
         command=command_of(result),
-        more=[BLOCKS],
     )
 
 

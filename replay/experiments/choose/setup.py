@@ -1,0 +1,93 @@
+"""What a spec of a search refers to, and the identity that follows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import hwmodel
+import tracegen.models
+from replay.errors import UserError
+from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.choose import search
+from replay.experiments.choose import space as spaces
+from replay.schemes.registry import find
+
+if TYPE_CHECKING:
+    from replay.experiments.choose.search import Possible
+    from replay.experiments.choose.space import Space
+    from replay.experiments.choose.spec import ChooseSpec
+    from replay.schemes.outside import AllowCode
+
+CODE = ("steps", "experiments/train", "experiments/choose")
+"""Rooms that enter the identity beside those of every replay."""
+
+
+@dataclass(frozen=True)
+class ChooseSetup:
+    """A spec with the space that it refers to, and what of that is possible.
+
+    Attributes
+    ----------
+    possible
+        Candidates on each system, with their bounds.
+    """
+
+    spec: ChooseSpec
+    space: Space
+    possible: list[Possible]
+
+    @classmethod
+    def of(
+        cls, spec: ChooseSpec, given: Mapping[str, Any], *, allow_code: AllowCode = False
+    ) -> Self:
+        """Read the space, and count and bound its candidates.
+
+        Parameters
+        ----------
+        given
+            A `Space` as ``space``, in place of the spec's.
+        allow_code
+            Whether files of schemes that are named may be executed.
+
+        Raises
+        ------
+        UserError
+            If something that spec or space names does not exist, or the space is too large.
+        """
+        if spec.space is None and "space" not in given:
+            message = "which space? Give a TOML file, or a name of `moereplay choose --list`"
+            raise UserError(message)
+        space = given["space"] if "space" in given else spaces.load(str(spec.space))
+        space = _on(space, spec.systems)
+        return cls(spec, space, search.everywhere(space, allow_code=allow_code))
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the result: of everything that decides it."""
+        schemes = [find(one.scheme, allow_code=False) for one in self.space.systems]
+        return identity({
+            "code": [code_identity(), code_of(CODE)],
+            "space": self.space.model_dump(mode="json"),
+            "model": tracegen.models.load(self.space.model).sizes(),
+            "systems": [hwmodel.load(one.system).describe() for one in self.space.systems],
+            "schemes": [
+                {"options": dataclasses.asdict(one.options), "code": one.code} for one in schemes
+            ],
+            "settings": self.spec.model_dump(mode="json", exclude={"space", "systems"}),
+        })  # fmt: skip
+
+
+def _on(space: Space, systems: list[str]) -> Space:
+    """Put other systems in place of a space's; a scheme that is not given is that of the first."""
+    if not systems:
+        return space
+    known = {where.system: where.scheme for where in space.systems}
+    chosen = []
+    for text in systems:
+        name, _, scheme = text.partition(":")
+        usual = known.get(name, space.systems[0].scheme)
+        chosen.append(spaces.Where(system=name, scheme=scheme or usual))
+    return space.model_copy(update={"systems": chosen})

@@ -1,0 +1,79 @@
+"""Settings of a search of model shapes and parallel plans."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from replay.errors import UserError
+from replay.experiments.base.spec import MOST, Spec
+
+
+class ChooseSpec(Spec):
+    """Everything that decides a search, but for what its space says.
+
+    Raises
+    ------
+    UserError
+        If a setting does not exist or a value is not possible.
+    """
+
+    space: str | None = Field(
+        None, description="A TOML file, or a name of `moereplay choose --list`."
+    )
+    systems: list[str] = Field(
+        [],
+        alias="system",
+        description="NAME or NAME:SCHEME in place of the space's, repeatable.",
+    )
+    top: int = Field(20, ge=1, le=MOST, description="Rows that must be exact, and are shown.")
+    most: int | None = Field(
+        None, ge=1, le=MOST, description="Simulate no more than so many [all that may matter]."
+    )
+    by: Literal["tokens", "mfu"] = Field(
+        "tokens", description="Rank by tokens per second, tokens, or by MFU, mfu."
+    )
+    sensitivity: str | None = Field(
+        None,
+        description="Rank the first again with each uncertain hardware value off by so much: 10%.",
+    )
+    again: int = Field(3, ge=2, le=MOST, description="How many of the first are ranked again.")
+
+    @field_validator("systems", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
+    @field_validator("sensitivity", mode="before")
+    @classmethod
+    def _text(cls, given: Any) -> Any:
+        """Take a number for the text that says it."""
+        if isinstance(given, float):
+            given = repr(given)
+        if isinstance(given, str):
+            share_of(given)
+        return given
+
+    @property
+    def share(self) -> float | None:
+        """By how much uncertain values are lower and higher; None where that is not asked."""
+        return None if self.sensitivity is None else share_of(self.sensitivity)
+
+
+def share_of(text: str) -> float:
+    """Read a share such as ``10%`` or ``0.1``.
+
+    Raises
+    ------
+    UserError
+        If it is none, or not between 0 and 1.
+    """
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        message = f"sensitivity {text}: expected a share between 0 and 1, such as 10%"
+        raise UserError(message)
+    return share

@@ -1,0 +1,84 @@
+"""What a spec of a collective refers to, and the identity that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import hwmodel
+from replay.engine import GraphBuilder
+from replay.errors import UserError
+from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.model.collectives import library
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.experiments.collective.spec import CollectiveSpec
+    from replay.model.collectives.algorithm import Algorithm
+
+CODE = ("experiments/collective",)
+"""Rooms that enter the identity beside those of every replay."""
+
+
+@dataclass(frozen=True)
+class CollectiveSetup:
+    """A spec with what its references lead to.
+
+    Attributes
+    ----------
+    num_ranks
+        GPUs that take part.
+    """
+
+    spec: CollectiveSpec
+    system: System
+    algorithms: tuple[Algorithm, ...]
+    num_ranks: int
+
+    @classmethod
+    def of(cls, spec: CollectiveSpec) -> Self:
+        """Follow the references of a spec.
+
+        Raises
+        ------
+        UserError
+            If a name is unknown, a buffer does not fit a GPU's memory, or an algorithm has no
+            kernel for this on such a machine.
+        """
+        algorithms = tuple(library.find(name) for name in spec.algorithms)
+        system = hwmodel.load(spec.system, dict(spec.overrides))
+        num_ranks = system.num_gpus if spec.ranks is None else spec.ranks
+        if not 2 <= num_ranks <= system.num_gpus:
+            message = f"{num_ranks} ranks; possible on {system.name}: 2 to {system.num_gpus}"
+            raise UserError(message)
+        for size in spec.num_bytes:
+            if 2 * size > system.hbm.num_bytes:
+                message = (
+                    f"two buffers of {size} bytes; a GPU of {system.name} has memory for "
+                    f"{system.hbm.num_bytes}"
+                )
+                raise UserError(message)
+        setup = cls(spec, system, algorithms, num_ranks)
+        machine = setup.machine()
+        for algorithm in algorithms:
+            algorithm.check(machine, spec.op, blocks=spec.blocks)
+        return setup
+
+    def machine(self) -> Machine:
+        """Make the machine, with nothing to do."""
+        return Machine(self.system, GraphBuilder(KIND_NAMES), self.num_ranks)
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the result: of everything that decides it."""
+        return identity({
+            "code": [code_identity(), code_of(CODE)],
+            "collective": self.spec.op,
+            "sizes": self.spec.num_bytes,
+            "algorithms": [one.name for one in self.algorithms],
+            "num_ranks": self.num_ranks,
+            "blocks": self.spec.blocks,
+            "system": self.system.describe(),
+        })  # fmt: skip
