@@ -27,6 +27,7 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
     title = "layer under tensor parallelism"
     spec = TensorSpec
     result = TensorResult
+    headline = "time_us"
     comparison = TensorComparison
     baselines = ("sp-nvls",)
     scheme_help = "A name of `moereplay tensor schemes`, or FILE.py:NAME, which executes the file."

@@ -27,6 +27,7 @@ class Serve(SchemeExperiment[InferSpec, "Setup", InferResult]):
     title = "served batch"
     spec = InferSpec
     result = InferResult
+    headline = "time_us"
     comparison = InferComparison
     baselines = ("deepep-ll",)
     scheme_help = "A name of `moereplay schemes`, or PREFILL+DECODE."
@@ -62,6 +63,10 @@ class Serve(SchemeExperiment[InferSpec, "Setup", InferResult]):
         if prompts != decoding:
             made = made.changed(prefill_options=dict(options.get(prompts, {})))
         return named(made.of_prompts, made.scheme), made
+
+    def schemes_of(self, reference: str) -> Sequence[str]:
+        """That of prompts and that of decoding, or that of both."""
+        return [one for one in reference.partition("+")[::2] if one]
 
     def schemes_in(self, name: str, spec: InferSpec) -> Sequence[str]:
         """That of decoding, and that of prompts."""

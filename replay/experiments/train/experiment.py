@@ -42,6 +42,7 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
     title = "training step"
     spec = TrainSpec
     result = TrainResult
+    headline = "step_us"
     comparison = TrainComparison
     baselines = ("deepep",)
     usual = "all that can train"

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
+from replay.experiments.base.experiment import EXPERIMENTS
 from replay.studies.sweeps.claims import check_claim, claims_json
 from replay.studies.sweeps.columns import check_path
 from replay.studies.sweeps.points import Choice, axes_of, place, show
-from replay.studies.sweeps.study import Column
+from replay.studies.sweeps.study import LAYER, Column
 from tracegen.shared.display import escape
 
 if TYPE_CHECKING:
+    from replay.experiments.base.experiment import AnyExperiment
     from replay.studies.sweeps.study import Grid, Study
 
 Labels = tuple[str, ...]
 
 DEFAULT_COLUMN = Column(header="layer us", path="totals.mean_layer_us")
+"""What is shown of layers where nothing is asked for; of other experiments, their headline."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ class GridTable:
         self.grid: Grid = study.grids[number]
         self.where = place(study, number)
         self.axes: dict[str, list[Choice]] = axes_of(self.grid, self.where)
-        self.columns = self.grid.columns or [DEFAULT_COLUMN]
+        experiment = EXPERIMENTS.find(self.grid.experiment)
+        self.columns = self.grid.columns or [_default_column(experiment, self.where)]
         # By labels and seed: one value a column; None for a point that was refused.
         self.values: dict[tuple[Labels, int | None], list[float | None]] = {}
         self.refused: dict[Labels, str] = {}
@@ -76,7 +80,7 @@ class GridTable:
             if headers.count(column.header) > 1:
                 message = f"{self.where}: two columns are called {column.header!r}"
                 raise UserError(message)
-            check_path(column, self.where)
+            check_path(column, experiment.result, self.where)
             self._baseline(column, tuple(choices[0].label for choices in self.axes.values()))
         for claim in self.grid.claims:
             check_claim(claim, self)
@@ -151,6 +155,7 @@ class GridTable:
         return {
             "title": self.grid.title,
             "notes": self.grid.notes,
+            **({} if self.grid.experiment == LAYER else {"experiment": self.grid.experiment}),
             "fixed": dict(self.grid.fixed),
             "seeds": list(self.grid.seeds),
             "axes": {
@@ -236,6 +241,16 @@ class GridTable:
                     notes.append(reasons[labels])
                 return f"{word} [{notes.index(reasons[labels]) + 1}]"
         return "-"
+
+
+def _default_column(experiment: AnyExperiment, where: str) -> Column:
+    """What is shown where nothing is asked for."""
+    if experiment.name == LAYER:
+        return DEFAULT_COLUMN
+    if not experiment.headline:
+        message = f"{where}: a {experiment.title} has no one time: say columns"
+        raise UserError(message)
+    return Column(header=experiment.headline.replace("_us", " us"), path=experiment.headline)
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int) -> list[str]:
