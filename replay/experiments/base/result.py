@@ -104,6 +104,7 @@ def package_version() -> str:
 
 
 __version__ = package_version()
+"""Version of moereplay that is installed."""
 
 
 class Document(Strict, Shown):

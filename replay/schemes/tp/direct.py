@@ -86,10 +86,6 @@ class Direct(TensorScheme):
         pool = split.pool("direct-store", sms)
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         issued = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
-        fan_out = machine.transfers.fan_out(src, dst)
-        outboxes = machine.buffers.outboxes(pool[src])
-        stored = machine.transfers.store(
-            kinds, src, dst, row_bytes, issued, fan_out, on=outboxes
-        )  # fmt: skip
+        stored = machine.transfers.store(kinds, src, dst, row_bytes, issued, on=pool[src])
         landed = machine.gather(stored.arrived, dst, begun)
         return machine.sync.barrier(kinds, landed, behind_stores=True)

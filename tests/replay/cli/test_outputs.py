@@ -21,9 +21,7 @@ from replay.cli.app import app, main
 
 INPUTS = {
     "spec",
-    "source",
     "prompts",
-    "loads",
     "mask",
     "files",
     "journals",

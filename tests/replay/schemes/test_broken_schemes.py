@@ -59,7 +59,7 @@ class Plain(Scheme):"""
 DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     "a byte too few": (
         "payload", "one token per rank",
-        [("dst, row_bytes, issued,", "dst, row_bytes - 1, issued,")],
+        [("dst, row_bytes, stored[remote],", "dst, row_bytes - 1, stored[remote],")],
         r"dispatch: GPU \d sends .* bytes, the rows of its tokens are .*: \d bytes are missing",
     ),
     "a row is not sent": (
@@ -74,12 +74,12 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     ),
     "rows go as metadata": (
         "payload", "uniform 4 ranks",
-        [("row_bytes, issued, fan_out,", "0, issued, fan_out, meta_bytes=row_bytes,")],
+        [("row_bytes, stored[remote],", "0, stored[remote], meta_bytes=row_bytes,")],
         "sends 0 bytes, the rows of its tokens are",
     ),
     "rows come to the wrong GPUs, as many as to the right ones": (
         "ways", "zipf 8 ranks",
-        [("src, dst, row_bytes, issued,", "*exchanged(src, dst), row_bytes, issued,"),
+        [("src, dst, row_bytes, stored", "*exchanged(src, dst), row_bytes, stored"),
          ("class Plain(Scheme):", EXCHANGED)],
         r"GPU \d sends [\d,]+ bytes to GPU \d, the rows from the one to the other are",
     ),

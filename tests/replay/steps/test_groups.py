@@ -62,6 +62,16 @@ def test_hops_take_the_rate_of_their_port() -> None:
     assert 0 < near.latency_ps < far.latency_ps < 30e6
 
 
+@pytest.mark.parametrize("crosses", [False, True])
+def test_rate_and_latency_of_a_hop_are_its_message_told_once(crosses: bool) -> None:
+    """A message that is all latency, and one of 58 MB: their difference is what a port is busy."""
+    groups, nbytes = Groups(H100), 4096 * 7168 * 2
+    few, whole = (groups._message_ps(each, 8, crosses=crosses) for each in (256, nbytes))
+    hop = groups.hop(nbytes, 8, crosses=crosses)
+    assert (hop.latency_ps, hop.duration_ps) == (few, whole - few)
+    assert groups.hop(256, 8, crosses=crosses).duration_ps == 0
+
+
 def test_machines_without_nccl_exchange_by_engines() -> None:
     groups, link = Groups(ATLAS), 28e9  # to each of the seven others
     gather = groups.collective_ps("all_gather", 1 << 26, 8)

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import sys
 from collections import Counter, defaultdict
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from replay.model.work.layer import ExpertShape
 from replay.schemes.contract import layers as small_layers
 
 ROOT = Path(__file__).parents[3]
-TABLES = ROOT / "replay" / "validate" / "measurements"
+TABLES = Path(str(resources.files("replay.studies.validate.measurements")))
 SYSTEMS = {name: hwmodel.load(name) for name in ("dgx-h100", "hgx-h200")}
 
 
