@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -135,10 +135,60 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
             message = f"{where}: axis {name!r} has two values called {twice!r}; give each a label"
             raise UserError(message)
         axes[name] = choices
+    for one in grid.leave_out:
+        check_labels(one, axes, f"{where}: leave_out")
+    for name in grid.geomean:
+        if name not in axes or name == grid.across:
+            possible = [one for one in axes if one != grid.across]
+            message = f"{where}: geomean: {unknown('axis of rows', name, possible)}"
+            raise UserError(message)
     if grid.across is not None and grid.across not in axes:
         message = f"{where}: across: {unknown('axis', grid.across, axes)}"
         raise UserError(message)
     return axes
+
+
+def is_meant(
+    where: Mapping[str, Scalar | list[Scalar]], axes: Iterable[str], labels: Sequence[str]
+) -> bool:
+    """Whether a point is among those that values of axes mean.
+
+    Parameters
+    ----------
+    axes, labels
+        Names of the axes of its grid, and the label of its value on each.
+    """
+    chosen = dict(zip(axes, labels, strict=True))
+    return all(
+        chosen[name] in [show(one) for one in (value if isinstance(value, list) else [value])]
+        for name, value in where.items()
+    )
+
+
+def check_labels(
+    where: Mapping[str, Scalar | list[Scalar]], axes: Mapping[str, Sequence[Choice]], place: str
+) -> None:
+    """Refuse values of axes that a grid has not.
+
+    Parameters
+    ----------
+    place
+        What to call them in errors.
+
+    Raises
+    ------
+    UserError
+        Saying what the grid has.
+    """
+    for name, value in where.items():
+        if name not in axes:
+            message = f"{place}: {unknown('axis', name, axes)}"
+            raise UserError(message)
+        known = [choice.label for choice in axes[name]]
+        for one in value if isinstance(value, list) else [value]:
+            if show(one) not in known:
+                message = f"{place}: {unknown(f'value of axis {name!r}', show(one), known)}"
+                raise UserError(message)
 
 
 def points_of(study: Study) -> list[Point]:
@@ -190,13 +240,15 @@ def _points_of_grid(grid: Grid, number: int, where: str) -> Iterator[Point]:
                 raise UserError(message)
             seen[key] = name
     for combination in itertools.product(*axes.values()):
+        labels = tuple(choice.label for choice in combination)
+        if any(is_meant(one, axes, labels) for one in grid.leave_out):
+            continue
         for seed in (*grid.seeds,) or (None,):
             settings = dict(grid.fixed)
             for choice in combination:
                 settings |= choice.settings
             if seed is not None:
                 settings[seed_setting] = seed
-            labels = tuple(choice.label for choice in combination)
             yield Point(number, labels, seed, settings, grid.experiment)
 
 

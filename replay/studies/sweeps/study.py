@@ -47,6 +47,10 @@ Text = Annotated[str, Field(min_length=1)]
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\r\n]+$")]
 
 
+Labels = dict[str, Scalar | list[Scalar]]
+"""Values of axes, one or several of each."""
+
+
 class Column(StrictDocument):
     """One quantity of the result, as a column.
 
@@ -101,7 +105,7 @@ class Claim(StrictDocument):
     says: Line
     published: float = Field(allow_inf_nan=False)
     column: Line
-    where: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
+    where: Labels = Field(default_factory=dict)
     reduce: Literal["min", "max", "mean", "geomean"] = "geomean"
 
 
@@ -124,6 +128,10 @@ class Grid(StrictDocument):
     seeds
         Seeds of the synthetic trace, or of what else an experiment draws; the table shows mean,
         least and largest over them.
+    leave_out
+        Combinations that are not asked for: values of axes, one or a list, each.
+    geomean
+        Axes over whose values a last row has the geometric mean, of columns with a baseline.
     columns
         What to show.
     claims
@@ -137,6 +145,8 @@ class Grid(StrictDocument):
     axes: dict[str, list[Scalar | dict[str, Scalar]]] = Field(default_factory=dict)
     across: str | None = None
     seeds: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
+    leave_out: list[Labels] = Field(default_factory=list)
+    geomean: list[str] = Field(default_factory=list)
     columns: list[Column] = Field(default_factory=list)
     claims: list[Claim] = Field(default_factory=list)
 

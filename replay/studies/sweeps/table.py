@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from replay.errors import UserError, unknown
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.studies.sweeps.claims import check_claim, claims_json
 from replay.studies.sweeps.columns import check_path
-from replay.studies.sweeps.points import Choice, axes_of, place, show
+from replay.studies.sweeps.points import Choice, axes_of, is_meant, place, show
 from replay.studies.sweeps.study import LAYER, Column
 from tracegen.shared.display import escape
 
@@ -140,7 +141,11 @@ class GridTable:
     def rows(self) -> list[Labels]:
         """Labels of all points, in order."""
         names = [[choice.label for choice in choices] for choices in self.axes.values()]
-        return list(itertools.product(*names))
+        return [
+            labels
+            for labels in itertools.product(*names)
+            if not any(is_meant(one, self.axes, labels) for one in self.grid.leave_out)
+        ]
 
     def empty_columns(self) -> list[str]:
         """Headers of the columns that no point of the grid has a value for."""
@@ -211,8 +216,33 @@ class GridTable:
             for block, column in shown:
                 labels = tuple(block if name == across else chosen[name] for name in names)
                 row.append(self.cell(labels, column) or self._nothing(labels, notes))
+        if self.grid.geomean:
+            rows |= self._geometric_means(down, [column for _, column in shown], rows)
         headings = [(f"{block} {column.header}".strip(), column) for block, column in shown]
         return down, headings, list(rows.items()), notes
+
+    def _geometric_means(
+        self,
+        down: Sequence[str],
+        columns: Sequence[Column],
+        rows: Mapping[Labels, Sequence[Cell | str]],
+    ) -> dict[Labels, list[Cell | str]]:
+        """Rows of means over the values of some axes, of columns that are ratios."""
+        groups: dict[Labels, list[Sequence[Cell | str]]] = {}
+        for key, row in rows.items():
+            over = (
+                "geometric mean" if name in self.grid.geomean else label
+                for name, label in zip(down, key, strict=True)
+            )
+            groups.setdefault(tuple(over), []).append(row)
+        is_ratio = [bool(one.speedup_over or one.relative_to) for one in columns]
+        return {
+            key: [
+                _geometric_mean(cells) if ratio else ""
+                for cells, ratio in zip(zip(*group, strict=True), is_ratio, strict=True)
+            ]
+            for key, group in groups.items()
+        }
 
     def lines(self) -> tuple[list[str], list[list[str]], list[str]]:
         """Headings, rows of text, and footnotes."""
@@ -241,6 +271,15 @@ class GridTable:
                     notes.append(reasons[labels])
                 return f"{word} [{notes.index(reasons[labels]) + 1}]"
         return "-"
+
+
+def _geometric_mean(cells: Iterable[Cell | str]) -> Cell | str:
+    """That of the means that are there; nothing where there is none."""
+    means = [cell.mean for cell in cells if not isinstance(cell, str)]
+    if not means or min(means) <= 0:
+        return ""
+    mean = math.exp(sum(map(math.log, means)) / len(means))
+    return Cell(mean, mean, mean, len(means))
 
 
 def _default_column(experiment: AnyExperiment, where: str) -> Column:
