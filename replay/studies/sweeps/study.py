@@ -131,7 +131,8 @@ class Grid(StrictDocument):
     leave_out
         Combinations that are not asked for: values of axes, one or a list, each.
     geomean
-        Axes over whose values a last row has the geometric mean, of columns with a baseline.
+        Axes over whose values a last row has geometric means, of columns that are ratios: with a
+        baseline, or `per` something.
     columns
         What to show.
     claims

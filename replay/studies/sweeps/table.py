@@ -235,7 +235,7 @@ class GridTable:
                 for name, label in zip(down, key, strict=True)
             )
             groups.setdefault(tuple(over), []).append(row)
-        is_ratio = [bool(one.speedup_over or one.relative_to) for one in columns]
+        is_ratio = [bool(one.speedup_over or one.relative_to or one.per) for one in columns]
         return {
             key: [
                 _geometric_mean(cells) if ratio else ""
