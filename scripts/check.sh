@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change lands: format, lint, types, the documentation site, tests with
 # and without the JIT.
-# Usage: bash scripts/check.sh [full|capture|lowest]
-#   full     adds the extended tier (long runs, and all cases where the default tier has one of each kind)
+# Usage: bash scripts/check.sh [quick|full|capture|lowest]
+#   quick    format, lint, types, and the tests that are neither golden results nor a contract of schemes, and
+#            start no processes, for while one works
+#   full     both tiers of tests: in the place of one case of each kind all cases, long runs, statistics,
+#            clusters, every page of the documentation (tests/oracle/tiers.py); CI always runs it
 #   capture  installs torch and transformers first; without them the tests of capture are skipped;
 #            and runs these tests with the lowest transformers too
 #   lowest   nothing but tests (not of schemes) with the lowest versions that pyproject.toml allows, and that
@@ -79,7 +82,7 @@ lowest_capture() {
     local folder=$root/.venv-lowest-capture
     PYTHONPATH=$folder python -c "import sys, transformers
 sys.exit(not transformers.__file__.startswith('$folder'))"
-    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal tests/tracegen/capture
+    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal -m "not bench" tests/tracegen/capture
 }
 
 lowest() {
@@ -108,6 +111,21 @@ lowest() {
     rm -r "$place"
 }
 
+# What quick leaves out, beside the extended tier: golden results, contracts, and what starts processes.
+quick() {
+    echo "== tests, quick"
+    pytest -q -n 2 --dist worksteal tests \
+        --ignore tests/golden --ignore tests/fuzz --ignore tests/bench --ignore tests/site \
+        --ignore tests/replay/schemes/test_scheme_contract.py --ignore tests/replay/dense/test_contract.py \
+        --ignore tests/replay/train/test_contract.py --ignore tests/replay/cli --ignore tests/replay/sweeps \
+        --ignore tests/replay/validate --ignore tests/replay/uncertainty --ignore tests/tracegen/capture \
+        --ignore tests/tracegen/cli --ignore tests/tracegen/display --ignore tests/tracegen/library \
+        --ignore tests/tracegen/importers --ignore tests/tracegen/imitate \
+        --ignore tests/replay/engine/test_kernel_cache.py --ignore tests/test_pages.py \
+        --ignore tests/test_elsewhere.py --ignore tests/test_startup.py --ignore tests/test_strangers.py \
+        --ignore tests/test_trust.py --ignore tests/test_mutants.py --ignore tests/test_packaging.py
+}
+
 # The engine's kernels are compiled once, before the tests: otherwise each test process would compile
 # them, at the same time.
 compile="from replay.engine.engine import compile_ahead; compile_ahead()"
@@ -116,6 +134,16 @@ if [ "${1:-}" = lowest ]; then
     prepare_lowest
     lowest
     echo "All checks passed."
+    exit
+fi
+
+if [ "${1:-}" = quick ]; then
+    python -c "$compile"
+    echo "== format";     ruff format --check .
+    echo "== lint";       ruff check .
+    echo "== types";      mypy
+    quick
+    echo "All quick checks passed."
     exit
 fi
 
@@ -160,7 +188,11 @@ if [ -n "${CI:-}" ]; then
 else
     python scripts/site/build.py --check
 fi
-echo "== tests";      pytest -q -n 2 --dist worksteal
+if [ "${1:-}" = full ] || [ -n "${CI:-}" ]; then
+    echo "== tests, both tiers"; pytest -q -n 2 --dist worksteal -m "not bench"
+else
+    echo "== tests";      pytest -q -n 2 --dist worksteal
+fi
 # The kernels' source must also be right as plain Python: the same tests of the engine, JIT off. Exports
 # only read schedules, and the cache of compiled kernels is not used.
 echo "== tests, JIT off"
@@ -168,9 +200,6 @@ NUMBA_DISABLE_JIT=1 pytest -q -n 2 --dist worksteal tests/replay/engine \
     --ignore-glob "tests/replay/engine/test_export_*" --ignore tests/replay/engine/test_kernel_cache.py
 if [ -n "$with_capture" ]; then
     lowest_capture
-fi
-if [ "${1:-}" = full ]; then
-    echo "== extended tier"; pytest -q -n 2 -m extended
 fi
 if [ -n "${CI:-}" ]; then
     lowest

@@ -1,12 +1,15 @@
 """Break the code on purpose, one edit at a time, and see whether a test notices.
 
 Reads every ``tests/mutants/*.toml``, of the form that ``tests/mutants/README.md`` gives. Each edit
-is made in a temporary copy of the tree, where the tests that it names then run; the tree itself is
-never written to. An edit is dead when one of its tests fails (or does not end).
+is made in a temporary copy of the tree, where the tests that it names then run, with those of the
+extended tier if no other notices; the tree itself is never written to. An edit is dead when one of
+its tests fails (or does not end).
 
-Usage: python scripts/mutants.py [--list] [--only PATTERN] [--jobs N] [--timeout SECONDS]
+Usage: python scripts/mutants.py [--list] [--only PATTERN] [--sample N [--seed S]] [--jobs N]
+           [--timeout SECONDS]
     --list      write the entries, and what is wrong with them; run nothing
     --only      only entries whose "FILE: NAME" matches this regular expression
+    --sample    so many of these, drawn with the seed (default 0)
     --jobs      copies of the tree that work at the same time (default 1)
     --timeout   seconds after which the tests of one edit count as failed (default 900)
 
@@ -17,19 +20,25 @@ file, or if a test fails without any edit; 2 for a pattern that nothing matches.
 from __future__ import annotations
 
 import argparse
+import ast
+import functools
 import importlib.util
 import os
 import queue
+import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import tomllib
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = "tests/mutants"
@@ -38,16 +47,23 @@ NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".*_cache", ".hypothesis", "*.egg-info", "*.pyc", "build", "dist", "out"
 )
 DEAD, SURVIVED, BROKEN = "dead", "SURVIVED", "BROKEN"
-KEYS = {"name", "file", "find", "replace", "tests"}
+NO_TESTS, BOTH_TIERS = 5, ("-m", "not bench")
+KEYS = {"name", "file", "function", "find", "replace", "tests"}
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One edit: the exact text `find` of `file` becomes `replace`, and one of `tests` fails."""
+    """One edit: the code `find` in `function` becomes `replace`, and one of `tests` fails.
+
+    `function` is a qualified name, also of a class; empty for what stands outside of all. In files
+    that are no Python `find` is exact text.
+    """
 
     listed_in: str
     name: str
     file: str
+    function: str
     find: str
     replace: str
     tests: tuple[str, ...]
@@ -55,6 +71,10 @@ class Mutant:
     @property
     def label(self) -> str:
         return f"{self.listed_in}: {self.name}"
+
+    @property
+    def is_python(self) -> bool:
+        return self.file.endswith(".py")
 
 
 # --- Entries ------------------------------------------------------------------------------------
@@ -79,10 +99,20 @@ def problem(mutant: Mutant, root: Path) -> str:
     path = root / mutant.file
     if not path.is_file():
         return f"no file {mutant.file}"
-    found = path.read_text(encoding="utf-8").count(mutant.find)
+    source, becomes = path.read_text(encoding="utf-8"), []
+    try:
+        found = source.count(mutant.find)
+        if mutant.is_python:
+            found = len(places(mutant, tree_of(source)))
+            becomes = parsed(mutant.replace)
+    except (SyntaxError, LookupError) as error:
+        return f"{error}"
     if found != 1:
-        return f"its text is found {found} times in {mutant.file}, not once"
-    if mutant.find == mutant.replace:
+        where = mutant.function or "the module outside of functions"
+        return f"its code is found {found} times in {where} of {mutant.file}, not once"
+    if mutant.find == mutant.replace or (
+        mutant.is_python and list(map(written, parsed(mutant.find))) == list(map(written, becomes))
+    ):
         return "the edit changes nothing"
     if not mutant.tests:
         return "names no test"
@@ -96,6 +126,135 @@ def problem(mutant: Mutant, root: Path) -> str:
             if not re.search(rf"^\s*(def|class) {re.escape(name)}\b", text, re.M):
                 return f"no {name} in {file}"
     return ""
+
+
+# --- Places in the source -----------------------------------------------------------------------
+
+
+def parsed(text: str) -> list[ast.AST]:
+    """Parse what an entry names: keyword arguments (``name=value``), an expression, statements."""
+    text = textwrap.dedent(text).strip()
+    if re.match(r"\w+=[^=]", text):
+        call = ast.parse(f"f({text})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        return list(call.keywords)
+    body = ast.parse(text).body
+    if len(body) == 1 and isinstance(body[0], ast.Expr):
+        return [body[0].value]
+    return list(body)
+
+
+@functools.cache
+def tree_of(source: str) -> ast.Module:
+    """Parse a file once for all that is only looked for in it."""
+    return ast.parse(source)
+
+
+def written(node: object) -> str:
+    """What a node says, wherever it stands, and whether it is read or assigned to."""
+    return re.sub(r"ctx=(Load|Store|Del)\(\)", "ctx", ast.dump(cast("ast.AST", node)))
+
+
+def scope(tree: ast.Module, function: str) -> Iterator[ast.AST]:
+    """All nodes of a function or class; without a name, those outside of all."""
+    root: ast.AST = tree
+    for name in filter(None, function.split(".")):
+        inside = [one for one in outside_definitions(root) if isinstance(one, DEFINITIONS)]
+        named = [one for one in inside if one.name == name]
+        if not named:
+            message = f"no function or class {function}"
+            raise LookupError(message)
+        root = named[-1]  # of overloads the one with code
+    return ast.walk(root) if function else outside_definitions(root)
+
+
+def outside_definitions(root: ast.AST) -> Iterator[ast.AST]:
+    """Nodes below one, definitions included, and not what is in these."""
+    yield root
+    for child in ast.iter_child_nodes(root):
+        if isinstance(child, DEFINITIONS):
+            yield child
+        else:
+            yield from outside_definitions(child)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where code stands: `count` items of a list from `first`, or the one value of a field."""
+
+    parent: ast.AST
+    field: str
+    first: int | None
+    count: int
+
+    def put(self, nodes: Sequence[ast.AST]) -> None:
+        """Put other code there."""
+        if self.first is None:
+            setattr(self.parent, self.field, nodes[0] if nodes else None)
+            return
+        there = getattr(self.parent, self.field)
+        there[self.first : self.first + self.count] = nodes
+
+
+def places(mutant: Mutant, tree: ast.Module) -> list[Place]:
+    """All places in its function where the code of an entry stands."""
+    wanted = parsed(mutant.find)
+
+    def matches(value: Sequence[object]) -> bool:
+        return all(type(one) is type(other) for one, other in zip(value, wanted, strict=True)) and (
+            all(written(one) == written(other) for one, other in zip(value, wanted, strict=True))
+        )
+
+    found = []
+    for node in scope(tree, mutant.function):
+        if not mutant.function and isinstance(node, DEFINITIONS):
+            continue
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                found += [
+                    Place(node, field, first, len(wanted))
+                    for first in range(len(value) - len(wanted) + 1)
+                    if wanted and matches(value[first : first + len(wanted)])
+                ]
+            elif len(wanted) == 1 and matches([value]):
+                found.append(Place(node, field, None, 1))
+    return found
+
+
+def edited(mutant: Mutant, source: str) -> str:
+    """The source with the edit: the statement around it is written anew, nothing else changes."""
+    if not mutant.is_python:
+        return source.replace(mutant.find, mutant.replace)
+    tree = ast.parse(source)
+    [place] = places(mutant, tree)
+    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    lines = source.splitlines(keepends=True)
+    replacing = parsed(mutant.replace)
+
+    def is_elif(statement: ast.stmt) -> bool:
+        return lines[statement.lineno - 1].lstrip().startswith("elif")
+
+    old: list[ast.stmt] = []
+    if isinstance(place.parent, ast.Expr):
+        old = [place.parent]
+    elif place.first is not None:
+        there = getattr(place.parent, place.field)[place.first : place.first + place.count]
+        old = there if isinstance(there[0], ast.stmt) else []
+    if old and not is_elif(old[0]):
+        return _with_lines(lines, old, replacing or [ast.Pass()])
+    place.put(replacing)
+    statement = place.parent
+    while not isinstance(statement, ast.stmt) or is_elif(statement):
+        statement = above[statement]
+    return _with_lines(lines, [statement], [statement])
+
+
+def _with_lines(lines: list[str], old: Sequence[ast.stmt], new: Sequence[ast.AST]) -> str:
+    decorated = [one.lineno for one in getattr(old[0], "decorator_list", [])]
+    first, last = min([old[0].lineno, *decorated]), old[-1].end_lineno
+    text = "\n".join(ast.unparse(ast.fix_missing_locations(one)) for one in new)
+    text = textwrap.indent(text + "\n" if text else "", " " * old[0].col_offset)
+    return "".join([*lines[: first - 1], text, *lines[last:]])
 
 
 # --- Trials -------------------------------------------------------------------------------------
@@ -129,8 +288,10 @@ def tried(mutant: Mutant, tree: Path, timeout: float) -> tuple[str, str]:
     try:
         # Python takes a compiled file for fresh by size and by second: edits can have both alike.
         compiled.unlink(missing_ok=True)
-        path.write_text(before.replace(mutant.find, mutant.replace), encoding="utf-8")
+        path.write_text(edited(mutant, before), encoding="utf-8")
         code, says = run_tests(tree, mutant.tests, timeout, "-x")
+        if code in (0, NO_TESTS):  # not in the default tier
+            code, says = run_tests(tree, mutant.tests, timeout, "-x", *BOTH_TIERS)
     finally:
         path.write_text(before, encoding="utf-8")
         compiled.unlink(missing_ok=True)
@@ -148,7 +309,7 @@ def try_all(mutants: list[Mutant], root: Path, jobs: int, timeout: float) -> int
         shutil.copytree(root, first, ignore=NOT_COPIED)
         tests = tuple(sorted({test for mutant in mutants for test in mutant.tests}))
         code, says = run_tests(first, tests, timeout * 4)
-        if code:
+        if code not in (0, NO_TESTS):
             print(f"{says}\nthe tests must pass without any edit; they end with code {code}")
             return len(mutants)
         trees: queue.Queue[Path] = queue.Queue()
@@ -178,10 +339,14 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", type=re.compile, default=re.compile(""))
+    parser.add_argument("--sample", type=int)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=900)
     given = parser.parse_args(argv)
     mutants = [mutant for mutant in read(root) if given.only.search(mutant.label)]
+    if given.sample is not None and given.sample < len(mutants):
+        mutants = random.Random(given.seed).sample(mutants, given.sample)
     if not mutants:
         print("no entry matches")
         return 2

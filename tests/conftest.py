@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,9 @@ os.environ.pop("COLUMNS", None)
 # Traces that whoever runs the tests has fetched have names, too; the tests' own are not kept.
 _cache = tempfile.TemporaryDirectory(prefix="moereplay-tests-")
 os.environ["MOEREPLAY_CACHE"] = _cache.name
+
+# Oracles, tiers and loops have names for all tests.
+sys.path.insert(0, str(Path(__file__).parent / "oracle"))
 
 import pytest  # noqa: E402
 import typer  # noqa: E402

@@ -32,6 +32,7 @@ def module_that_must_not_run(place: Path) -> None:
     (place / "traces.py").write_text("raise SystemExit('the wrong traces')", encoding="utf-8")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("command", "make"),
     [

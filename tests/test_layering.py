@@ -10,6 +10,7 @@ from pathlib import Path
 
 import networkx
 import pytest
+from loops import every
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tracegen", "hwmodel", "replay")
@@ -139,7 +140,7 @@ def test_every_module_of_tracegen_is_in_a_room() -> None:
     assert "tracegen.trace.tables" in modules_imported("tracegen.trace.routing")
 
 
-@pytest.mark.parametrize("room", TRACEGEN_ROOMS)
+@every("room", TRACEGEN_ROOMS)
 def test_rooms_of_tracegen_import_only_lower_ones(room: str) -> None:
     lower = TRACEGEN_ROOMS[: TRACEGEN_ROOMS.index(room) + 1]
     for module in TRACEGEN:
@@ -164,7 +165,7 @@ def test_ways_into_a_trace_know_nothing_of_each_other() -> None:
 # ---- circles -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@every("package", PACKAGES)
 def test_no_imports_run_in_a_circle(package: str) -> None:
     """Imports inside functions and for types count: who needs the other cannot be read alone."""
     files = {module_of(path): path for path in FILES if path.is_relative_to(ROOT / package)}
@@ -189,7 +190,6 @@ KNOWN = {
     ("experiments/base", "experiments/layer"),
     ("report", "experiments/dense"),
     ("report", "experiments/layer"),
-    ("report", "experiments/serve"),
     ("report", "experiments/train"),
     ("report", "studies/differences"),
     ("report", "studies/uncertainty"),
@@ -255,7 +255,7 @@ def test_schemes_describe_work_and_know_no_time() -> None:
         assert "np.random" not in text and "schedule(" not in text and "open(" not in text
 
 
-@pytest.mark.parametrize(
+@every(
     ("library", "homes"),
     [
         ("h5py", {"tracegen/file/reader.py", "tracegen/file/writer.py"}),

@@ -135,6 +135,10 @@ def of_readme() -> list[Any]:
     return [pytest.param(fence, id=f"line {fence.line}") for fence in chosen]
 
 
+EVERY_TIME = ("index", "five-minutes", "compare", "python", "schemes", "share", "plan")
+"""Pages of the default tier, which a reader meets first; all others are extended."""
+
+
 def of_pages() -> list[Any]:
     """Pages with something to run; where a part is for the extended tier, once more with it."""
     found = []
@@ -143,7 +147,8 @@ def of_pages() -> list[Any]:
         later = [place for place, fence in enumerate(chosen) if "extended" in fence.about]
         now = chosen[: later[0]] if later else chosen
         if now:
-            found.append(pytest.param(now, id=page.stem))
+            marks = () if page.stem in EVERY_TIME else pytest.mark.extended
+            found.append(pytest.param(now, id=page.stem, marks=marks))
         if later:
             found.append(pytest.param(chosen, id=f"{page.stem}, all", marks=pytest.mark.extended))
     return found

@@ -6,6 +6,7 @@ import importlib
 import inspect
 
 import pytest
+from loops import every
 
 from tracegen.shared.errors import UserError
 
@@ -33,7 +34,7 @@ PACKAGES = {
 }
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@every("package", PACKAGES)
 def test_all_names_exist_and_are_listed_once(package: str) -> None:
     module = importlib.import_module(package)
     names = list(module.__all__)
@@ -43,7 +44,7 @@ def test_all_names_exist_and_are_listed_once(package: str) -> None:
         assert getattr(module, name) is not None
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@every("package", PACKAGES)
 def test_everything_public_is_documented(package: str) -> None:
     module = importlib.import_module(package)
     assert module.__doc__
@@ -53,14 +54,14 @@ def test_everything_public_is_documented(package: str) -> None:
             assert inspect.getdoc(value), f"{package}.{name}"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@every("package", PACKAGES)
 def test_a_name_that_is_not_there_is_an_attribute_error(package: str) -> None:
     module = importlib.import_module(package)
     with pytest.raises(AttributeError, match="no attribute 'nothing_of_the_kind'"):
         _ = module.nothing_of_the_kind
 
 
-@pytest.mark.parametrize("package", ["tracegen", "hwmodel", "replay", "replay.engine"])
+@every("package", ["tracegen", "hwmodel", "replay", "replay.engine"])
 def test_the_product_has_one_user_error(package: str) -> None:
     assert importlib.import_module(package).UserError is UserError
     assert issubclass(UserError, ValueError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from loops import every
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,7 +23,7 @@ def test_the_error_range_is_that_of_the_validation() -> None:
 MADE = ("api", "commands", "schemes")  # folders of the site whose pages are made when it is built
 
 
-@pytest.mark.parametrize(
+@every(
     "page", ["README.md", *sorted(path.name for path in (ROOT / "scripts/site/pages").glob("*.md"))]
 )
 def test_links_lead_somewhere_in_the_repository_too(page: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
+from loops import every
 
 HEAVY = ("numba", "llvmlite", "h5py", "networkx", "pandas", "scipy", "torch", "matplotlib")
 
@@ -19,7 +19,7 @@ def loaded_after(code: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stderr.split()}
 
 
-@pytest.mark.parametrize(
+@every(
     "code",
     [
         "import replay, tracegen, hwmodel, replay.cli.app",

@@ -201,6 +201,7 @@ def test_a_text_is_a_text_in_each_language() -> None:
         assert shown.strip() == escape.line(text)
 
 
+@pytest.mark.extended
 def test_every_text_of_a_header_in_every_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,6 +385,7 @@ FILES = {
 """What writes a file of each kind, and the commands that read it."""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", FILES)
 def test_every_text_of_a_file_of_settings(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -142,6 +142,7 @@ def test_it_is_executed_in_other_processes_and_searches_too(planted: Planting) -
     )
 
 
+@pytest.mark.extended
 def test_a_result_is_run_again_with_the_file_that_it_was_made_with(
     planted: Planting, result: Path
 ) -> None:
@@ -240,6 +241,7 @@ def check_nearby(folder: Path, commands: tuple[str, ...]) -> None:
             assert done.returncode == 0, (words, done.stderr)
 
 
+@pytest.mark.extended
 def test_processes_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
     check_nearby(tmp_path, COMMANDS[:1])
 

@@ -26,6 +26,7 @@ from tracegen.cli.delivery import Delivery, delivers
 
 if TYPE_CHECKING:
     from replay.experiments.base.spec import Spec
+    from replay.schemes.outside import AllowCode
 
 COMMON = (
     "scheme", "baseline", "option", "spec", "jobs", "max_memory", "dry_run", "details",
@@ -59,8 +60,15 @@ class Wanted:
     run_ids: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_again(experiment: AnySchemeExperiment, path: Path) -> Wanted:
+def read_again(
+    experiment: AnySchemeExperiment, path: Path, *, allow_code: AllowCode = False
+) -> Wanted:
     """Read what made a result or a comparison, or settings as TOML.
+
+    Parameters
+    ----------
+    allow_code
+        Whether files of schemes that it names may be executed.
 
     Raises
     ------
@@ -77,20 +85,26 @@ def read_again(experiment: AnySchemeExperiment, path: Path) -> Wanted:
             reason = error.strerror if isinstance(error, OSError) else error
             message = f"cannot read the spec {path}: {reason}"
             raise UserError(message) from None
-        return _of_specs(experiment, [("", experiment.spec.from_toml(text, str(path)))])
+        spec = experiment.spec.from_toml(text, str(path))
+        return _of_specs(experiment, [("", spec)], allow_code)
     loaded = load_of(experiment, path)
     results = getattr(loaded, "results", None) or [loaded]
-    wanted = _of_specs(experiment, [(one.name, one.spec) for one in results])
+    wanted = _of_specs(experiment, [(one.name, one.spec) for one in results], allow_code)
     ids = {one.name: one.run_id for one in results}
     return Wanted(
         wanted.spec, wanted.schemes, wanted.options, getattr(loaded, "baseline", None), ids
     )
 
 
-def _of_specs(experiment: AnySchemeExperiment, named: Sequence[tuple[str, Spec]]) -> Wanted:
+def _of_specs(
+    experiment: AnySchemeExperiment, named: Sequence[tuple[str, Spec]], allow_code: AllowCode
+) -> Wanted:
     """Schemes and their options apart from what all have."""
+    from replay.experiments.base.compare import execute
+
     given = [(name, spec) for name, spec in named if name or "scheme" in spec.settings()]
     schemes = [experiment.reference(spec) for _, spec in given]
+    execute(schemes, allow_code=allow_code)
     options: dict[str, Mapping[str, Any]] = {}
     for _, spec in given:
         options |= {name: one for name, one in experiment.options_in(spec).items() if one}
@@ -127,16 +141,23 @@ class ComparisonCall:
         UserError
             If something does not exist or a value is not possible.
         """
+        from replay.experiments.base.compare import execute
+
         settings = dict(self.given)
         if "overrides" in settings:
             settings["overrides"] = entries_of(settings["overrides"])
         path = self.words["spec"]
-        before = None if path is None else read_again(self.experiment, path)
+        before = None
+        if path is not None:
+            before = read_again(self.experiment, path, allow_code=self.words["allow_code"])
         if before is None:
             spec = self.experiment.spec(**settings)
         else:
             spec = before.spec.changed(**settings)
-        named = self.words["scheme"] or (None if before is None else before.schemes)
+        execute(self.words["scheme"] or (), allow_code=True)
+        named = self.words["scheme"]
+        if not named and before is not None:
+            named = before.schemes
         options = dict({} if before is None else before.options)
         for name, key, value in options_of(self.words["option"] or (), self._names(spec, named)):
             options[name] = {**options.get(name, {}), key: value}

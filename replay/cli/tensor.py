@@ -66,9 +66,9 @@ def run(
     """Replay a layer under one scheme."""
     from replay.cli.exports import parse_exports
     from replay.experiments.dense.experiment import run as run_
+    from replay.experiments.dense.tables import result_tables
     from replay.measure.replayed import Replayed
     from replay.report.pages import page
-    from replay.report.tensor import result_tables
     from replay.schemes.registry import find
 
     exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=True)
@@ -76,7 +76,7 @@ def run(
     if "scheme" in settings:
         find(settings["scheme"], "tp", allow_code=True)  # the command line names it
     if "options" in settings:
-        name = find(settings.get("scheme", TensorSpec().scheme), "tp").name
+        name = find(settings.get("scheme", TensorSpec().scheme), "tp", allow_code=True).name
         settings["options"] = _options(settings["options"], [name]).get(name, {})
 
     def observe(timeline: Timeline, machine: Machine) -> None:
@@ -134,7 +134,7 @@ def schemes(
     if scheme is None:
         list_tensor(as_json)
     else:
-        explain(find(scheme, "tp"), as_json)
+        explain(find(scheme, "tp", allow_code=True), as_json)
 
 
 # ---- models --------------------------------------------------------------------------------------

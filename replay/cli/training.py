@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from replay.cli.experiments import ComparisonCall, compares
 from replay.cli.exports import parse_exports
@@ -25,10 +28,15 @@ def train(
             help="Write the step of the one scheme for Perfetto to this file (.gz too).",
         ),
     ] = None,
+    of_trace: Annotated[
+        str | None, typer.Option("--trace", hidden=True, help="TRACE, as it was once given.")
+    ] = None,
 ) -> None:
     """Replay a step of training a whole model under several schemes, the fastest first."""
     from replay.experiments.train.scene import scene
 
+    if of_trace is not None:
+        call = dataclasses.replace(call, given={"trace": of_trace, **call.given})
     exports = parse_exports(trace_events, (), None, None, is_one_graph=True)
     if exports is None:
         call.carry_out()

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.spec import PLACES, Flag, toml_of
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
+    from replay.experiments.base.experiment import AnySchemeExperiment
     from replay.experiments.layer.result import Comparison, Result
 
 FOUND_BY_READING = frozenset({"content_id"})
@@ -112,6 +113,39 @@ def _toml(value: Any) -> str:
     return toml_of(value)
 
 
+def scheme_words(
+    results: Sequence[Any],
+    experiment: AnySchemeExperiment,
+    *,
+    baseline: str,
+    usual: Sequence[str] = (),
+) -> list[str]:
+    """Words of a command line that ask for the schemes of some results.
+
+    Parameters
+    ----------
+    experiment
+        Whose results they are.
+    baseline
+        What speed-ups are over.
+    usual
+        References to schemes that run where none is named.
+    """
+    asked = list(dict.fromkeys(experiment.reference(one.spec) for one in results))
+    words = [] if asked == list(usual) else repeated("--scheme", asked)
+    words += [] if baseline == experiment.baseline(results) else ["--baseline", baseline]
+    options: dict[str, None] = {}
+    for one in results:
+        for name, own in one.asked_options.items():
+            options |= dict.fromkeys(f"{name}.{key}={value_text(own[key])}" for key in own)
+    return words + repeated("--option", options)
+
+
+def repeated(option: str, values: Iterable[str]) -> list[str]:
+    """Words of an option that is given once for each value."""
+    return [word for value in values for word in (option, value)]
+
+
 def run_command(result: Result) -> str:
     """Command that makes one result again; empty where the trace was not given by a reference."""
     if result.spec.trace is None:
@@ -135,7 +169,7 @@ def compare_command(compared: Comparison) -> str:
         return ""
     more: list[str] = []
     if schemes != _usual_schemes(compared):
-        more += [word for one in schemes for word in ("--scheme", one)]
+        more += repeated("--scheme", schemes)
     if compared.baseline != _usual_baseline(compared):
         more += ["--baseline", compared.baseline]
     for scheme in schemes:
@@ -143,7 +177,7 @@ def compare_command(compared: Comparison) -> str:
         for key, value in options.items():
             more += ["--option", f"{name}.{key}={value_text(value)}"]
     if placements != ["contiguous"]:
-        more += [word for one in placements for word in ("--placement", one)]
+        more += repeated("--placement", placements)
     more += _uncertainty(compared)
     left_out = ("scheme", "options", "placement")
     return command(["moereplay", "compare"], common[0], leave_out=left_out, more=more)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
+from replay.report.comparisons import identities_table, schemes_table
 from replay.report.machines import changes_table, machine_table
-from replay.report.proposed import proposed_text
 from tracegen.shared.display.content import Column, Section, Table
 
 if TYPE_CHECKING:
@@ -91,47 +91,16 @@ def _layers(result: Result) -> str:
     return f"{', '.join(numbers[:12])}{', ...' if numbers[12:] else ''} of the model"
 
 
-def identities_table(results: Sequence[Result]) -> Table:
-    """Identity, placement and options of each result."""
-    rows = [
-        (name, one.placement, options_text(one.scheme.options), one.launch, one.run_id)
-        for name, one in zip(row_names(results), results, strict=True)
-    ]
-    columns = [
-        Column("scheme"),
-        Column("placement", rank=1),
-        Column("options"),
-        Column("launch", rank=1),
-        Column("identity", rank=2),
-    ]
-    title = "Each replay: equal identities have equal results"
-    return Table("identities", title, columns, rows)
+def replay_identities(results: Sequence[Result]) -> Table:
+    """Identity, placement and options of each replay of layers."""
+    more: dict[str, Sequence[Cell]] = {
+        "placement": [one.placement for one in results],
+        "launch": [one.launch for one in results],
+    }
+    return identities_table(row_names(results), results, more)
 
 
-def options_text(options: Mapping[str, object]) -> str:
-    """All options of a scheme in a line."""
-    return ", ".join(f"{name}={_value(value)}" for name, value in sorted(options.items())) or "none"
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def schemes_table(results: Sequence[Result]) -> Table:
-    """What each scheme assumes and proposes; a star marks hardware that the machine lacks."""
-    rows = []
-    for name, one in zip(row_names(results), results, strict=True):
-        scheme = one.scheme
-        rows.append((name, proposed_text(scheme) or None, scheme.assumes or None, scheme.source))
-    columns = [
-        Column("scheme"),
-        Column("proposed hardware"),
-        Column("assumes"),
-        Column("source", rank=1),
-    ]
-    notes = ["* proposed hardware, which the machine lacks."] if _lacks(results) else []
-    return Table("schemes", "What each scheme assumes and proposes", columns, rows, notes)
-
-
-def _lacks(results: Sequence[Result]) -> bool:
-    return any(one.scheme.lacking for one in results)
+def replay_schemes(results: Sequence[Result]) -> Table:
+    """What the scheme of each replay of layers assumes and proposes."""
+    schemes = [one.scheme for one in results]
+    return schemes_table(zip(row_names(results), schemes, strict=True))

@@ -9,11 +9,12 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from replay.errors import check_kind
+from replay.experiments.dense import tables as tensor
 from replay.experiments.dense.result import TensorComparison, TensorResult
 from replay.experiments.layer.result import Comparison, Result
+from replay.experiments.train import tables as training
 from replay.experiments.train.result import TrainComparison, TrainResult
 from replay.measure.result import LayerResult
-from replay.report import tensor, training
 from replay.report.bands import bands_table
 from replay.report.layers import layers_table, part_name, path_table, phases_table, slowest_part
 from replay.report.mechanisms import mechanism_table, overhead_table

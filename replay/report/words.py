@@ -110,6 +110,9 @@ WORDS: dict[str, str] = {
     "of": "memory of the GPU",
     "positions": "tokens of its requests in the cache, at the end",
     "room for": "tokens for which the cache has room",
+    "speed-up of requests": "the baseline's mean time of a request, from arrival until the last "
+    "token, over this one",
+    "speed-up of rates": "the largest rate of requests that keeps the limits, over the baseline's",
     "rate": "requests that come per second, or all at once",
     "tokens/s": "generated, per GPU, from the first arrival to the last token",
     "decoded": "requests that an iteration decodes",

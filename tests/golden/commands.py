@@ -41,6 +41,9 @@ HEADS = re.compile(
 )
 """Paths of the head of a document, which all kinds have alike since; numbers are elsewhere."""
 
+MOVED = re.compile(r"(results/\d+)/arrivals/")
+"""The second spec of requests that arrive, which is part of the one now: ``results/0/spec/``."""
+
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "commands-train": {
         "1f1b": f"{TRAIN} --plan pp=2,dp=4,ep=4,micro_batches=3",

@@ -4,6 +4,7 @@ import re
 from importlib import resources
 
 import pytest
+from loops import every
 
 import hwmodel
 from hwmodel import Capability, UserError
@@ -88,7 +89,7 @@ def test_a_tile_must_fit_where_its_sums_are_added_up():
     assert hwmodel.load("dgx-h100", {"compute.bf16_blocks": [[256, 256]]})
 
 
-@pytest.mark.parametrize(
+@every(
     ("without", "given"),
     [({"warp"}, {}), ({"nccl"}, {}), ({"warp", "nccl"}, {}), (set(), {"ai_core"})],
 )

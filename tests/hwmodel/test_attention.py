@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 
@@ -31,7 +32,7 @@ def test_decoding_reaches_what_its_kernel_publishes(h800) -> None:
     assert h800.attention.decode_ps(0, 3 * TB) == pytest.approx(1e12, rel=0.005)
 
 
-@pytest.mark.parametrize("name", ["forward_ps", "backward_ps", "decode_ps"])
+@every("name", ["forward_ps", "backward_ps", "decode_ps"])
 def test_the_slower_of_products_and_memory_counts(name: str, h800) -> None:
     time = getattr(h800.attention, name)
     products, memory = time(TB, 0), time(0, TB)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from loops import every
 
 import hwmodel
 from hwmodel import Capability, UserError, catalog
@@ -42,7 +43,7 @@ def test_presets():
     ] == PRESETS
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@every("name", PRESETS)
 def test_every_value_of_a_preset_has_a_source(name):
     spec = load_spec(name)
     rows = spec.rows()
@@ -103,7 +104,7 @@ def test_an_h800_is_an_h100_with_eight_links():
     assert by_hand | {"name": "hgx-h800"} == hwmodel.load("hgx-h800").describe()
 
 
-@pytest.mark.parametrize(
+@every(
     ("links", "planes"),
     [(18, [5, 5, 4, 4]), (8, [2, 2, 2, 2]), (6, [2, 2, 1, 1]), (2, [1, 1])],
 )
@@ -150,7 +151,7 @@ def test_capabilities():
     assert Capability.SCALE_OUT not in one.capabilities
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "overrides", "said"),
     [
         (
@@ -193,7 +194,7 @@ def test_mistakes_are_named_with_what_is_possible(name, overrides, said):
         hwmodel.load(name, overrides)
 
 
-@pytest.mark.parametrize("wanted", [0, -1, 9])
+@every("wanted", [0, -1, 9])
 def test_more_gpus_than_there_are(wanted):
     with pytest.raises(UserError, match=f"dgx-h100 has 8 GPUs; {wanted} were asked for"):
         hwmodel.load("dgx-h100", num_gpus=wanted)
@@ -206,7 +207,7 @@ def test_the_larger_preset_is_named():
         hwmodel.load("dgx-h100", num_gpus=1000)
 
 
-@pytest.mark.parametrize(("base", "count"), [("dgx-h100", 1), ("hgx-h800", 3), ("gb200-nvl72", 8)])
+@every(("base", "count"), [("dgx-h100", 1), ("hgx-h800", 3), ("gb200-nvl72", 8)])
 def test_a_name_says_how_many_nodes(base, count):
     one, several = load_spec(base), load_spec(f"{base}-x{count}")
     assert several.name == f"{base}-x{count}"
@@ -217,7 +218,7 @@ def test_a_name_says_how_many_nodes(base, count):
     assert hwmodel.load(f"{base}-x{count}").num_gpus == count * one.fabric.num_gpus.value
 
 
-@pytest.mark.parametrize("count", ["0", "01", "8193", "99999999", "00000000002"])
+@every("count", ["0", "01", "8193", "99999999", "00000000002"])
 def test_a_number_of_nodes_that_is_none(count):
     said = rf"system 'dgx-h100-x{count}': N of dgx-h100-xN is a number of nodes, 1 to 8192"
     with pytest.raises(UserError, match=said) as raised:
@@ -225,9 +226,7 @@ def test_a_number_of_nodes_that_is_none(count):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["dgx-h100-x", "dgx-h100-x2-x2", "dgx-h100-x-2", "nothing-x2", "-x2"]
-)
+@every("name", ["dgx-h100-x", "dgx-h100-x2-x2", "dgx-h100-x-2", "nothing-x2", "-x2"])
 def test_names_that_repeat_nothing(name):
     with pytest.raises(UserError, match="unknown system"):
         hwmodel.load(name)
@@ -352,6 +351,7 @@ def test_a_file_that_is_not_there():
         hwmodel.load("a\0b.toml")
 
 
+@pytest.mark.extended
 def test_importing_is_light():
     code = (
         "import sys, hwmodel; heavy = {'numpy', 'networkx', 'pydantic', 'numba', 'h5py'};"

@@ -1,6 +1,6 @@
 import json
 
-import pytest
+from loops import every
 from typer.testing import CliRunner
 
 import hwmodel
@@ -23,7 +23,7 @@ def test_list_as_json():
     assert {row["name"]: row["links_per_gpu"] for row in rows}["hgx-h800"] == 8
 
 
-@pytest.mark.parametrize("name", hwmodel.names())
+@every("name", hwmodel.names())
 def test_show_gives_every_value_with_its_source(name):
     result = run("show", name)
     assert result.exit_code == 0
@@ -42,7 +42,7 @@ def test_show_what_an_override_changes():
     assert rows["link.propagation_ns"]["unit"] == "ns"
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "said"),
     [
         (("show", "dgx"), "unknown system 'dgx'"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 
 import hwmodel
 from hwmodel import UserError
@@ -158,7 +159,7 @@ def test_weights_are_a_floor_that_rows_do_not_raise():
     assert COMPUTE.gemm_time_ps(np.zeros(4, dtype=np.int64), 4096, 7168, "fp8") == 0
 
 
-@pytest.mark.parametrize(
+@every(
     ("n", "k", "rows", "measured_us", "tolerance"),
     [
         (4096, 7168, 8192, 596.2, 0.05),
@@ -178,7 +179,7 @@ def test_bf16_times_of_cublas(n, k, rows, measured_us, tolerance):
     assert predicted_us == pytest.approx(measured_us, rel=tolerance)
 
 
-@pytest.mark.parametrize(
+@every(
     ("groups", "rows", "n", "k", "measured_tflop_per_s", "tolerance"),
     [
         (4, 8192, 4096, 7168, 1346, 0.03),
@@ -193,7 +194,7 @@ def test_fp8_rates_of_deepgemm(groups, rows, n, k, measured_tflop_per_s, toleran
     assert 2 * groups * rows * n * k / time_ps == pytest.approx(measured_tflop_per_s, rel=tolerance)
 
 
-@pytest.mark.parametrize(
+@every(
     ("n", "k", "rows", "measured_us", "tolerance"),
     [
         (4096, 7168, 64, 15.9, 0.07),
@@ -222,7 +223,7 @@ def test_nothing_beats_the_data_sheet():
         assert 2 * 16384 * 8192 * 8192 / time_ps * 1e12 < COMPUTE.peak_flop_per_s(dtype)
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows", "absent"),
     [(256, 0), (129, 127), (64, 0), (60, 4), (33, 31), (17, 15), (3, 13), (65, 63)],
 )

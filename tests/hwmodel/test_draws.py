@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 
 import hwmodel
 from hwmodel.draws import FACTORS, MOST_DEVIATIONS, SUMS, draw, spreads, uncertain, unstated
@@ -19,19 +20,19 @@ SYSTEMS = [pytest.param(hwmodel.load(name), id=name) for name in hwmodel.names()
 DEVIATIONS = st.dictionaries(st.sampled_from(keys()), st.floats(-5, 5))
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@every("system", SYSTEMS)
 def test_every_value_of_every_preset_says_how_uncertain_it_is(system):
     assert unstated(system.spec) == []
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@every("system", SYSTEMS)
 def test_a_draw_without_deviation_is_the_machine_itself(system):
     drawn, values = draw(system, lambda key: 0.0)
     assert drawn.describe() == system.describe()
     assert len(values) > 40
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@every("system", SYSTEMS)
 def test_only_numbers_that_are_uncertain_change(system):
     drawn, values = draw(system, lambda key: 1.0)
     before, after = system.describe(), drawn.describe()

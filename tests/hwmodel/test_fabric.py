@@ -3,6 +3,7 @@ import itertools
 import networkx
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from hwmodel import UserError
@@ -11,7 +12,7 @@ H100 = hwmodel.load("dgx-h100").fabric
 TWO_NODES = hwmodel.load("dgx-h100", {"fabric.num_domains": 2}).fabric
 
 
-@pytest.mark.parametrize(
+@every(
     ("preset", "links"),
     [("dgx-h100", (5, 4, 4, 5)), ("hgx-h800", (2, 2, 2, 2)), ("gh200-nvl32", (2,) * 9)],
 )
@@ -136,7 +137,7 @@ def test_planes_without_a_link_have_no_port():
         fabric.route(0, 1)
 
 
-@pytest.mark.parametrize(
+@every(
     ("overrides", "said"),
     [
         ({"fabric.links_per_plane": "[5, 4]", "link.links_per_gpu": 18}, "= 9 links"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 
 import hwmodel
 from hwmodel import UserError
@@ -102,7 +103,7 @@ def test_sectors_that_nobody_merges_cost_a_third_more():
     assert H100.write_wire_bytes(sizes, packet_bytes=32).tolist() == [256 * 3 * 16, (3 + 3) * 16]
 
 
-@pytest.mark.parametrize("size", [0, 8, 24, 144])
+@every("size", [0, 8, 24, 144])
 def test_packets_are_whole_flits_and_no_larger_than_the_engines(size):
     with pytest.raises(UserError, match=f"packets of {size} bytes.*multiples of 16 up to 128"):
         H100.packets(1, packet_bytes=size)
@@ -112,7 +113,7 @@ def test_an_extension_flit_is_paid_once_a_packet():
     assert H100.write_wire_bytes(256, extra_flits=1) == (2 * (8 + 1 + 1)) * 16
 
 
-@pytest.mark.parametrize(
+@every(
     ("engine", "access", "both_ways", "measured", "tolerance"),
     [
         ("sm", "read", False, 0.838, 0.002),  # pair
@@ -132,7 +133,7 @@ def test_rates_of_h800_links(engine, access, both_ways, measured, tolerance):
     assert fraction == pytest.approx(measured, rel=tolerance)
 
 
-@pytest.mark.parametrize(
+@every(
     ("engine", "measured_gb_per_s"), [("sm", 370), ("copy_engine", 395.1), ("copy_engine", 397.5)]
 )
 def test_rates_of_h100_links_follow_from_the_number_of_links(engine, measured_gb_per_s):

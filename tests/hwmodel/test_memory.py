@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 
@@ -58,7 +59,7 @@ def test_memory_latency_is_that_of_hopper():
     assert 350_000 <= H100.hbm.latency_ps <= 480_000
 
 
-@pytest.mark.parametrize(
+@every(
     ("preset", "gigabytes"),  # of the data sheet, which the driver's number comes close to
     [
         ("dgx-a100", 80), ("dgx-h100", 80), ("dgx-h100-x2", 80), ("hgx-h800", 80), ("hgx-h20", 96),
@@ -81,7 +82,7 @@ def test_every_preset_states_its_memory():
 # ---- elementwise kernels: two rates from two kernels, checked on others ------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("preset", "dot", "copy", "triad"),
     [  # TB/s; Azure/AI-benchmarking-guide, BabelStream
         ("dgx-h100", 3.18, 2.90, 2.97),
@@ -129,7 +130,7 @@ def test_rows_of_the_same_layer_add_up_as_fast_as_measured():
     assert 295 <= (added + H800.overheads.small_kernel_ps) / 1e6 <= 340
 
 
-@pytest.mark.parametrize(
+@every(
     ("preset", "tokens", "hidden", "alone_us", "measured_us"),
     [
         # sgl-project/sglang pull request 13193, H200; alone is the time of one token

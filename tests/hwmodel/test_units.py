@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 
 from hwmodel.errors import UserError
 from hwmodel.units import Rate, exact, ps_from_ns, ps_from_us, scale_up, unit_of, whole
@@ -56,7 +57,7 @@ def test_a_rate_is_positive(amount):
         Rate.per_second(amount)
 
 
-@pytest.mark.parametrize("bad", [-1, np.array([3, -2]), 1.5, np.array([0.5])])
+@every("bad", [-1, np.array([3, -2]), 1.5, np.array([0.5])])
 def test_counts_are_whole_and_not_negative(bad):
     with pytest.raises(UserError, match="row_bytes must"):
         whole(bad, "row_bytes")

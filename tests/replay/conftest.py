@@ -1,19 +1,15 @@
-"""Makes the oracles importable by name; traces and systems that many tests use."""
+"""Traces and systems that many tests use."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hwmodel
 import tracegen
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
 
 
 @cache

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replay.chains.sampling import choose
 
 import replay
 from replay.chains.jitter import read
+from replay.chains.layer_sampling import choose
 from replay.experiments import train as training
-from replay.experiments.serve.arrival_spec import ArrivalSpec
-from replay.experiments.serve.arrivals import requests_of
+from replay.experiments.serve.arrivals.replay import requests_of
+from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.requests import drawn, drawn_from, lengths
 from replay.experiments.serve.rules import Speculation
 from replay.experiments.serve.setup import Setup
@@ -51,10 +51,11 @@ def arriving(what: str) -> Callable[[int], list[int]]:
 def asked_for(what: str) -> Callable[[int], list[int]]:
     def of(seed: int) -> list[int]:
         asked = ArrivalSpec(
+            **SERVED.model_dump(),
             arrivals="10", count=30, prompts="uniform:1:99", outputs="uniform:1:99",
             arrival_seed=seed,
         )  # fmt: skip
-        return list(getattr(requests_of(SERVED, asked), what).tolist())
+        return list(getattr(requests_of(asked), what).tolist())
 
     return of
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from loops import every
 from made import HERE, ROOT, Made, api, commands, docstrings, documents, files
 from made.fields import keys_of, kind_of
 from made.text import anchor_of, escaped
@@ -27,6 +28,7 @@ def made() -> dict[str, str]:
     return {page.path: page.text for maker in (commands, api) for page in maker.pages()}
 
 
+@pytest.mark.extended
 def test_every_key_is_described_and_on_a_page() -> None:
     assert len(files.models()) > 30
     for name, shown in files.models().items():
@@ -91,7 +93,7 @@ class Sample(BaseModel):
     either: bool | str = Field(False, alias="or", description="From the field.")
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "kind"),
     [
         ("one", "a whole number, at least 1 and at most 2^16"),

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import networkx
 import numpy as np
 import pytest
+from loops import every
 from made import schemes
 from made.drawing import svg
 from made.merged import drawn_as, merged
@@ -29,7 +30,7 @@ def pages() -> dict[str, str]:
     return {page.path: page.text for page in schemes.pages()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_every_scheme_has_a_page_that_says_everything(name: str) -> None:
     scheme, page = schemes.schemes()[name], pages()[f"schemes/{name}.md"]
     shown = re.sub(r"\\(.)", r"\1", page)
@@ -78,7 +79,7 @@ def test_schemes_of_tensor_parallelism_are_on_one_page() -> None:
         assert scheme.source in page
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_a_drawn_graph_is_well_formed_and_can_be_read_aloud(name: str) -> None:
     graph, _ = schemes.graph_of(name)
     picture = ElementTree.fromstring(svg(graph, "a <title>", "g")).find(
@@ -95,7 +96,7 @@ def test_a_drawn_graph_is_well_formed_and_can_be_read_aloud(name: str) -> None:
     assert len(set(places)) == len(places)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_a_merged_graph_is_small_and_an_order(name: str) -> None:
     graph, num_tasks = schemes.graph_of(name)
     assert 2 <= len(graph.steps) <= 50

@@ -1,13 +1,13 @@
 """The message for a name that is not known."""
 
-import pytest
+from loops import every
 
 from tracegen.shared.errors import LONGEST_LIST, SHOWN, unknown
 
 MANY = [f"trace-{number:03}" for number in range(LONGEST_LIST + 1)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "known", "message"),
     [
         ("hgx-h80", ["other", "hgx-h800"],

@@ -290,6 +290,7 @@ def limited(limit: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("limit", [0, 100_000])
 def test_a_trace_on_a_full_disk_is_one_line_and_nothing_is_left(tmp_path: Path, limit: int) -> None:
     out = tmp_path / "t.h5"

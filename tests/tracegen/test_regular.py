@@ -10,6 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from loops import every
 
 from tracegen.shared import regular
 from tracegen.shared.regular import check, read_bytes, read_text
@@ -102,6 +103,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.extended
 def test_no_command_reads_without_end(tmp_path: Path) -> None:
     lines = []
     for command in COMMANDS:
@@ -120,7 +122,7 @@ def test_no_command_reads_without_end(tmp_path: Path) -> None:
     assert all(line.startswith("2 ") for line in said), (said, done.stderr)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "reason"),
     [
         ("a = " + "[" * 5000 + "]" * 5000, "levels"),

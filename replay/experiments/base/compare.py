@@ -122,11 +122,34 @@ def run(
     UserError
         If something asked for does not exist or does not fit together, or not into memory.
     """
-    named = set(experiment.spec.OPTIONS_OF) & set(settings)
     made = spec_of(experiment, spec, settings)
-    setup = experiment.setup(made, given or {}, allow_code=allow_code or bool(named))
+    execute((settings[name] for name in made.OPTIONS_OF if name in settings), allow_code=True)
+    setup = experiment.setup(made, given or {}, allow_code=allow_code)
     experiment.check_fit([setup], limit_of(max_memory), report)
     return experiment.replay(setup, progress=progress, observe=observe)
+
+
+def execute(references: Iterable[object], *, allow_code: AllowCode) -> None:
+    """Execute files of schemes: what this process has executed may be found in it from then on.
+
+    Parameters
+    ----------
+    references
+        To schemes, or to pairs of them as ``PREFILL+DECODE``.
+    allow_code
+        Whether files may be executed: True for what the caller named himself.
+
+    Raises
+    ------
+    CodeRefusedError
+        If one may not.
+    """
+    from replay.schemes import outside
+
+    for one in references:
+        for part in str(one).split("+"):
+            if outside.is_file(part):
+                outside.from_file(part, allow_code=allow_code)
 
 
 def asked_of(
@@ -220,7 +243,9 @@ def compare(
     objects = given or {}
     shared = spec_of(kind, spec, settings)
     named = None if schemes is None else several("schemes", schemes, (str,), SCHEMES)
-    asked = asked_of(kind, shared, named or kind.usual_schemes(shared, objects), options or {})
+    references = named or kind.usual_schemes(shared, objects)
+    execute(references, allow_code=allow_code or named is not None)
+    asked = asked_of(kind, shared, references, options or {})
     names = [one.name for one in asked]
     if isinstance(baseline, str) and baseline not in names:
         try:
@@ -309,7 +334,7 @@ def carried_out(
         try:
             like = next(iter(setups.values()), None)
             setups[at] = experiment.setup(
-                one.spec, {**given, **one.given}, like=like, allow_code=True
+                one.spec, {**given, **one.given}, like=like, allow_code=allow_code
             )
         except RefusedError as error:
             if must:
@@ -338,7 +363,7 @@ def carried_out(
 
 
 def _answer(request: tuple[str, Spec, dict[str, Any]]) -> ResultBase | RefusedError:
-    """Carry out one of a comparison in a process of its own; its caller named the scheme."""
+    """Carry out one of a comparison in a process of its own; its files were allowed before."""
     name, spec, given = request
     experiment = EXPERIMENTS[name]
     try:

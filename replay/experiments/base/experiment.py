@@ -195,7 +195,7 @@ class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
         shared
             The settings that all have.
         reference
-            To the scheme, which the caller named: a file of it may be executed.
+            To the scheme; a file of it was executed, or the caller refused.
         options
             Options by name, by name of the scheme.
 
@@ -278,12 +278,12 @@ class Registry(Mapping[str, AnyExperiment]):
     """All experiments by name, each imported when it is first asked for."""
 
     def __init__(self, rooms: Sequence[str]) -> None:
-        self._rooms = tuple(rooms)
+        self._rooms = {room.rpartition(".")[2]: room for room in rooms}
 
     def __getitem__(self, name: str) -> AnyExperiment:
         if name not in self._rooms:
             raise KeyError(name)
-        module = importlib.import_module(f"replay.experiments.{name}.experiment")
+        module = importlib.import_module(f"replay.experiments.{self._rooms[name]}.experiment")
         found: AnyExperiment = module.EXPERIMENT
         return found
 
@@ -306,5 +306,7 @@ class Registry(Mapping[str, AnyExperiment]):
         return self[name]
 
 
-EXPERIMENTS = Registry(("layer", "dense", "collective", "place", "train", "serve", "choose"))
-"""Every experiment: a folder of `replay.experiments` each, whose ``experiment.py`` has it."""
+EXPERIMENTS = Registry(
+    ("layer", "dense", "collective", "place", "train", "serve", "serve.arrivals", "choose")
+)
+"""Every experiment: a folder below `replay.experiments` each, whose ``experiment.py`` has it."""

@@ -23,8 +23,6 @@ One = TypeVar("One", bound=BaseModel)
 Converter = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 OTHERS = (
-    "replay.experiments.serve.arrivals:Arrived",
-    "replay.experiments.serve.arrivals:ArrivedComparison",
     "replay.studies.differences.parts:Difference",
     "replay.studies.differences.explanation:Explanation",
     "replay.studies.sweeps.saved:SavedSweep",
@@ -120,7 +118,7 @@ class DocumentKind:
             self._older: Mapping[str, Converter] = {
                 f"{self.name}/{one.rpartition('/')[2]}": partial(self._compared, older[one])
                 for one in older
-            }
+            } | {one: older[one] for one in older if one.startswith(f"{self.name}/")}
         else:
             self._older = {one: older[one] for one in older if one.startswith(f"{self.name}/")}
 

@@ -152,8 +152,17 @@ class ResultBase(Document):
     @property
     def name(self) -> str:
         """Name among the results of a comparison: that of the scheme."""
-        scheme: SchemeDescription = self.scheme  # type: ignore[attr-defined]  # of those with one
-        return scheme.name
+        return self.schemes[0].name
+
+    @property
+    def schemes(self) -> list[SchemeDescription]:
+        """Schemes that it was made with, each once."""
+        return [self.scheme]  # type: ignore[attr-defined]  # of those with one
+
+    @property
+    def asked_options(self) -> dict[str, Mapping[str, Any]]:
+        """Options that were asked for, by name of the scheme."""
+        return {self.name: self.spec.options}  # type: ignore[attr-defined]  # of those with one
 
     @property
     def headline_us(self) -> float:
@@ -219,6 +228,10 @@ class ComparisonBase(Document, Generic[AnyResult]):
 
 
 def scheme_of_old(scheme: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the description of a scheme of a file whose schema had it as free JSON."""
+    """Make the description of a scheme of a file whose schema had it as free JSON.
+
+    It did not say what the machine lacked: all that the scheme proposes counts.
+    """
     known = SchemeDescription.model_fields
-    return {name: value for name, value in scheme.items() if name in known}
+    kept = {name: value for name, value in scheme.items() if name in known}
+    return {"lacking": scheme["proposes"], **kept}

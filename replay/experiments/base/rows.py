@@ -119,8 +119,8 @@ def row_of_any(experiment: AnyExperiment, result: Mapping[str, Any]) -> dict[str
 
 
 def _within(result: Mapping[str, Any], name: str) -> list[Any]:
-    """Values of a name in a result, or in the phases that a batch has in its place."""
-    phases = (result.get("prefill"), result.get("decode"))
+    """Values of a name in a result, or in the phases that it has in its place."""
+    phases = result.get("phases", [result.get("prefill"), result.get("decode")])
     places = [result] if name in result else [one for one in phases if isinstance(one, Mapping)]
     return [one[name] for one in places if name in one]
 

@@ -50,7 +50,7 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
         """The scheme alone is another."""
         from replay.schemes.registry import find
 
-        name = find(reference, "tp").name
+        name = find(reference, "tp", allow_code=False).name
         return name, shared.changed(scheme=reference, options=dict(options.get(name, {})))
 
     def setup(
@@ -101,7 +101,7 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
 
     def shown(self, compared: Any, *, details: bool) -> Any:
         """Tables for the screen."""
-        from replay.report.tensor import comparison_tables, ranking
+        from replay.experiments.dense.tables import comparison_tables, ranking
 
         return comparison_tables(compared) if details else ranking(compared)
 

@@ -90,8 +90,12 @@ class Layer(SchemeExperiment[RunSpec, TracedSetup, Result]):
 
         ready = set_up(spec, {}, given.get("system"), given.get("scheme"), allow_code=allow_code)
         check_needs(ready.scheme, ready.system)
-        trace = given.get("trace") if like is None else like.trace
-        loaded, made = load_trace(trace, ready.spec)
+        if like is None:
+            loaded, made = load_trace(given.get("trace"), ready.spec)
+        else:  # the trace is read once, and every spec refers to it
+            known = like.setup.spec
+            loaded = like.trace
+            made = ready.spec.changed(trace=known.trace, content_id=known.content_id)
         identity = {"content_id": loaded.content_id}
         complete = Setup(made, identity, ready.system, ready.scheme)
         return TracedSetup(complete, loaded, check_all(complete, loaded))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from replay.errors import unknown
 from replay.experiments.base import compare as base
-from replay.experiments.base.experiment import SchemeExperiment
+from replay.experiments.base.experiment import AnySetup, SchemeExperiment
 from replay.experiments.base.load import load_of
+from replay.experiments.base.result import AnyResult
 from replay.experiments.serve.result import InferComparison, InferResult, named, result_of_old
 from replay.experiments.serve.spec import InferSpec
 
@@ -19,7 +20,71 @@ if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
 
 
-class Serve(SchemeExperiment[InferSpec, "Setup", InferResult]):
+AnyServed = TypeVar("AnyServed", bound=InferSpec)
+
+
+class Serving(SchemeExperiment[AnyServed, AnySetup, AnyResult]):
+    """What serving under one scheme of prompts and one of decoding has alike."""
+
+    baselines = ("deepep-ll",)
+    scheme_help = (
+        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file; or "
+        "PREFILL+DECODE, each of them one."
+    )
+    usual = "deepep+deepep-ll, which is what deepep-ll stands for"
+    details = "nothing: all tables are shown anyway"
+    lacking: ClassVar[Mapping[str, str]] = {
+        "dry_run": "how many replays a batch takes follows from what the first of them give"
+    }
+    code = ("steps", "experiments/serve")
+
+    def options_in(self, spec: AnyServed) -> Mapping[str, Mapping[str, Any]]:
+        """Those of prompts are their scheme's, whether it is named or implied."""
+        prompts, decoding = _names_of(spec)
+        if prompts == decoding:
+            return {decoding: {**spec.options, **spec.prefill_options}}
+        return {prompts: spec.prefill_options, decoding: spec.options}
+
+    def usual_schemes(self, shared: AnyServed, given: Mapping[str, Any]) -> Sequence[str]:
+        """The spec's own: engines differ in more than a scheme."""
+        return [self.reference(shared)]
+
+    def reference(self, spec: AnyServed) -> str:
+        """The scheme of decoding, behind that of prompts where it is named."""
+        return f"{spec.prefill_scheme}+{spec.scheme}" if spec.prefill_scheme else spec.scheme
+
+    def under(
+        self, shared: AnyServed, reference: str, options: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[str, AnyServed]:
+        """A scheme of decoding, or ``PREFILL+DECODE``."""
+        first, plus, second = reference.partition("+")
+        made = shared.changed(
+            scheme=second if plus else first, prefill_scheme=first if plus else None
+        )
+        prompts, decoding = _names_of(made)
+        return named(prompts, decoding), made.changed(
+            options=dict(options.get(decoding, {})),
+            prefill_options={} if prompts == decoding else dict(options.get(prompts, {})),
+        )
+
+    def schemes_of(self, reference: str) -> Sequence[str]:
+        """That of prompts and that of decoding, or that of both."""
+        return [one for one in reference.partition("+")[::2] if one]
+
+    def schemes_in(self, name: str, spec: AnyServed) -> Sequence[str]:
+        """That of prompts, and that of decoding."""
+        return _names_of(spec)
+
+
+def _names_of(spec: InferSpec) -> tuple[str, str]:
+    """Names of the schemes of prompts and of decoding; a spec may have the files of both."""
+    from replay.schemes.registry import find
+
+    prompts, decoding = (find(one, allow_code=False).name for one in (spec.of_prompts, spec.scheme))
+    return prompts, decoding
+
+
+class Serve(Serving[InferSpec, "Setup", InferResult]):
     """A batch of requests that a whole model prefills and decodes."""
 
     name = "serve"
@@ -29,48 +94,9 @@ class Serve(SchemeExperiment[InferSpec, "Setup", InferResult]):
     result = InferResult
     headline = "time_us"
     comparison = InferComparison
-    baselines = ("deepep-ll",)
-    scheme_help = "A name of `moereplay schemes`, or PREFILL+DECODE."
-    usual = "deepep+deepep-ll, which is what deepep-ll stands for"
-    details = "nothing: all tables are shown anyway"
-    lacking: ClassVar[Mapping[str, str]] = {
-        "dry_run": "how many replays a batch takes follows from what the first of them give"
-    }
-    code = ("steps", "experiments/serve")
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-infer/1": result_of_old
     }
-
-    def usual_schemes(self, shared: InferSpec, given: Mapping[str, Any]) -> Sequence[str]:
-        """The spec's own: engines differ in more than a scheme."""
-        return [f"{shared.of_prompts}+{shared.scheme}"]
-
-    def under(
-        self, shared: InferSpec, reference: str, options: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[str, InferSpec]:
-        """A scheme of decoding, or ``PREFILL+DECODE``."""
-        from replay.schemes.registry import find
-
-        first, plus, second = reference.partition("+")
-        decoding = find(second if plus else first, allow_code=True).name  # the caller named it
-        made = shared.changed(scheme=decoding, options=dict(options.get(decoding, {})))
-        if not plus:
-            made = made.changed(prefill_scheme=None)
-            prompts = made.of_prompts
-        else:
-            prompts = find(first, allow_code=True).name
-            made = made.changed(prefill_scheme=prompts)
-        if prompts != decoding:
-            made = made.changed(prefill_options=dict(options.get(prompts, {})))
-        return named(made.of_prompts, made.scheme), made
-
-    def schemes_of(self, reference: str) -> Sequence[str]:
-        """That of prompts and that of decoding, or that of both."""
-        return [one for one in reference.partition("+")[::2] if one]
-
-    def schemes_in(self, name: str, spec: InferSpec) -> Sequence[str]:
-        """That of decoding, and that of prompts."""
-        return [spec.scheme, spec.of_prompts]
 
     def setup(
         self,
@@ -100,7 +126,7 @@ class Serve(SchemeExperiment[InferSpec, "Setup", InferResult]):
 
     def shown(self, compared: Any, *, details: bool) -> Any:
         """Tables for the screen."""
-        from replay.report.infer import tables
+        from replay.experiments.serve.tables import tables
 
         return tables(compared)
 

@@ -5,7 +5,7 @@ Times are microseconds, bytes are whole numbers. The same input gives the same b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import JsonValue
@@ -25,6 +25,18 @@ def named(prompts: str, decoding: str) -> str:
     """Name the scheme of decoding, behind that of prompts where it is not the one it stands for."""
     is_usual = prompts == PREFILL_SCHEMES.get(decoding, decoding)
     return decoding if is_usual else f"{prompts}+{decoding}"
+
+
+def asked_of_both(
+    schemes: Sequence[SchemeDescription], spec: InferSpec
+) -> dict[str, Mapping[str, Any]]:
+    """Options that were asked for, of the schemes of a result: that of prompts is the first."""
+    prompts, decoding = (
+        (schemes[0].name, schemes[-1].name) if schemes else (spec.of_prompts, spec.scheme)
+    )
+    if prompts == decoding:
+        return {decoding: {**spec.options, **spec.prefill_options}}
+    return {prompts: spec.prefill_options, decoding: spec.options}
 
 
 class Memory(Strict):
@@ -166,6 +178,16 @@ class InferResult(ResultBase):
     def name(self) -> str:
         """Name in comparisons, see `named`."""
         return named(self.prefill.scheme.name, self.decode.scheme.name)
+
+    @property
+    def schemes(self) -> list[SchemeDescription]:
+        """That of prompts and that of decoding, or the one of both."""
+        return list({one.scheme.name: one.scheme for one in (self.prefill, self.decode)}.values())
+
+    @property
+    def asked_options(self) -> dict[str, Mapping[str, Any]]:
+        """Options of the scheme of prompts, and of that of decoding."""
+        return asked_of_both(self.schemes, self.spec)
 
     @property
     def headline_us(self) -> float:

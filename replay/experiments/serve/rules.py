@@ -30,6 +30,10 @@ Router = Literal["round-robin", "least-requests", "least-waiting"]
 wait and run; where 4 x waiting + running is least (vLLM). The first of several equal ones."""
 
 
+ROUNDING = 1e-9
+"""Of tokens and steps, as floats."""
+
+
 class Settings(StrictDocument):
     """Settings whose mistakes are the user's; `called` is what a message calls them."""
 
@@ -118,7 +122,9 @@ class Speculation(Settings):
             sampled: Ints = np.sum(accepted, axis=0, dtype=np.int64) + np.ones_like(generated)
             return sampled
         # Behind s steps there are 1 + floor(s * mean): the next s is the first that adds a token.
-        after = np.floor(np.ceil(generated / self.mean) * self.mean).astype(np.int64)
+        # A multiple that is whole may be a little less as a float, and a token would be lost.
+        steps = np.ceil(generated / self.mean - ROUNDING)
+        after = np.floor(steps * self.mean + ROUNDING).astype(np.int64)
         evenly: Ints = np.maximum(after - generated + 1, 1)
         return evenly
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue
 
@@ -112,6 +112,13 @@ class InferSpec(Spec):
         "scheme": "options",
         "prefill_scheme": "prefill_options",
     }
+
+    def changed(self, **settings: Any) -> Self:
+        """As `Spec.changed`; options of prompts belong to their scheme, named or implied."""
+        made = super().changed(**settings)
+        if made.of_prompts == self.of_prompts or "prefill_options" in settings:
+            return made
+        return made.model_copy(update={"prefill_options": {}})
 
     @property
     def of_prompts(self) -> str:

@@ -68,7 +68,7 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
         """The scheme alone is another."""
         from replay.schemes.registry import find
 
-        scheme = find(reference, allow_code=True)
+        scheme = find(reference, allow_code=False)
         own = dict(options.get(scheme.name, {}))
         scheme.with_options(own)  # what is not possible is refused before anything is set up
         return scheme.name, shared.changed(scheme=reference, options=own)
@@ -107,7 +107,7 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
 
     def shown(self, compared: Any, *, details: bool) -> Any:
         """Tables for the screen."""
-        from replay.report.training import comparison_tables, ranking
+        from replay.experiments.train.tables import comparison_tables, ranking
 
         return comparison_tables(compared) if details else ranking(compared)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from replay.chains.jitter import normal_form
-from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, Flag, Options, Overrides, Spec
+from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, Options, Overrides, Spec
 from replay.model.work.precision import NumberType
 
 
@@ -54,7 +54,7 @@ class TrainSpec(Spec):
         description="Types of the numbers that are kept: megatron-bf16, megatron-bf16-moments or "
         "deepseek-v3 [the plan's, or what goes with the precision].",
     )
-    trace: Annotated[str | None, Flag("--trace", "TRACE")] = Field(
+    trace: str | None = Field(
         None,
         description="Routing of this trace: a file, a URL, or a name of `moereplay trace list`.",
     )

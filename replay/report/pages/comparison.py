@@ -15,10 +15,10 @@ from replay.report.provenance import (
     IN_MEMORY,
     SEVERAL,
     assumptions,
-    identities_table,
     provenance,
     replay_entries,
-    schemes_table,
+    replay_identities,
+    replay_schemes,
 )
 from replay.report.routing import routing_table
 from replay.report.spent import (
@@ -95,11 +95,11 @@ def _sections(compared: Comparison) -> Iterator[Section]:
     yield Section("Mechanisms", shown(mechanism_table(results)), is_open=False)
     yield Section("Routing", [routing_table(results)])
     yield Section("Validation", [validity_table(results), experts_line(results)])
-    yield assumptions(results[0].system, schemes_table(results), *launch_notes(results))
+    yield assumptions(results[0].system, replay_schemes(results), *launch_notes(results))
     yield provenance(
         replay_entries(results),
         command=compare_command(compared),
-        more=[identities_table(results)],
+        more=[replay_identities(results)],
         why_none=IN_MEMORY if results[0].spec.trace is None else SEVERAL,
     )
 

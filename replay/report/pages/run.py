@@ -20,10 +20,10 @@ from replay.report.over_time import (
 from replay.report.pages.parts import memory, shown, waiting, wires
 from replay.report.provenance import (
     assumptions,
-    identities_table,
     provenance,
     replay_entries,
-    schemes_table,
+    replay_identities,
+    replay_schemes,
 )
 from replay.report.routing import routing_table
 from replay.report.spent import cause_bars, gpu_bars, unit_of, waterfall
@@ -91,11 +91,11 @@ def _sections(result: Result) -> Iterator[Section]:
     yield Section("Mechanisms", shown(mechanism_table(results)))
     yield Section("Routing", [routing_table(results)])
     yield Section("Validation", [validity_table(results), experts_line(results)])
-    yield assumptions(result.system, schemes_table(results), *launch_notes(results))
+    yield assumptions(result.system, replay_schemes(results), *launch_notes(results))
     yield provenance(
         replay_entries(results),
         command=run_command(result),
-        more=[identities_table(results), *_tuned(result)],
+        more=[replay_identities(results), *_tuned(result)],
     )
 
 

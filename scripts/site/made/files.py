@@ -41,7 +41,7 @@ def models() -> Mapping[str, Shown]:
     from replay.experiments.choose.space import Budget, Space, Where
     from replay.experiments.dense.spec import TensorSpec
     from replay.experiments.layer.spec import RunSpec
-    from replay.experiments.serve.arrival_spec import ArrivalSpec
+    from replay.experiments.serve.arrivals.spec import ArrivalSpec
     from replay.experiments.serve.spec import InferSpec
     from replay.experiments.train.spec import TrainSpec
     from replay.model.work.transformer_shape import LayerShape
@@ -67,7 +67,7 @@ def models() -> Mapping[str, Shown]:
         "space": Shown(Space),
         "where": Shown(Where),
         "budget": Shown(Budget),
-        "arrivals": Shown(ArrivalSpec),
+        "arrivals": Shown(ArrivalSpec, tuple(InferSpec.model_fields)),
         "infer": Shown(InferSpec),
         "train": Shown(TrainSpec),
         "tensor": Shown(TensorSpec),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from loops import every
 
 from replay.cli.app import main
 from replay.errors import UserError
@@ -181,7 +182,7 @@ def test_a_dry_run_simulates_nothing(space: Path, capsys: pytest.CaptureFixture[
     assert "dgx-h100: 8 candidates of 8 pairs" in said
 
 
-@pytest.mark.parametrize("text", ["10", "x%", "0%", "100%", "-5%", "nan"])
+@every("text", ["10", "x%", "0%", "100%", "-5%", "nan"])
 def test_what_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="expected a share between 0 and 1, such as 10%"):
         share_of(text)

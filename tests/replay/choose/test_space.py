@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 import tracegen.models
@@ -56,7 +57,7 @@ def test_axes_are_numbers_lists_and_ranges() -> None:
     assert space.values("schedule", "all") is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("more", "said"),
     [
         ("[plan]\nqp = 2\n", "here: unknown axis of"),
@@ -102,7 +103,7 @@ def test_a_space_that_is_no_text_is_refused(tmp_path: Path) -> None:
 # ---- models --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "pangu-ultra-moe", "olmoe-1b-7b", "gpt-oss-20b"])
+@every("name", ["deepseek-v3", "pangu-ultra-moe", "olmoe-1b-7b", "gpt-oss-20b"])
 def test_counts_are_those_of_every_layer(name: str) -> None:
     shape = tracegen.models.load(name)
     whole = parameters.count(shape)
@@ -185,7 +186,7 @@ def test_too_many_plans_are_refused() -> None:
         plans.plans(small(f"[plan]\n{axes}\n"), hwmodel.load("dgx-h100"))
 
 
-@pytest.mark.parametrize(
+@every(
     ("model", "plan", "reason"),
     [
         ("olmoe-1b-7b", Plan(ep=8, dp=8), ""),
@@ -251,8 +252,8 @@ def at_peak(shape: tracegen.models.ModelShape, plan: Plan, sequence: int) -> Ste
     return StepTimes(1, [layers], nothing, end, Hop(0, 0))
 
 
-@pytest.mark.parametrize("name", registry.SCHEDULES)
-@pytest.mark.parametrize("layers", [16, 18])
+@every("name", registry.SCHEDULES)
+@every("layers", [16, 18])
 def test_no_step_is_shorter_than_its_bound(name: str, layers: int) -> None:
     """On a machine that loses nothing."""
     stages, chunks, micro_batches = SIZES[name]

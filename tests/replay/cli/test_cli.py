@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from loops import every
 from typer.testing import CliRunner
 
 import tracegen
@@ -130,6 +131,7 @@ def test_compare_takes_the_schemes_and_the_baseline_asked_for(trace_file: Path) 
     assert "deepep" not in result.stdout
 
 
+@pytest.mark.extended
 def test_compare_ranks_the_schemes_unless_details_are_asked_for(trace_file: Path) -> None:
     names = ["nccl-alltoall", "ideal", "comet"]
     schemes = [word for name in names for word in ("--scheme", name)]
@@ -147,6 +149,7 @@ def test_compare_ranks_the_schemes_unless_details_are_asked_for(trace_file: Path
         assert part in told and part not in shown
 
 
+@pytest.mark.extended
 def test_the_same_command_writes_the_same_bytes(trace_file: Path, tmp_path: Path) -> None:
     """In a process of its own, and in this one, which has replayed much else."""
     words = ("compare", trace_file, "--layer", 0, "--scheme", "deepep", "--scheme", "dysharp")
@@ -158,6 +161,7 @@ def test_the_same_command_writes_the_same_bytes(trace_file: Path, tmp_path: Path
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
+@pytest.mark.extended
 def test_output_that_nobody_reads_is_no_error(trace_file: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -m replay.cli schemes | head -1; exit ${{PIPESTATUS[0]}}",
@@ -192,7 +196,7 @@ def test_a_mistake_ends_with_a_line_and_code_2(
     assert len(message.splitlines()) <= 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "said"),
     [
         (["--scheme", "deepep", "--ranks", "9"], "made for 4 ranks"),
@@ -232,7 +236,7 @@ def test_mistakes_of_run(trace_file: Path, arguments: list[str], said: str) -> N
     assert said in mistake("run", trace_file, *arguments)
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "said"),
     [
         (["--scheme", "deepep", "--scheme", "deepep"], "listed twice"),
@@ -246,7 +250,7 @@ def test_mistakes_of_compare(trace_file: Path, arguments: list[str], said: str) 
     assert said in mistake("compare", trace_file, *arguments)
 
 
-@pytest.mark.parametrize(
+@every(
     "arguments",
     [
         ["run", "TRACE", "--schema"],
@@ -264,6 +268,7 @@ def test_a_command_line_that_cannot_be_read_is_code_2(trace_file: Path, argument
     assert "Traceback" not in result.output
 
 
+@pytest.mark.extended
 def test_wrong_values_take_one_line_of_the_user_s_screen(trace_file: Path) -> None:
     done = command("run", trace_file, "--scheme", "deepep", "--launch", "later")
     assert (done.returncode, done.stdout) == (2, "")
@@ -284,7 +289,7 @@ def test_nothing_is_written_when_a_run_is_refused(trace_file: Path, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["run", "compare", "sweep", "validate", "schemes"])
+@every("name", ["run", "compare", "sweep", "validate", "schemes"])
 def test_help_shows_every_text_as_it_is_written(name: str) -> None:
     command = typer.main.get_command(app).commands[name]
     shown = " ".join(invoke(name, "--help").stdout.split())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import every
 from typer.testing import CliRunner
 
 from replay.cli.app import app, main
@@ -97,7 +98,7 @@ def test_the_algorithms_are_listed() -> None:
     assert [line.partition(":")[0] for line in listed] == list(ALGORITHMS)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "sizes"),
     [
         ("512", [512]),
@@ -110,7 +111,7 @@ def test_sizes_are_lists_and_ranges(text: str, sizes: list[int]) -> None:
     assert sizes_of(text) == sizes
 
 
-@pytest.mark.parametrize("word", ["allreduce", "all_reduce", "all-reduce", "AllReduce"])
+@every("word", ["allreduce", "all_reduce", "all-reduce", "AllReduce"])
 def test_a_collective_has_several_spellings(word: str) -> None:
     assert collective_of(word) == "all_reduce"
 

@@ -26,6 +26,7 @@ def run(*arguments: str) -> int:
     return code
 
 
+@pytest.mark.extended
 def test_all_formats_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events, program, nodes, graph = (
         str(tmp_path / name) for name in ("t.json.gz", "p.goal", "p", "g.graphml")
@@ -94,6 +95,7 @@ def followed(path: Path) -> tuple[set[str], dict[str, float]]:
     return names, {"sent_us": whole["ts"], "latency_us": whole["args"]["dur_ps"] / 1e6}
 
 
+@pytest.mark.extended
 def test_the_way_of_a_token(tmp_path: Path) -> None:
     """By default of the slowest, as the result names it; of another if asked."""
     path, saved = tmp_path / "t.json", tmp_path / "r.json"

@@ -58,6 +58,7 @@ def test_what_is_too_much_is_one_line(
     assert {*tmp_path.rglob("*")} == before
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("words", "wraps"), [("--step 1021", False), ("--step 1022", True),
                                               ("--step 1021 --steps 2", True)])  # fmt: skip
 def test_a_step_beyond_the_trace_says_that_it_wraps(

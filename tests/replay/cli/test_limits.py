@@ -47,6 +47,7 @@ def test_what_runs_out_is_said_in_a_line(
     assert said.count("\n") == 1 and said.endswith(f"{says}\n")
 
 
+@pytest.mark.extended
 def test_few_open_files_are_no_process_and_no_traceback(tmp_path: Path) -> None:
     words = "compare gpt-oss-20b-decode --layer 3 --scheme ideal --scheme nvls --jobs 2 --json"
     done = subprocess.run(

@@ -51,6 +51,7 @@ for words in sys.stdin:
 """
 
 
+@pytest.mark.extended
 def test_without_a_home_all_works_that_needs_none(tmp_path: Path) -> None:
     commands = {
         "trace list": "0",
@@ -77,6 +78,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.extended
 def test_what_numba_cannot_read_is_the_users_mistake() -> None:
     given = {"NUMBA_NUM_THREADS": "0", "NUMBA_OPT": "²", "NUMBA_CPU_FEATURES": "sse"}
     running = {

@@ -127,6 +127,7 @@ def test_an_empty_folder_name_is_not_the_present_folder(capsys: Any) -> None:
 # ---- standard output ---------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("option", "begins"),
     [("--json=-", "{"), ("--trace-events=/dev/stdout", "{"), ("--export=goal:-", "//")],
@@ -143,6 +144,7 @@ def test_a_file_to_standard_output_leaves_it_alone(option: str, begins: str, cap
     assert "tasks" in capfd.readouterr().out, "the next command prints where it always does"
 
 
+@pytest.mark.extended
 def test_a_trace_goes_through_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "t.h5"
     with path.open("wb") as file:
@@ -197,6 +199,7 @@ def test_version_and_short_help(capsys: Any) -> None:
         assert capsys.readouterr().out.startswith("Usage: moereplay")
 
 
+@pytest.mark.extended
 def test_a_shell_can_complete_commands_and_options() -> None:
     def completed(words: str) -> list[str]:
         done = subprocess.run(

@@ -110,6 +110,7 @@ def test_either_kind_is_shown_and_checked() -> None:
         assert f"ok     {check.about}" in checked.stdout
 
 
+@pytest.mark.extended
 def test_check_passes_a_good_scheme(mine: Path) -> None:
     result = invoke("schemes", "check", f"{mine}:Plain")
     assert result.exit_code == 0, result.stdout
@@ -125,7 +126,7 @@ def test_check_finds_nothing_in_a_good_scheme_as_json(mine: Path) -> None:
 
 @pytest.mark.usefixtures("few_layers")
 def test_check_ends_with_1_and_says_what_is_wrong(mine: Path) -> None:
-    text = MINE.replace("dst, row_bytes, issued,", "dst, row_bytes - 1, issued,")
+    text = MINE.replace("dst, row_bytes, stored", "dst, row_bytes - 1, stored")
     mine.write_text(text, encoding="utf-8")
     result = invoke("schemes", "check", f"{mine}:Plain")
     assert (result.exit_code, result.stderr) == (1, "")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from loops import every
 from typer.testing import CliRunner
 
 import replay
@@ -13,8 +14,7 @@ from replay.cli.app import app
 from replay.errors import UserError
 from replay.experiments import dense as tensor
 from replay.experiments.dense import SCHEMES, TensorComparison
-from replay.model.work.transformer_shape import load, names, names_of_experts
-from replay.report.tensor import (
+from replay.experiments.dense.tables import (
     comparison_tables,
     links_table,
     on_path_us,
@@ -22,6 +22,7 @@ from replay.report.tensor import (
     result_tables,
     times_table,
 )
+from replay.model.work.transformer_shape import load, names, names_of_experts
 from replay.report.text import render
 
 SMALL = ("--model", "llama-2-7b", "--tp", "4", "--tokens", "256")
@@ -45,6 +46,7 @@ def compared() -> TensorComparison:
 # ---- tables --------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_no_table_is_wider_than_80_columns(
     compared: TensorComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +75,7 @@ def test_the_fastest_scheme_comes_first(compared: TensorComparison) -> None:
         assert text in row.split()
 
 
+@pytest.mark.extended
 def test_stars_and_missing_rows_are_explained() -> None:
     odd = tensor.compare(model="llama-2-7b", tp=4, tokens=255)
     text = one_line(render(ranking(odd)))
@@ -166,7 +169,7 @@ def test_exports_hold_the_schedule(tmp_path: Path) -> None:
 # ---- mistakes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "sentence"),
     [
         (("compare", "--scheme", "nope"), "unknown scheme of tensor parallelism 'nope'"),
@@ -175,7 +178,7 @@ def test_exports_hold_the_schedule(tmp_path: Path) -> None:
         (("compare", *SMALL, "--option", "x"), "--option x: expected SCHEME.K=V"),
         (("compare", *SMALL, "--baseline", "nope"), "unknown baseline 'nope'"),
         (("compare", *SMALL, "--set", "x"), "--set x: expected KEY=VALUE"),
-        (("compare", "--pass", "x"), "direction = 'x': possible are 'forward', 'backward'"),
+        (("compare", "--pass", "x"), "unknown pass 'x'; known: backward, forward, training"),
         (("run", *SMALL, "--scheme", "sp-ring", "--option", "x=1"), "scheme 'sp-ring' has no opt"),
         (("run", *SMALL, "--option", "tp-ring.x=1"), "unknown scheme with options 'tp-ring'"),
         (("run", *SMALL, "--window", "0:1"), "--window and --max-events go with"),
@@ -194,7 +197,7 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], sentence: str) -> Non
 # ---- schemes and models --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@every("name", SCHEMES)
 def test_a_scheme_is_explained(name: str) -> None:
     scheme, text = SCHEMES[name], one_line(invoke("schemes", name))
     assert text.startswith(f"{name}: {scheme.summary}")

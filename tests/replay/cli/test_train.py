@@ -13,8 +13,8 @@ from replay.cli.app import app
 from replay.errors import UserError
 from replay.experiments import train as training
 from replay.experiments.train import TrainComparison, setup
+from replay.experiments.train.tables import comparison_tables, ranking
 from replay.report.text import render
-from replay.report.training import comparison_tables, ranking
 from replay.schemes.registry import COMPARED
 from tests.replay.train.made import EXCHANGE_MS, MadeReplays
 

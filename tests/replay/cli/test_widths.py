@@ -15,12 +15,13 @@ from replay.experiments import train as training
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.result import Found, Row, SearchResult
 from replay.experiments.choose.spec import ChooseSpec
+from replay.experiments.dense import tables as of_tensor
+from replay.experiments.serve import tables as infer
 from replay.experiments.serve.experiment import compare as serve
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import setup
-from replay.report import difference, explanation, infer, text
-from replay.report import tensor as of_tensor
-from replay.report import training as of_training
+from replay.experiments.train import tables as of_training
+from replay.report import difference, explanation, text
 from replay.studies.differences.explanation import explain
 from tests.replay.train.made import MadeReplays
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -56,7 +57,7 @@ def test_memory_where_chunks_come_out_of_fifos(name: chains.Chain, times: dict[i
         assert int(graph.duration_ps[mine].sum()) * rate == pytest.approx(factor * 16 * MIB, abs=50)
 
 
-@pytest.mark.parametrize(("channels", "chunks"), [(8, 4), (1, 32), (64, 2)])
+@every(("channels", "chunks"), [(8, 4), (1, 32), (64, 2)])
 def test_chunks_are_a_step_of_each_channel(channels: int, chunks: int) -> None:
     graph, _ = chain("broadcast", 16 * MIB, channels=channels)  # 24 channels at most
     assert int(((graph.kind == Kind.WEIGHTS_SEND) & (graph.rank == ROOT)).sum()) == chunks

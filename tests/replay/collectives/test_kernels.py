@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from loops import every
 from machine_alone import carried, ints, machine_of
 from round_machine import NS, round_machine
 
@@ -79,8 +80,8 @@ def shares_and_own(n: int) -> int:
     return S + S // n
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-@pytest.mark.parametrize(
+@every("n", [2, 3, 8])
+@every(
     ("name", "collective", "up", "down"),
     [
         ("one-shot", "all_reduce", lambda n: (n - 1) * S, lambda n: (n - 1) * S),
@@ -210,7 +211,7 @@ def test_without_a_compiled_number_of_gpus_peers_are_asked_in_turn() -> None:
 # ---- thread blocks ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "collective", "nbytes"),
     [
         ("one-shot", "all_reduce", 1 * MIB),
@@ -234,7 +235,7 @@ def test_few_blocks_are_a_limit_and_many_are_not(name: str, collective: str, nby
     assert times[-1] == pytest.approx(times[-2], rel=0.1)
 
 
-@pytest.mark.parametrize("waves", [1, 4, 16, 40])
+@every("waves", [1, 4, 16, 40])
 def test_one_block_goes_there_and_back_for_every_wave(waves: int) -> None:
     style = Style(Grid(1, 1024), meets_before=False, meets_after=False)
     nbytes = waves * 16 * KIB
@@ -256,6 +257,7 @@ def test_a_block_is_as_fast_as_its_sm() -> None:
     assert run(9) - run(1) == 8 * 16 * KIB * 1000  # ps at a byte a nanosecond
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("blocks", [1, 8])
 @pytest.mark.parametrize("name", ["multimem", "two-shot", "two-shot-stores"])
 def test_rounds_of_several_waves_take_as_long_as_waves_one_by_one(
@@ -296,7 +298,7 @@ def test_two_gpus_fill_their_ports_with_what_is_under_way() -> None:
     assert port < took < 1.2 * port
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "collective", "touched"),
     [
         # Each buffer is read once, however many GPUs ask for the same bytes, and written once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from machine_alone import machine_of
 from round_machine import round_machine
 
@@ -55,7 +56,7 @@ def test_an_unknown_algorithm_is_named_with_what_is_possible() -> None:
         find("rings")
 
 
-@pytest.mark.parametrize(
+@every(
     ("system", "ranks", "name", "blocks", "message"),
     [
         ("dgx-a100", 8, "nvls", None, "nvls needs multicast and reduction, which dgx-a100"),
@@ -91,8 +92,8 @@ CLOSED = {
 """Payload that leaves and enters each GPU."""
 
 
-@pytest.mark.parametrize(("name", "collective"), CLOSED)
-@pytest.mark.parametrize("blocks", [None, 2])
+@every(("name", "collective"), CLOSED)
+@every("blocks", [None, 2])
 def test_payload_of_a_port_is_the_closed_form(
     name: str, collective: Collective, blocks: int | None
 ) -> None:
@@ -103,7 +104,7 @@ def test_payload_of_a_port_is_the_closed_form(
     assert payload_of(graph, DOWN) == [down] * N
 
 
-@pytest.mark.parametrize(("name", "collective"), CLOSED)
+@every(("name", "collective"), CLOSED)
 def test_whether_bytes_are_payload_changes_no_time(name: str, collective: Collective) -> None:
     spans = {
         replayed(machine_of(round_machine(), N), name, collective, S, payload=payload).makespan_ps
@@ -122,9 +123,7 @@ def bus_GB_per_s(name: str, collective: Collective, nbytes: int, blocks: int | N
     return nbytes * factor / span * 1e3
 
 
-@pytest.mark.parametrize(
-    ("name", "collective"), [*CLOSED, ("tree", "all_reduce"), ("nccl", "all_reduce")]
-)
+@every(("name", "collective"), [*CLOSED, ("tree", "all_reduce"), ("nccl", "all_reduce")])
 def test_few_blocks_are_slow_and_more_than_enough_change_nothing(
     name: str, collective: Collective
 ) -> None:
@@ -135,7 +134,7 @@ def test_few_blocks_are_slow_and_more_than_enough_change_nothing(
         assert bus_GB_per_s(name, collective, nbytes, 48) == usual
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@every("collective", COLLECTIVES)
 def test_two_blocks_of_a_ring_store_as_fast_as_two_sms(collective: Collective) -> None:
     # Every link byte is stored by a block; what follows the last chunk of a loop comes on top.
     of_sms = 2 * 39
@@ -154,7 +153,7 @@ def test_two_blocks_in_the_switch_copy_the_buffer_in_and_out() -> None:
     assert each / 2 < span < 1.05 * each / 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("nbytes", "chunk"),
     # Of 16 channels and 8 shares: 64 chunks of 128 KiB, 8 of 64 KiB, 2 of 32 KiB.
     [(1 << 30, 128), (1023 * MIB, 64), (64 * MIB, 64), (63 * MIB, 32), (8 * MIB, 32), (MIB, 16)],
@@ -183,7 +182,7 @@ def beside(
     return schedule(machine.graph.build()), ends
 
 
-@pytest.mark.parametrize(("name", "collective"), [*CLOSED, ("tree", "all_reduce")])
+@every(("name", "collective"), [*CLOSED, ("tree", "all_reduce")])
 def test_a_kernel_beside_others_is_hardly_slower_while_nobody_is_there(
     name: str, collective: Collective
 ) -> None:
@@ -208,7 +207,7 @@ MEMORY = {
 }
 
 
-@pytest.mark.parametrize(("name", "collective"), MEMORY)
+@every(("name", "collective"), MEMORY)
 def test_memory_is_read_and_written_beside_others(name: str, collective: Collective) -> None:
     machine = machine_of(round_machine(), N)
     timeline, _ = beside(machine, name, collective, S, None)
@@ -219,7 +218,7 @@ def test_memory_is_read_and_written_beside_others(name: str, collective: Collect
     assert busy == pytest.approx([expected] * N, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["ring", "tree", "nvls"])
+@every("name", ["ring", "tree", "nvls"])
 def test_kernels_on_the_same_sms_follow_one_another(name: str) -> None:
     machine = machine_of(round_machine(), N)
     split = machine.sms.split("a test", {}, rest="compute")

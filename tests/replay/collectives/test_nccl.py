@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from loops import every
 from machine_alone import machine_of
 from round_machine import NS, US, round_machine
 
@@ -27,10 +28,8 @@ def time_ps(collective: nccl.Collective, nbytes: int, num_ranks: int) -> int:
     return int(schedule(machine.graph.build()).visible_ps[ends].max())
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize(
-    ("collective", "rounds"), [("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)]
-)
+@every("num_ranks", [2, 4])
+@every(("collective", "rounds"), [("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)])
 def test_a_short_ring_takes_its_steps_one_after_the_other(
     collective: nccl.Collective, rounds: int, num_ranks: int
 ) -> None:
@@ -50,7 +49,7 @@ def test_a_long_ring_goes_in_chunks_of_two_mebibytes_a_channel() -> None:
     assert time_ps("all_gather", 2 * 2 * loop, 2) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("collective", "num_ranks", "nbytes", "chosen"),
     [
         ("all_gather", 8, 16 * KIB, "ring LL"),
@@ -67,7 +66,7 @@ def test_the_protocol_follows_the_size(
     assert nccl.quickest(machine, DISPATCH, collective, nbytes).name == chosen
 
 
-@pytest.mark.parametrize("nbytes", [4 * KIB, 512 * KIB, 32 * MIB])
+@every("nbytes", [4 * KIB, 512 * KIB, 32 * MIB])
 def test_the_estimate_of_a_ring_is_its_time_on_idle_ports(nbytes: int) -> None:
     for index in range(3):
         machine = machine_of(hwmodel.load("dgx-h100"), 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from loops import every
 from machine_alone import carried, machine_of
 from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
@@ -93,15 +94,15 @@ def test_a_gpu_stores_to_one_neighbour_on_all_rings() -> None:
     assert [following[1, rank] for rank in (0, 3, 2, 5, 4)] == [3, 2, 5, 4, 7]
 
 
-@pytest.mark.parametrize(("nbytes", "rails"), [(1, 1), (2048, 2), (3000, 2), (1 << 20, 4)])
+@every(("nbytes", "rails"), [(1, 1), (2048, 2), (3000, 2), (1 << 20, 4)])
 def test_few_bytes_have_few_rings_but_rows_have_all(nbytes: int, rails: int) -> None:
     machine = machine_of(two_nodes(4), 8)
     assert node_rings.rails_for(machine, nbytes, payload=False) == rails
     assert node_rings.rails_for(machine, nbytes, payload=True) == 4
 
 
-@pytest.mark.parametrize("nbytes", [64, 1 << 16, 1 << 23])
-@pytest.mark.parametrize("size", [1, 2, 4])
+@every("nbytes", [64, 1 << 16, 1 << 23])
+@every("size", [1, 2, 4])
 def test_the_estimate_is_near_the_time_on_idle_ports(nbytes: int, size: int) -> None:
     system = hwmodel.load(
         "dgx-h100",

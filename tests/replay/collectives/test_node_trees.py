@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from machine_alone import carried, machine_of
 from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
@@ -20,7 +21,7 @@ LL_PASS, COPY = 100, 40  # ps a byte of one block
 KIB = 1 << 10
 
 
-@pytest.mark.parametrize(
+@every(
     ("num_nodes", "first", "second"),
     [
         (2, [-1, 0], [1, -1]),
@@ -34,7 +35,7 @@ def test_the_two_trees_of_nodes(num_nodes: int, first: list[int], second: list[i
     assert node_trees.node_parents(num_nodes, 1) == second
 
 
-@pytest.mark.parametrize("num_nodes", [2, 4, 6, 8, 16])
+@every("num_nodes", [2, 4, 6, 8, 16])
 def test_a_node_with_children_in_one_tree_is_a_leaf_in_the_other(num_nodes: int) -> None:
     parents = [set(node_trees.node_parents(num_nodes, tree)) - {-1} for tree in (0, 1)]
     assert not parents[0] & parents[1]
@@ -102,10 +103,8 @@ def test_chunks_follow_one_another() -> None:
     assert two[3] - one[3] >= 32 * KIB * LL_PASS
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "name"), [(4, "tree LL"), (64 * KIB, "tree LL128"), (1 << 20, "tree Simple")]
-)
-@pytest.mark.parametrize("nodes", [2, 3, 4])
+@every(("nbytes", "name"), [(4, "tree LL"), (64 * KIB, "tree LL128"), (1 << 20, "tree Simple")])
+@every("nodes", [2, 3, 4])
 def test_short_ones_take_trees_in_the_estimated_time(nbytes: int, name: str, nodes: int) -> None:
     machine = machine_of(hwmodel.load(f"dgx-h100-x{nodes}"), 8 * nodes)
     way = nccl.quickest(machine, DISPATCH, "all_reduce", nbytes)

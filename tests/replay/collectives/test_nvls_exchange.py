@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from loops import every
 from machine_alone import machine_of
 
 import hwmodel
@@ -22,8 +23,8 @@ def time_ps(system: str, num_ranks: int, collective: Collective, nbytes: int) ->
     return way.estimate_ps, int(schedule(machine.graph.build()).visible_ps[ends].max())
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize("num_ranks", [3, 8])
+@every("collective", COLLECTIVES)
+@every("num_ranks", [3, 8])
 def test_the_formula_is_the_time_of_large_buffers(collective: Collective, num_ranks: int) -> None:
     expected, found = time_ps("dgx-h100", num_ranks, collective, 256 * MIB)
     assert expected == pytest.approx(found, rel=0.02)
@@ -35,7 +36,7 @@ def test_sums_of_a_large_buffer_do_not_wait_for_one_another() -> None:
     assert expected == pytest.approx(found, rel=0.02)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@every("collective", COLLECTIVES)
 def test_ranks_that_meet_behind_copies_of_the_switch_wait_for_their_fence(
     collective: Collective,
 ) -> None:
@@ -49,7 +50,7 @@ def test_ranks_that_meet_behind_copies_of_the_switch_wait_for_their_fence(
     assert ends[1] - ends[0] == (0 if collective == "reduce_scatter" else 1_000_000)
 
 
-@pytest.mark.parametrize(
+@every(
     ("num_ranks", "nbytes", "chosen"),
     [
         # A log of NCCL on 8 H100: rings up to 1 MB, the switch from 2 MB on (nccl-tests issue 309).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 from machine_alone import machine_of
 from round_machine import NS, US, round_machine
 
@@ -20,7 +20,7 @@ PUSH, LL_PASS, COPY = 10, 100, 40  # ps a byte: 100, 10 and 25 GB/s
 KIB, MIB = 1 << 10, 1 << 20
 
 
-@pytest.mark.parametrize(
+@every(
     ("nbytes", "num_ranks", "channels", "is_ll"),
     [
         (1, 8, 1, True),

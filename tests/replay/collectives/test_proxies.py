@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from machine_alone import carried, machine_of
 from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
@@ -52,7 +53,7 @@ def known(nbytes: int, *, pxn: bool, crosses_rail: bool) -> int:
     return landed + STEP + HOST_FLAG + nbytes * COPY
 
 
-@pytest.mark.parametrize(
+@every(
     ("dst", "pxn", "relayed", "crosses_rail"),
     [(3, True, True, False), (3, False, False, True), (2, True, False, False)],
 )
@@ -144,7 +145,7 @@ def test_every_thread_takes_a_step_for_a_write_an_offer_and_a_completion() -> No
     assert steps == [0, 6 + 2, 0, 6 + 2]
 
 
-@pytest.mark.parametrize(("sharing", "slots"), [(1, 8), (2, 8), (3, 5), (4, 4), (8, 2), (16, 2)])
+@every(("sharing", "slots"), [(1, 8), (2, 8), (3, 5), (4, 4), (8, 2), (16, 2)])
 def test_connections_of_a_channel_share_sixteen_buffers(sharing: int, slots: int) -> None:
     assert PairRules(16).net_slots(np.array([sharing])).tolist() == [slots]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from machine_alone import machine_of
 from round_machine import NS, US, round_machine
 
@@ -33,7 +34,7 @@ def replayed(num_ranks: int, nbytes: int, *, payload: bool = False) -> tuple[Tas
     return timeline.graph, int(timeline.visible_ps[ends].max())
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@every("num_ranks", [2, 3, 5])
 def test_a_short_sum_goes_up_the_chain_and_down_again(num_ranks: int) -> None:
     nbytes = 512  # of one channel
     hop = nbytes * LL_PASS + 2 * write_packets(2 * nbytes) + WAY + POLL
@@ -84,8 +85,8 @@ def test_few_blocks_store_with_half_of_their_warps_each_way() -> None:
     assert took == SIMPLE_START + 2 * hop + nbytes * COPY
 
 
-@pytest.mark.parametrize("nbytes", [4 * KIB, MIB, 64 * MIB, 512 * MIB])
-@pytest.mark.parametrize("num_ranks", [2, 8])
+@every("nbytes", [4 * KIB, MIB, 64 * MIB, 512 * MIB])
+@every("num_ranks", [2, 8])
 def test_the_estimate_is_near_the_time_on_idle_ports(nbytes: int, num_ranks: int) -> None:
     machine = machine_of(hwmodel.load("dgx-h100"), num_ranks)
     ways = tree.ways(CollectiveCall(machine, DISPATCH, "all_reduce", nbytes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pytest
+from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -85,7 +85,7 @@ def test_the_place_of_a_call_is_that_of_an_expert_with_rows() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("experts", "in_turn"), [(4, 1), (5, 2), (9, 3)])
+@every(("experts", "in_turn"), [(4, 1), (5, 2), (9, 3)])
 def test_four_streams_run_four_calls_at_a_time(experts: int, in_turn: int) -> None:
     spent = run(layer([10] * experts, hidden=1024))
     first = in_turn * (GAP + tile_ps(1024))

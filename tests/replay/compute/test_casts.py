@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.layer import build_graph, replay_layer
@@ -91,7 +92,7 @@ def test_every_scheme_is_one_of_these() -> None:
     assert not FUSED & set(KERNELS)
 
 
-@pytest.mark.parametrize(("name", "rows_out", "gemm"), cases(KERNELS, MIXED))
+@every(("name", "rows_out", "gemm"), cases(KERNELS, MIXED))
 def test_a_kernel_reads_what_came_and_writes_operands(name: str, rows_out: str, gemm: str) -> None:
     graph = graph_of(name, work(rows_out, gemm))
     expected = (KERNELS[name] * (BYTES[rows_out] + BYTES[gemm])).tolist()
@@ -99,7 +100,7 @@ def test_a_kernel_reads_what_came_and_writes_operands(name: str, rows_out: str, 
     assert spent(graph, Kind.CAST, in_memory=False) == [0, 0]
 
 
-@pytest.mark.parametrize(("name", "rows_out", "gemm"), cases(FUSED, MIXED))
+@every(("name", "rows_out", "gemm"), cases(FUSED, MIXED))
 def test_a_fused_kernel_casts_every_row_on_an_sm(name: str, rows_out: str, gemm: str) -> None:
     graph = graph_of(name, work(rows_out, gemm))
     expected = (PAIRS * (BYTES[rows_out] + BYTES[gemm])).tolist()
@@ -120,7 +121,7 @@ def test_one_type_casts_nothing(name: str, one: str, same: str) -> None:
     assert not (graph_of(name, work(one, same)).kind == Kind.CAST).any()
 
 
-@pytest.mark.parametrize("name", sorted({*KERNELS, *FUSED}))
+@every("name", sorted({*KERNELS, *FUSED}))
 def test_no_gemm_begins_before_the_cast(name: str) -> None:
     """On every rank the way from each cast leads to the first GEMM, which has as many new waits."""
     graph = graph_of(name, work("fp8", "bf16"))
@@ -138,7 +139,7 @@ def test_no_gemm_begins_before_the_cast(name: str) -> None:
         assert {Kind.GEMM1, Kind.GEMM2} <= kinds
 
 
-@pytest.mark.parametrize("name", ["nccl-alltoall", "deepep", "nvls"])
+@every("name", ["nccl-alltoall", "deepep", "nvls"])
 def test_rows_are_copied_to_their_experts_as_operands(name: str) -> None:
     """FP8 rows out, BF16 GEMMs: the copies behind the cast have BF16 rows."""
     mixed, plain = (
@@ -214,9 +215,9 @@ def test_every_scheme_casts_in_one_of_two_ways() -> None:
     assert CAST_KERNELS | set(SENT_ROWS) | others == set(SCHEMES | EXAMPLES)
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("gemm", ["fp8", "bf16"])
-@pytest.mark.parametrize("name", sorted(CAST_KERNELS))
+@every("is_backward", [False, True])
+@every("gemm", ["fp8", "bf16"])
+@every("name", sorted(CAST_KERNELS))
 def test_a_kernel_casts_every_token_before_the_dispatch(
     name: str, gemm: str, is_backward: bool
 ) -> None:
@@ -226,15 +227,15 @@ def test_a_kernel_casts_every_token_before_the_dispatch(
     assert (graph.kind == Kind.TOKEN_CAST).sum() == 2
 
 
-@pytest.mark.parametrize("stack", ["bare", "sglang", "vllm"])
+@every("stack", ["bare", "sglang", "vllm"])
 def test_every_stack_of_deepep_casts(stack: str) -> None:
     graph = graph_of("deepep", work("fp8", "fp8"), stack=stack)
     expected = (TOKENS * (BYTES["bf16"] + BYTES["fp8"])).tolist()
     assert spent(graph, Kind.TOKEN_CAST, in_memory=True) == expected
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("name", sorted(SENT_ROWS))
+@every("is_backward", [False, True])
+@every("name", sorted(SENT_ROWS))
 def test_a_kernel_that_sends_casts_as_it_reads(name: str, is_backward: bool) -> None:
     graph = graph_of(name, work("fp8", "fp8", is_backward=is_backward))
     assert spent(graph, Kind.TOKEN_CAST, in_memory=True) == (TOKENS * BYTES["bf16"]).tolist()
@@ -253,7 +254,7 @@ def test_parts_of_a_row_are_cast_by_their_bytes(segment_packets: int) -> None:
     assert spent(graph, Kind.DISPATCH_SEND, in_memory=False) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "rows_out", "gemm"),
     cases({*CAST_KERNELS, *SENT_ROWS, *NOTHING}, (("bf16", "bf16"), ("fp32", "bf16"))),
 )
@@ -262,8 +263,8 @@ def test_tokens_that_travel_as_they_are_are_not_cast(name: str, rows_out: str, g
     assert not (graph.kind == Kind.TOKEN_CAST).any()
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("name", sorted({*CAST_KERNELS, *SENT_ROWS}))
+@every("is_backward", [False, True])
+@every("name", sorted({*CAST_KERNELS, *SENT_ROWS}))
 def test_no_row_leaves_before_its_token_is_read(name: str, is_backward: bool) -> None:
     """In a memory so slow that nothing else counts, what leaves waits for what is cast."""
     slow = {"hbm.peak_GB_per_s": 0.001}
@@ -279,7 +280,7 @@ def test_no_row_leaves_before_its_token_is_read(name: str, is_backward: bool) ->
         assert timeline.start_ps[sent].max() >= last(timeline.end_ps[cast])
 
 
-@pytest.mark.parametrize("name", ["dysharp", "flashdmoe", "moe-hub"])
+@every("name", ["dysharp", "flashdmoe", "moe-hub"])
 def test_tokens_are_read_in_64_tasks_at_most(name: str) -> None:
     ids = np.arange(130, dtype=np.int32)[:, None] % 4
     layer = small_layers.work(
@@ -294,8 +295,8 @@ def test_tokens_are_read_in_64_tasks_at_most(name: str) -> None:
 # ---- between the GEMMs ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("gemm", ["fp8", "bf16"])
+@every("is_backward", [False, True])
+@every("gemm", ["fp8", "bf16"])
 def test_megatrons_activation_leaves_quantisation_to_the_next_kernel(
     gemm: str, is_backward: bool
 ) -> None:
@@ -311,7 +312,7 @@ def test_megatrons_activation_leaves_quantisation_to_the_next_kernel(
         assert graph.duration_ps[chosen].tolist() == [each[rank] for each in kernels]
 
 
-@pytest.mark.parametrize("name", ["nvls", "dysharp-basic", "plain"])
+@every("name", ["nvls", "dysharp-basic", "plain"])
 def test_other_activations_write_operands(name: str) -> None:
     graph = graph_of(name, work("fp8", "fp8"))
     assert spent(graph, Kind.ACTIVATION, in_memory=True) == (PAIRS * (2 * 128 + 64 + 4)).tolist()

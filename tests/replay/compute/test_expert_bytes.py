@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, US, round_machine
 
 from replay.engine import GraphBuilder, schedule
@@ -56,8 +57,8 @@ def gradients(work: LayerWork, projection) -> dict[int, tuple[list[int], list[in
     return found
 
 
-@pytest.mark.parametrize(("precision", "value"), [("bf16", 2), ("fp8", 1), ("fp32", 4)])
-@pytest.mark.parametrize(("projection", "inner"), [(UP, 2 * INTERMEDIATE), (DOWN, INTERMEDIATE)])
+@every(("precision", "value"), [("bf16", 2), ("fp8", 1), ("fp32", 4)])
+@every(("projection", "inner"), [(UP, 2 * INTERMEDIATE), (DOWN, INTERMEDIATE)])
 def test_a_gradient_reads_both_operands_and_reads_and_writes_its_accumulator(
     precision: str, value: int, projection, inner: int
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from hwmodel import System
@@ -80,7 +81,7 @@ def up(rows: int, to: int) -> int:
 SKEWED = [700, 0, 129, 128, 1, 64]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every("layout", LAYOUTS)
 def test_padding_is_multiplied_in_the_contiguous_layout_only(layout: str) -> None:
     graph, _ = run(layer(SKEWED), exact_system(), layout)
     rows = sum(up(count, 128) if layout == "contiguous" else count for count in SKEWED)
@@ -92,8 +93,8 @@ def test_a_masked_kernel_skips_warp_groups_without_rows() -> None:
     assert busy(graph, Kind.GEMM1) == 2 * sum(up(count, 64) for count in SKEWED) * COLUMNS * INNER
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every("precision", ["bf16", "fp8"])
+@every("layout", LAYOUTS)
 def test_whole_tiles_are_read_and_written_where_there_is_padding(
     layout: str, precision: str
 ) -> None:
@@ -156,7 +157,7 @@ def test_activation_kernels_work_on_the_padding_of_the_contiguous_layout() -> No
         assert activation_bytes(work, layout).tolist() == [row * count for count in rows]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every("layout", LAYOUTS)
 def test_the_rank_with_more_tiles_is_the_last(layout: str) -> None:
     """Full tiles of 64 columns on 132 SMs: rank times are whole waves."""
     columns, height = 64, 128
@@ -179,7 +180,7 @@ def test_the_rank_with_more_tiles_is_the_last(layout: str) -> None:
         assert waves == (1, 6)[rank]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@every("seed", range(6))
 def test_padding_never_helps_and_costs_nothing_without_partial_tiles(seed: int) -> None:
     rng = np.random.default_rng(seed)
     system = hwmodel.load("dgx-h100", {"compute.fp8_blocks": [[128, 128]]})
@@ -196,7 +197,7 @@ def test_padding_never_helps_and_costs_nothing_without_partial_tiles(seed: int) 
 # ---- small batches ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every("layout", LAYOUTS)
 def test_a_small_batch_streams_the_weights_of_the_experts_it_touches(layout: str) -> None:
     """Eight rows: the time of the GEMM grows by one expert's weights with each expert touched."""
     system = hwmodel.load("dgx-h100", {"hbm.peak_GB_per_s": 10.0, "hbm.stream_efficiency": 1.0})

@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from hwmodel import System
@@ -105,8 +106,8 @@ def lru_passes(order: list[tuple[int, int, int]], room: int) -> tuple[int, int]:
     return first, again
 
 
-@pytest.mark.parametrize("blocks", [5, 6, 7, 9, 12, 30])
-@pytest.mark.parametrize("raster", ["rows", "columns"])
+@every("blocks", [5, 6, 7, 9, 12, 30])
+@every("raster", ["rows", "columns"])
 def test_the_order_of_the_tiles_decides_how_often_weights_are_read(
     raster: Raster, blocks: int
 ) -> None:
@@ -161,7 +162,7 @@ def test_groups_of_row_tiles_go_column_by_column() -> None:
     assert list(zip(reads["weights"], reads["activations"], strict=True)) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows", "clusters", "share"),
     [([2 * TILE], True, 1.5), ([2 * TILE], False, 2.0), ([TILE], True, 1.5)],
 )

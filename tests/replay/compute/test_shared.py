@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import round_machine
 from tiers import mostly_extended
 
@@ -77,8 +78,8 @@ def test_weights_rows_and_results_go_through_memory(scheme: str, monkeypatch) ->
         assert sum(blocks.values()) == nbytes
 
 
-@pytest.mark.parametrize("scheme", [*APART, *FUSED])
-@pytest.mark.parametrize("is_backward", [False, True])
+@every("scheme", [*APART, *FUSED])
+@every("is_backward", [False, True])
 def test_they_share_the_gpu_and_its_end_waits_for_them(scheme: str, is_backward: bool) -> None:
     made = layer(is_backward=is_backward)
     graph, timeline, tasks, found = built(scheme, made)
@@ -91,7 +92,7 @@ def test_they_share_the_gpu_and_its_end_waits_for_them(scheme: str, is_backward:
         assert len(tasks[Kind.WGRAD])
 
 
-@pytest.mark.parametrize("scheme", APART)
+@every("scheme", APART)
 def test_kernels_apart_wait_until_the_shared_ones_have_ended(scheme: str) -> None:
     graph, timeline, _, _ = built(scheme, layer())
     multiplies = np.isin(graph.kind, (Kind.GEMM1, Kind.GEMM2)) & (graph.rank == 0)
@@ -108,7 +109,7 @@ def test_kernels_apart_wait_until_the_shared_ones_have_ended(scheme: str) -> Non
     assert servers == {100 - held[scheme]}
 
 
-@pytest.mark.parametrize("scheme", FUSED)
+@every("scheme", FUSED)
 def test_a_fused_kernel_takes_their_tiles_for_its_own(scheme: str) -> None:
     graph, timeline, _, _ = built(scheme, layer())
     first = (graph.kind == Kind.GEMM1) & (graph.rank == 0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -122,7 +123,7 @@ def blocks_of(order: str, machine: Machine) -> Blocks:
     return Blocks(kernels, Moves(machine, options), options, is_coordinated=False, order=order)
 
 
-@pytest.mark.parametrize(
+@every(
     ("order", "rank", "tiles"),
     [
         ("same", 0, [0, 1, 2, 3, 4, 5, 6, 7]),
@@ -442,9 +443,9 @@ def test_gpus_that_wait_for_one_another_have_one_order() -> None:
     assert Cais().with_options({"order": "rotated", "merge": False})
 
 
-@pytest.mark.parametrize("num_sms", [1, 3])
-@pytest.mark.parametrize("order", ["same", "spread", "rotated"])
-@pytest.mark.parametrize("merge", [False, True])
+@every("num_sms", [1, 3])
+@every("order", ["same", "spread", "rotated"])
+@every("merge", [False, True])
 def test_blocks_never_wait_in_a_circle(num_sms: int, order: str, merge: bool) -> None:
     for overlap in (False, True):
         assert Run(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from loops import every
 from one_step import OneStep, product_ps
 
 import hwmodel
@@ -57,8 +58,9 @@ def polled_ps(step: OneStep) -> int:
 # ---- what overlaps -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("scheme", ["coconet", "coconet-nvls"])
+@pytest.mark.extended
+@every("sequence_parallel", [False, True])
+@every("scheme", ["coconet", "coconet-nvls"])
 def test_overlap_saves_time_but_neither_part_is_faster_than_alone(
     scheme: str, sequence_parallel: bool
 ) -> None:

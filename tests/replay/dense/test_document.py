@@ -62,6 +62,7 @@ def table_under(heading: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[1:]}
 
 
+@pytest.mark.extended
 def test_times_of_decoding_are_what_is_replayed() -> None:
     found = compare(model="llama-2-70b", tp=8, phase="decode", tokens=64)
     table = table_under("Decoding")

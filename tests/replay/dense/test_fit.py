@@ -6,11 +6,13 @@ import pytest
 from tiers import mostly_extended
 
 from replay.experiments.base.estimate import Size, UnfitError
-from replay.experiments.dense import fit
-from replay.experiments.dense import replay as replays
+from replay.experiments.dense import compare, fit, replay, run
 from replay.experiments.dense.replay import replayed
 from replay.experiments.dense.setup import Setup
 from replay.experiments.dense.spec import TensorSpec
+
+ROOM = 2.0**40
+"""Bytes of memory, more than any of these replays takes."""
 
 
 def _setup(**settings: object) -> Setup:
@@ -26,14 +28,14 @@ def test_more_tokens_than_fit_are_refused_in_one_line(tokens: int) -> None:
     with pytest.raises(
         UnfitError, match=r"'sp-ring': .* tokens .* take about .* there are"
     ) as told:
-        replays.run(model="gpt-3-6.7b", tp=8, scheme="sp-ring", tokens=tokens, layers=100)
+        run(model="gpt-3-6.7b", tp=8, scheme="sp-ring", tokens=tokens, layers=100)
     assert "\n" not in str(told.value)
 
 
 def test_a_comparison_is_refused_before_the_first_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "carry_out", lambda setup: pytest.fail("replayed"))
+    monkeypatch.setattr(replay, "carry_out", lambda setup, **_: pytest.fail("replayed"))
     with pytest.raises(UnfitError, match="'t3'"):
-        replays.compare(model="gpt-3-6.7b", tp=8, tokens=10**9, schemes=["t3"])
+        compare(model="gpt-3-6.7b", tp=8, tokens=10**9, schemes=["t3"])
 
 
 @pytest.mark.parametrize("scheme", mostly_extended(["sp-ring", "t3", "ladm"], ["sp-ring"]))
@@ -47,12 +49,12 @@ def test_tasks_grow_as_the_sample_says(scheme: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_small_replays_are_not_sampled() -> None:
-    fit.check_fit([_setup(tokens=8192)], lambda setup: pytest.fail("sampled"))
+    fit.check_fit([_setup(tokens=8192)], lambda setup: pytest.fail("sampled"), ROOM)
 
 
 def test_long_replays_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "LONG_SECONDS", 0)
     told: list[str] = []
-    fit.check_fit([_setup(tokens=8192, layers=5)], _scheduled, told.append)
+    fit.check_fit([_setup(tokens=8192, layers=5)], _scheduled, ROOM, told.append)
     assert len(told) == 1
     assert "of memory and" in told[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 from one_step import OneStep, product_ps
 
 from replay.errors import UserError
@@ -38,8 +39,8 @@ def starts(step: OneStep, kind: Kind, rank: int) -> Ints:
 # ---- what overlaps -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("scheme", ["fuselib", "fuselib-nvls"])
+@every("sequence_parallel", [False, True])
+@every("scheme", ["fuselib", "fuselib-nvls"])
 def test_tiles_travel_while_others_are_multiplied(scheme: str, sequence_parallel: bool) -> None:
     """Faster than one kernel after the other; never than the product, or than the ports."""
     step, apart = (

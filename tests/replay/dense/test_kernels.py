@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
@@ -42,7 +43,7 @@ def service_ps(timeline: Timeline, kind: Kind) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     ("is_decode", "is_backward", "which"),
     [(False, False, "forward_ps"), (True, False, "decode_ps"), (False, True, "backward_ps")],
 )

@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 
 from replay.errors import UserError
 from replay.model.work.transformer_layer import (
@@ -71,7 +72,7 @@ def attention(layer: TensorLayer) -> Attention:
 # ---- operations ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+@every("num_ranks", [1, 2, 8])
 def test_operations_are_those_of_the_papers(num_ranks: int) -> None:
     """24 s b h^2 of products, and half of 4 s^2 b h of attention, since half is masked.
 
@@ -140,8 +141,8 @@ def test_attention_is_computed_again_on_the_way_back() -> None:
     assert backward.nbytes == 2 * forward.nbytes
 
 
-@pytest.mark.parametrize("name", ["llama-2-70b", "gpt-3-175b", "llama-3-8b", "palm-540b"])
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@every("name", ["llama-2-70b", "gpt-3-175b", "llama-3-8b", "palm-540b"])
+@every("num_ranks", [1, 2, 4, 8])
 def test_weights_of_all_gpus_are_those_of_the_layer(name: str, num_ranks: int) -> None:
     shape = load(name)
     layer = layer_of(shape, num_ranks, sizes(1024, 512))
@@ -266,7 +267,7 @@ def test_shared_experts_multiply_all_rows_beside() -> None:
 # ---- mistakes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("shape", "num_ranks", "sentence"),
     [
         (

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import every
 
 from replay.errors import UserError
 from replay.experiments.dense import TensorComparison, TensorResult, compare, load_result, run
@@ -15,7 +16,8 @@ from replay.experiments.dense.spec import TensorSpec
 from replay.measure.measured import measures
 from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 
-SMALL: dict[str, Any] = {"model": "llama-2-7b", "tp": 4, "tokens": 256, "scheme": "sp-ring"}
+LAYER: dict[str, Any] = {"model": "llama-2-7b", "tp": 4, "tokens": 256}
+SMALL = {**LAYER, "scheme": "sp-ring"}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def small() -> TensorResult:
 
 @pytest.fixture(scope="module")
 def compared() -> TensorComparison:
-    return compare(**SMALL, schemes=["tp-ring", "sp-ring", "sp-nvls"])
+    return compare(**LAYER, schemes=["tp-ring", "sp-ring", "sp-nvls"])
 
 
 # ---- identity ------------------------------------------------------------------------------------
@@ -54,7 +56,7 @@ SWITCHES = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "option"), SWITCHES, ids="-".join)
+@every(("scheme", "option"), SWITCHES, ids="-".join)
 def test_options_are_in_the_identity(scheme: str, option: str) -> None:
     is_on = getattr(SCHEMES[scheme].options, option)
     settings = {"scheme": scheme, "tp": 8}
@@ -94,22 +96,17 @@ def test_the_same_run_gives_the_same_bytes(small: TensorResult) -> None:
 
 
 def test_schemes_that_cannot_run_a_layer_are_left_out_with_a_reason() -> None:
-    odd = compare(**{**SMALL, "tokens": 255})
+    odd = compare(**{**LAYER, "tokens": 255})
     assert {"tp-ring", "tp-nvls"} <= {one.scheme.name for one in odd.results}
     assert odd.left_out["sp-ring"] == "4 GPUs cannot own equal shares of 255 tokens"
-    older = compare(**SMALL, system="dgx-a100")
+    older = compare(**LAYER, system="dgx-a100")
     assert "sp-nvls" in older.left_out
-    assert older.baseline == older.results[0].scheme["name"]
-
-
-def test_a_scheme_named_twice_runs_once() -> None:
-    found = compare(**SMALL, schemes=["sp-ring", "tp-ring", "sp-ring"])
-    assert [one.scheme.name for one in found.results] == ["sp-ring", "tp-ring"]
+    assert older.baseline == older.results[0].scheme.name
 
 
 def test_progress_is_told_of_every_scheme() -> None:
     told: list[None] = []
-    compare(**SMALL, schemes=["sp-ring", "tp-ring"], progress=lambda: told.append(None))
+    compare(**LAYER, schemes=["sp-ring", "tp-ring"], progress=lambda: told.append(None))
     assert len(told) == 2
 
 
@@ -212,9 +209,10 @@ def test_hostile_files_are_refused_in_one_line(small: TensorResult, tmp_path: Pa
         ("", "is no result of a replay, or is cut short: it is not JSON"),
         ("[" * 100_000, "is no result of a replay, or is cut short: lists or objects in too many"),
         (small.to_json()[:-100], "is no result of a replay, or is cut short: it is not JSON"),
-        ("[]", "has the format None; expected moereplay-tensor/1 or"),
-        ('{"format": ["a"]}', "has the format ['a']; expected moereplay-tensor/1 or"),
-        ('{"format": "moereplay-result/2"}', "has the format 'moereplay-result/2'; expected"),
+        ("[]", "is no result of a replay: its format is None; there are: tensor, "),
+        ('{"format": ["a"]}', "is no result of a replay: its format is ['a']; there are: tensor"),
+        ('{"format": "moereplay-result/2"}', "is no result of a replay: its format is"),
+        ('{"format": "moereplay-tensor/9"}', "has the format 'moereplay-tensor/9'; this version"),
         ('{"format": "moereplay-tensor/1"}', "is damaged: "),
         (json.dumps(missing), "is damaged: time_us: field required"),
         (json.dumps(wrong), "is damaged: up: "),

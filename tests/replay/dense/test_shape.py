@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from loops import every
 
 from replay.errors import UserError
 from replay.model.work import transformer_shape as shape
@@ -58,7 +59,7 @@ def parameters(one: LayerShape) -> int:
     return one.num_layers * (query_and_output + key_and_value + network) + ends
 
 
-@pytest.mark.parametrize("name", sorted(BILLIONS))
+@every("name", sorted(BILLIONS))
 def test_sizes_give_the_published_number_of_parameters(name: str) -> None:
     one = shape.load(name)
     assert parameters(one) / 1e9 == pytest.approx(BILLIONS[name], rel=0.02)
@@ -72,7 +73,7 @@ def test_every_shipped_model_is_counted() -> None:
     )
 
 
-@pytest.mark.parametrize("name", shape.names())
+@every("name", shape.names())
 def test_every_value_has_a_source_and_a_file_of_its_name(name: str) -> None:
     text = (resources.files("replay.model.work.transformers") / f"{name}.toml").read_text("utf-8")
     one = shape.load(name)
@@ -114,7 +115,7 @@ def test_a_configuration_whose_heads_do_not_suit_is_refused_in_one_line(tmp_path
     assert len(str(refusal.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "message"),
     [
         (
@@ -155,7 +156,7 @@ def test_a_users_own_file_is_read_by_path(tmp_path: Path) -> None:
     assert (one.num_kv_heads, one.vocab, one.sequence_length) == (2, 0, None)
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "message"),
     [
         ("topk", "top_k", r"\[shape\] unknown key 'top_k' .*did you mean 'topk'"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 from machine_alone import ints, machine_of
 
 import hwmodel
@@ -94,7 +95,7 @@ class ByHand:
         return 2 * self.link.port_duration_ps(wire) + self.way + self.trigger
 
 
-@pytest.mark.parametrize(
+@every(
     "options",
     [
         RingOptions(),
@@ -105,7 +106,7 @@ class ByHand:
     ],
     ids=str,
 )
-@pytest.mark.parametrize(
+@every(
     "made_us",
     [(0, 0, 0, 0), (100, 0, 0, 0), (0, 100, 0, 0), (0, 0, 100, 0), (0, 0, 0, 100), (9, 3, 5, 6)],
     ids=str,
@@ -155,8 +156,8 @@ def test_rows_are_handed_round_by_engines(options: T3Options) -> None:
     assert visible.tolist() == [7_000_000 + hops * copied for hops in (3, 0, 1, 2)]
 
 
-@pytest.mark.parametrize("options", [T3Options(), T3Options(trigger_ns=900)], ids=str)
-@pytest.mark.parametrize("made_us", [(0, 0, 0), (50, 0, 0), (0, 50, 0), (0, 0, 50)], ids=str)
+@every("options", [T3Options(), T3Options(trigger_ns=900)], ids=str)
+@every("made_us", [(0, 0, 0), (50, 0, 0), (0, 50, 0), (0, 0, 50)], ids=str)
 def test_the_switch_adds_when_all_parts_are_made(
     made_us: tuple[int, ...], options: T3Options
 ) -> None:
@@ -356,8 +357,8 @@ def test_memory_of_the_switch_and_of_gathers() -> None:
     assert ran("t3-nvls", "enter").memory_ps(GATHER.memory, 3) == 9 * pieces * stream(65536)
 
 
-@pytest.mark.parametrize("name", ["t3", "t3-nvls"])
-@pytest.mark.parametrize("step", ["leave", "enter"])
+@every("name", ["t3", "t3-nvls"])
+@every("step", ["leave", "enter"])
 def test_overlap_hides_the_shorter_of_product_and_wire(name: str, step: str) -> None:
     run, alone = ran(name, step), ran("plain", step).time_ps
     sequential = ran({"t3": "sp-ring", "t3-nvls": "sp-nvls"}[name], step)
@@ -426,9 +427,7 @@ def test_backward_rows_come_beside_the_product_and_gradients_run_beside_sums(nam
 # ---- pieces --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "tokens", "hidden"), [(8, 2048, 384), (3, 600, 640), (8, 64, 512)]
-)
+@every(("num_ranks", "tokens", "hidden"), [(8, 2048, 384), (3, 600, 640), (8, 64, 512)])
 def test_pieces_of_sums_cover_every_value_once(num_ranks: int, tokens: int, hidden: int) -> None:
     """Also where a row tile has rows of several GPUs."""
     layer = TensorLayer(num_ranks, tokens, hidden, (), is_backward=False)
@@ -482,7 +481,7 @@ def test_whole_rows_are_cut_within_chunks(num_ranks: int, owned: int, most: int)
 # ---- options -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "options", "message"),
     [
         ("t3", {"trigger_ns": -1}, "trigger_ns=-1 of scheme 't3': must be at least 0"),

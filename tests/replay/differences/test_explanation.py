@@ -179,6 +179,7 @@ def test_time_that_is_saved_has_one_colour_whichever_step_comes_first(compared):
     assert colours[0] == colours[1] and len(set(colours[0])) == 2
 
 
+@pytest.mark.extended
 def test_rows_are_named_as_the_comparison_prints_them(trace, tmp_path):
     """With placements, options and a map's file; a name that fits two rows is refused."""
     placed = replay.compare(

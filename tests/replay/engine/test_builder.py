@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.engine import NULL_RESOURCE, GraphBuilder, GraphError, schedule
 
@@ -58,7 +59,7 @@ def test_callers_arrays_are_copied() -> None:
     assert graph.edges()[0].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
+@every("count", [0, 1, 3])
 def test_after_is_one_for_each_or_one_for_all(count: int) -> None:
     builder = _builder()
     roots = builder.add(count, resource=0)
@@ -93,7 +94,7 @@ def test_successors_keep_the_order_they_were_added_in() -> None:
     assert graph.successors[graph.indptr[0] : graph.indptr[1]].tolist() == [3, 1, 2]
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "what"),
     [
         (lambda b: b.add(2, resource=0, duration_ps=[1, -5]), "duration_ps of task 4 is -5"),
@@ -123,7 +124,7 @@ def test_refuses_at_once(make: Callable[[GraphBuilder], object], what: str) -> N
         make(builder)
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "what"),
     [
         (lambda b: b.edges(0, 9), "edge 0 -> 9 names a task that does not exist"),

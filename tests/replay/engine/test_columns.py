@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
+from loops import every
 
 from replay.engine import GraphBuilder, TaskGraph, schedule
 from replay.engine.columns import Column, in_front
@@ -18,8 +18,8 @@ def span(values: np.ndarray) -> tuple[int, int]:
     return int(values.min()), int(values.max())
 
 
-@pytest.mark.parametrize("dtype", WIDTHS)
-@pytest.mark.parametrize("edge", ["min", "max"])
+@every("dtype", WIDTHS)
+@every("edge", ["min", "max"])
 def test_a_column_is_as_narrow_as_its_values(dtype: type, edge: str) -> None:
     column = Column(np.int8)
     values = np.array([1, int(getattr(np.iinfo(dtype), edge))])

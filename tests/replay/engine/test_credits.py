@@ -6,13 +6,14 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.engine import NULL_RESOURCE, EngineError, GraphBuilder, GraphError, Touched, schedule
 from replay.engine.plan import make_plan
 
 
-@pytest.mark.parametrize("others", [0, 9])
-@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+@every("others", [0, 9])
+@every("steps", [0, 1, 2, 5])
 def test_units_go_back_when_somebody_many_steps_later_leaves(steps: int, others: int) -> None:
     builder = GraphBuilder(["x"])
     port = builder.resource("port", "port", servers=2)
@@ -27,7 +28,7 @@ def test_units_go_back_when_somebody_many_steps_later_leaves(steps: int, others:
     assert schedule(builder.build()).start_ps[second] == 10 + 7 * steps
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@every("steps", [1, 2, 3])
 def test_who_is_ahead_of_a_slow_taker_gives_back_too_early(steps: int) -> None:
     builder = GraphBuilder(["x"])
     port = builder.resource("port", "port")
@@ -43,7 +44,7 @@ def test_who_is_ahead_of_a_slow_taker_gives_back_too_early(steps: int) -> None:
         schedule(builder.build())
 
 
-@pytest.mark.parametrize("discipline", ["fifo", "voq", "turns"])
+@every("discipline", ["fifo", "voq", "turns"])
 def test_every_task_has_credits_and_costs_of_its_own(
     discipline: Literal["fifo", "voq", "turns"],
 ) -> None:
@@ -94,7 +95,7 @@ def test_the_same_credits_are_taken_on_many_ports_with_many_latencies() -> None:
     assert timeline.visible_ps.tolist() == (10 * (each + 1) + 100 * each).tolist()
 
 
-@pytest.mark.parametrize("discipline", ["fifo", "voq", "turns"])
+@every("discipline", ["fifo", "voq", "turns"])
 def test_units_of_several_givers_go_back_all_at_once_when_the_last_has_left(
     discipline: Literal["fifo", "voq", "turns"],
 ) -> None:
@@ -147,8 +148,8 @@ def test_what_several_give_back_is_held_until_the_last_of_them_in_messages_too()
         schedule(builder.build())
 
 
-@pytest.mark.parametrize("often", [1, 2, 3])
-@pytest.mark.parametrize("units", [2, 5, 2**31 - 1, 2**40])
+@every("often", [1, 2, 3])
+@every("units", [2, 5, 2**31 - 1, 2**40])
 def test_takes_of_one_task_from_one_pool_are_added_up(often: int, units: int) -> None:
     """Whoever takes elsewhere, and however often, only its own pool and task count."""
     for capacity in (often * units, often * units - 1):
@@ -168,7 +169,7 @@ def test_takes_of_one_task_from_one_pool_are_added_up(often: int, units: int) ->
             builder.build()
 
 
-@pytest.mark.parametrize("between", range(6))
+@every("between", range(6))
 def test_who_follows_a_taker_closely_is_not_watched(between: int) -> None:
     """A giver that cannot be early takes neither memory nor time; what is further off may be."""
     builder = GraphBuilder(["x"])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 
 from replay.engine import (
     NULL_RESOURCE,
@@ -156,7 +157,7 @@ def assert_same_as_oracle(graph: TaskGraph) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@every("name", RECIPES)
 def test_equals_twin_on_seeded_graphs(name: str) -> None:
     finished = sum(
         assert_same_as_oracle(random_graphs.random_graph(Recipe(seed=seed, **RECIPES[name])))
@@ -316,8 +317,8 @@ def test_a_smaller_id_of_a_later_round_goes_before_a_blocked_head() -> None:
     assert _starts(builder) == [0, 0, 50, 0]
 
 
-@pytest.mark.parametrize("rounds", range(1, 7))
-@pytest.mark.parametrize("overtaken", range(8))
+@every("rounds", range(1, 7))
+@every("overtaken", range(8))
 def test_waiting_lanes_stay_in_order_when_one_is_overtaken(overtaken: int, rounds: int) -> None:
     """Eight heads share one unit, one round each; meanwhile a smaller id comes before one."""
     builder = GraphBuilder(["x"])
@@ -388,7 +389,7 @@ def test_a_task_longer_than_the_clock_is_refused(fields: dict[str, int]) -> None
         schedule(builder.build())
 
 
-@pytest.mark.parametrize("servers", [0, 1, 2])
+@every("servers", [0, 1, 2])
 def test_a_schedule_longer_than_the_clock_is_refused(servers: int) -> None:
     builder = GraphBuilder(["x"])
     where = builder.resource("port", "port", servers=servers) if servers else NULL_RESOURCE
@@ -450,8 +451,8 @@ def test_a_plan_is_given_up_before_the_result_takes_its_place(
     assert kept
 
 
-@pytest.mark.parametrize("field", ["duration_ps", "latency_ps"])
-@pytest.mark.parametrize("times", [[3, 2**62], 2**62])
+@every("field", ["duration_ps", "latency_ps"])
+@every("times", [[3, 2**62], 2**62])
 def test_what_takes_longer_than_the_clock_can_count_is_refused(
     field: str, times: int | list[int]
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.engine import (
     EngineError,
@@ -49,7 +50,7 @@ EVERYTHING = {
 }
 
 
-@pytest.mark.parametrize("seed", range(150))
+@every("seed", range(150))
 def test_bounds_hold_and_path_adds_up(seed: int) -> None:
     graph = random_graphs.random_graph(random_graphs.Recipe(seed=seed, **EVERYTHING))
     try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.engine import GraphBuilder, Timeline, UserError, critical_path, schedule
 from replay.engine.export import export
@@ -183,7 +184,7 @@ def test_events_of_a_thread_never_overlap(seed: int, unit_ps: int, tmp_path: Pat
         assert len({start for start, _ in spans}) == len(spans)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@every("seed", range(12))
 def test_lanes_are_as_many_as_overlap(seed: int) -> None:
     rng = np.random.default_rng(seed)
     start = rng.integers(0, 50, 80)
@@ -273,7 +274,7 @@ def test_counters_add_up_to_the_time_in_service(busy: Timeline, tmp_path: Path) 
         assert all(one[1] != other[1] for one, other in itertools.pairwise(steps))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every("seed", range(5))
 def test_a_gauge_is_what_counting_gives(seed: int) -> None:
     """Of weighted services, those drawn from a line included, and of intervals."""
     timeline = random_timeline(seed, durations=(0, 1, 2, 7))

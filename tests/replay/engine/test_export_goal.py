@@ -120,6 +120,7 @@ def test_a_message_is_there_for_the_processor_that_sent_it(tmp_path: Path) -> No
 # The export ------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("done", ["start", "end"])
 @pytest.mark.parametrize("unit_ps", [1, 2])
 def test_every_task_begins_when_it_did(done: str, unit_ps: int, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.engine import GraphBuilder, Timeline, UserError, schedule
 from replay.engine.export import export
@@ -264,7 +265,7 @@ def values(messages: Any) -> dict[str, tuple[str, Any]]:
 # Programs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(10))
+@every("seed", range(10))
 def test_programs_put_what_is_needed_first(seed: int) -> None:
     timeline = random_timeline(seed, durations=(0, 0, 1), latencies=(0, 0, 1), is_shuffled=True)
     programs = make_programs(timeline)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from loops import every
 
 from replay.engine import GraphBuilder, schedule
 
@@ -54,7 +55,7 @@ def finish_of_the_bystander_us(depth: int | None, discipline: Discipline) -> flo
     return int(schedule(graph.build()).visible_ps[bystanders].max()) / 1e6
 
 
-@pytest.mark.parametrize("depth", [8, 16, 32])
+@every("depth", [8, 16, 32])
 def test_back_pressure_reaches_others_only_behind_a_blocked_head(depth: int) -> None:
     free = finish_of_the_bystander_us(None, "fifo")
     blocked = finish_of_the_bystander_us(depth, "fifo")

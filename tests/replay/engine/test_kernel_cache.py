@@ -184,6 +184,7 @@ def test_an_edit_in_any_file_of_the_folder_compiles_again(
     assert after != before  # what nobody reads any more is gone
 
 
+@pytest.mark.extended
 def test_processes_may_compile_at_the_same_time(outcome: Outcome, package: Path) -> None:
     command = [sys.executable, "-c", SORT_ROWS]
     running = [
@@ -271,6 +272,7 @@ def test_without_a_home_it_is_a_private_temporary_folder(
     assert outcome(package, user=user, HOME=missing, TMPDIR=str(scratch)) == (False, folder)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("what", ["open to others", "a link"])
 def test_a_folder_that_others_can_write_to_is_not_believed(
     outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path, what: str

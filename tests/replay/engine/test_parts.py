@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.engine import (
     NULL_RESOURCE,
@@ -74,7 +75,7 @@ def pieces_of(parts: list[GraphPart]) -> Iterator[Piece]:
         yield scheduler.run()
 
 
-@pytest.mark.parametrize("contents", CONTENTS, ids=str)
+@every("contents", CONTENTS, ids=str)
 def test_parts_are_scheduled_as_the_whole(contents: tuple[bool, ...]) -> None:
     for seed in SEEDS:
         one = recipe(seed, contents)
@@ -104,7 +105,7 @@ def test_parts_are_scheduled_as_the_whole(contents: tuple[bool, ...]) -> None:
         assert (num_seen == 1).all()
 
 
-@pytest.mark.parametrize("contents", CONTENTS, ids=str)
+@every("contents", CONTENTS, ids=str)
 def test_the_critical_path_is_that_of_the_whole(contents: tuple[bool, ...]) -> None:
     for seed in SEEDS:
         one = replace(recipe(seed, contents), num_parts=6, most_tasks=10)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 
 from replay.engine import (
     NULL_RESOURCE,
@@ -43,8 +44,8 @@ def _in_turn(
     return schedule(builder.build())
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo"])
-@pytest.mark.parametrize("entries", [1, 2, 7])
+@every("policy", ["lru", "fifo"])
+@every("entries", [1, 2, 7])
 def test_one_key_too_many_in_a_circle_never_hits(policy: str, entries: int) -> None:
     keys = list(range(entries + 1)) * 5
     found = _in_turn(keys, entries, policy).touched
@@ -271,7 +272,7 @@ def _refused(**given: Any) -> Any:
     return {"tasks": 1, "table": 0, "key": 3, **given}
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "message"),
     [
         (_refused(tasks=0), r"touch 0: task task 0 \(x on \(delay\)\) is a pure delay"),
@@ -295,7 +296,7 @@ def test_touches_that_cannot_be_are_refused(given: dict[str, Any], message: str)
         builder.build()
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "message"),
     [
         ({"entries": 0}, "table 't' has 0 entries"),
@@ -426,7 +427,7 @@ def test_what_is_drawn_keeps_tasks_of_the_line_waiting_and_the_path_says_so() ->
     assert path.behind_ps == {"tile": 10, "(drawn)": 99}
 
 
-@pytest.mark.parametrize(
+@every(
     ("what", "message"),
     [
         (lambda b, line: b.take(0, b.credit_pool("p", 1)), "takes credits, which a task of a line"),

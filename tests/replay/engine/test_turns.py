@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+from loops import every
 
 from replay.engine import GraphBuilder, GraphError, schedule
 
@@ -36,7 +37,7 @@ def test_backlogged_lanes_are_served_in_turn_which_voq_does_not() -> None:
     assert _backlogged("turns", counts) == "abcabcabab"
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 5, 13])
+@every("lanes", [1, 2, 5, 13])
 def test_no_backlogged_lane_gets_two_services_more_than_another(lanes: int) -> None:
     names = "abcdefghijklm"[:lanes]
     order = _backlogged("turns", dict.fromkeys(names, 9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.model.machine.domains import Domains
@@ -11,7 +12,7 @@ from replay.model.machine.domains import Domains
 FOUR_NODES = hwmodel.load("dgx-h100-x4").fabric
 
 
-@pytest.mark.parametrize(("num_ranks", "num"), [(1, 1), (8, 1), (9, 2), (16, 2), (32, 4)])
+@every(("num_ranks", "num"), [(1, 1), (8, 1), (9, 2), (16, 2), (32, 4)])
 def test_ranks_lie_in_domains_in_turn(num_ranks: int, num: int) -> None:
     domains = Domains(FOUR_NODES, num_ranks)
     assert (domains.num, domains.size) == (num, 8)

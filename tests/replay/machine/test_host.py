@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import US, round_machine
 
 from replay.engine import GraphBuilder, Timeline, schedule
@@ -164,8 +165,8 @@ def test_a_wait_takes_a_lead_of_before() -> None:
     assert stream.begins_us() == [2, 3 + 4 + 3]
 
 
-@pytest.mark.parametrize("lead_us", [0, 2, 4, 7, 100])
-@pytest.mark.parametrize("times_us", [[0.5] * 6, [10, 0.1, 0.1, 0.1, 0.1, 0.1]])
+@every("lead_us", [0, 2, 4, 7, 100])
+@every("times_us", [[0.5] * 6, [10, 0.1, 0.1, 0.1, 0.1, 0.1]])
 def test_a_row_has_the_lead_that_its_kernels_have(lead_us: float, times_us: list[float]) -> None:
     apart, together = Stream("eager", 1, lead_us), Stream("eager", 1, lead_us)
     for us in times_us:
@@ -190,8 +191,8 @@ def test_an_early_kernel_has_no_gap_and_still_its_launch() -> None:
     assert stream.begins_us() == [3, 6, 16]
 
 
-@pytest.mark.parametrize("launch", ["eager", "graph", None])
-@pytest.mark.parametrize(
+@every("launch", ["eager", "graph", None])
+@every(
     "times_us",
     [[0.5] * 6, [10] * 6, [10, 0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 12, 0.1, 0.1], [0.2], []],
     ids=["short", "long", "long first", "long between", "one", "none"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from machine_alone import carried, ints, machine_of
 from round_machine import ROUND
 
@@ -18,7 +19,7 @@ SYSTEM = hwmodel.load("dgx-h100", {**ROUND, "switch.multimem_efficiency": 1.0, *
 ROW, PACKET_FLITS = 1024, 9  # eight packets of a header and eight flits
 
 
-@pytest.mark.parametrize("targets", [[1], [1, 3], [0, 1, 2, 3]])
+@every("targets", [[1], [1, 3], [0, 1, 2, 3]])
 def test_a_multicast_passes_the_uplink_once_and_every_targets_downlink(targets: list[int]) -> None:
     machine = machine_of(SYSTEM, 4)
     start = machine.mark(machine.ranks)
@@ -64,8 +65,8 @@ def test_a_sum_passes_the_readers_downlink_once() -> None:
     assert timeline.start_ps[summed.total[0]] == timeline.visible_ps[parts].max()
 
 
-@pytest.mark.parametrize("eviction", [False, True])
-@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+@every("eviction", [False, True])
+@every("parts", [1, 2, 3, 7])
 def test_adding_takes_time_for_all_parts_but_one(parts: int, eviction: bool) -> None:
     """Four planes of 100 G additions of four bytes, for eight GPUs: 0.2 bytes per picosecond."""
     changed = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 from machine_alone import ints, machine_of
 from round_machine import ROUND
 
@@ -33,7 +33,7 @@ def machine_with(channels: int, flits: int, num_ranks: int, **changes: float) ->
     return machine_of(hwmodel.load("dgx-h100", {**plain, **room, **named}), num_ranks)
 
 
-@pytest.mark.parametrize("room", [1, 2, 3])
+@every("room", [1, 2, 3])
 def test_a_message_leaves_when_the_one_so_many_before_it_is_out(room: int) -> None:
     machine = machine_with_room(room, 2)
     start = machine.mark(machine.ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from hwmodel import System
@@ -66,7 +67,7 @@ def test_payload_is_counted_on_ports_alone() -> None:
     assert (groups[graph.kind == Kind.DISPATCH_UP] == "link").sum() == 3
 
 
-@pytest.mark.parametrize("name", ["atlas-800t-a2", "pcie-l20", "cloudmatrix384"])
+@every("name", ["atlas-800t-a2", "pcie-l20", "cloudmatrix384"])
 def test_other_simulators_get_the_bytes_of_the_ports(name: str) -> None:
     """From 0 to its neighbour and to a card of the other processor, and their acknowledgements."""
     system = hwmodel.load(name)

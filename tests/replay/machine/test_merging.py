@@ -7,9 +7,9 @@ from typing import Any
 
 import merge_oracle
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 from machine_alone import carried, ints, machine_of
 from round_machine import NS, ROUND
 
@@ -61,7 +61,7 @@ def everybody(homes: list[int], at: int = 0, apart: int = 0) -> list[tuple[int, 
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("homes", [[0], [0, 1, 2, 3, 4, 5, 6, 7], [3, 3, 5]])
+@every("homes", [[0], [0, 1, 2, 3, 4, 5, 6, 7], [3, 3, 5]])
 def test_rows_leave_their_home_once_and_reach_all_others(homes: list[int]) -> None:
     _, _, timeline = run("load", homes, everybody(homes))
     owned = Counter(homes)
@@ -75,7 +75,7 @@ def test_rows_leave_their_home_once_and_reach_all_others(homes: list[int]) -> No
         assert wire["downlink", rank] == others * WIRE + owned[rank] * ASK  # one request a row
 
 
-@pytest.mark.parametrize("homes", [[0], [0, 1, 2, 3, 4, 5, 6, 7], [3, 3, 5]])
+@every("homes", [[0], [0, 1, 2, 3, 4, 5, 6, 7], [3, 3, 5]])
 def test_sums_leave_all_others_and_reach_their_home_once(homes: list[int]) -> None:
     _, _, timeline = run("reduce", homes, everybody(homes))
     owned = Counter(homes)

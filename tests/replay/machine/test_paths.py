@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.engine import GraphBuilder
@@ -38,7 +39,7 @@ def test_hops_are_the_ports_of_the_route_at_their_rates() -> None:
                 assert [hop.index for hop in hops] == [src, src, *leaves, dst, dst]
 
 
-@pytest.mark.parametrize(
+@every(
     "changes",
     [
         {},

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 from machine_alone import carried, ints
 from round_machine import NS, ROUND
 
@@ -129,7 +130,7 @@ def test_a_card_behind_slower_pcie_is_held_up_by_it() -> None:
     assert arrivals_ns(slow, ints(0, 0), ints(8, 9))[1] == FETCHED + 20_000 + 1000 + 400 + 500
 
 
-@pytest.mark.parametrize(
+@every(
     ("part", "src", "dst"),
     [("nic 0", 0, 8), ("rail 0", 0, 8), ("node 0", 0, 8), ("nic 8", 8, 0), ("node 1", 8, 0)],
 )
@@ -159,7 +160,7 @@ def test_a_slower_leaf_slows_its_uplinks() -> None:
     ]
 
 
-@pytest.mark.parametrize(("slow", "src", "dst"), [(2, 2, 1), (1, 2, 1), (9, 8, 9)])
+@every(("slow", "src", "dst"), [(2, 2, 1), (1, 2, 1), (9, 8, 9)])
 def test_a_gpu_of_slower_nvlink_is_slower_both_ways(slow: int, src: int, dst: int) -> None:
     usual = arrivals_ns(make(), ints(src), ints(dst))[0]
     took = arrivals_ns(make({"fabric.slow": [f"gpu {slow} = 0.25"]}), ints(src), ints(dst))[0]
@@ -219,7 +220,7 @@ def test_writes_take_the_card_their_time_where_bytes_take_less() -> None:
     assert [one - other for one, other in zip(several, usual, strict=True)] == [0, 5000 - 20 - 2000]
 
 
-@pytest.mark.parametrize(("in_flight", "at_once"), [(1, 1), (2, 2), (3, 3), (100, 10)])
+@every(("in_flight", "at_once"), [(1, 1), (2, 2), (3, 3), (100, 10)])
 def test_writes_in_flight_bound_the_rate_by_the_round_trip(in_flight: int, at_once: int) -> None:
     src, dst = np.zeros(10, np.int64), np.full(10, 8)
     first = FETCHED + 20 + 1000 + 20 + 500

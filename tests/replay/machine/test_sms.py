@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from loops import every
 from round_machine import round_machine
 
 from replay.engine import GraphBuilder
@@ -65,7 +66,7 @@ def test_the_same_name_and_size_is_the_same_sms_in_every_layer() -> None:
     assert sms.split("", {}).warp_lanes("w", 4, 5).shape == (3, 4, 5)
 
 
-@pytest.mark.parametrize("second", ["channels", "pool", "warp_lanes", "units"])
+@every("second", ["channels", "pool", "warp_lanes", "units"])
 def test_a_name_is_one_kind_of_thing(second: str) -> None:
     sms = make().sms
     if second == "channels":

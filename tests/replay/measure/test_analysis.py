@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 from tiers import mostly_extended
 
 from replay.chains.layer import build_layer, replay_layer
@@ -80,7 +81,7 @@ def test_latency_of_a_token_spans_its_own_rows(scheme: str, name: str) -> None:
 LAYERS_OF_EIGHT = (("uniform", " fp8"), ("zipf", ""))  # the second where the code has no FP8
 
 
-@pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"ideal"}))
+@every("scheme", sorted(set(SCHEMES) - {"ideal"}))
 def test_a_token_is_sent_no_later_than_its_rows_leave_its_gpu(scheme: str, system_for) -> None:
     layers = (small_layers.ORDINARY[f"{name} 8 ranks{fp8}"]() for name, fp8 in LAYERS_OF_EIGHT)
     layer = next(one for one in layers if not SCHEMES[scheme].refuses(one))

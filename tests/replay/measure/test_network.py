@@ -107,6 +107,7 @@ def test_a_shared_card_is_one_port(trace) -> None:
     assert [rail.num_cards for rail in network.rails] == [2, 2, 1, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.extended
 def test_a_table_has_cards_and_the_busiest_rail(trace) -> None:
     compared = replay.compare(trace, system="dgx-h100-x2", layer=0, precision="bf16")
     assert "deepep-ll" in {result.scheme.name for result in compared.results}

@@ -6,6 +6,7 @@ import tracemalloc
 from typing import Any, get_args
 
 import pytest
+from loops import every
 from tiers import mostly_extended
 
 import hwmodel
@@ -48,6 +49,7 @@ TURNS = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("launch", get_args(Launch))
 @pytest.mark.parametrize(("scheme", "interleave", "gemm_type"), TURNS)
 def test_micro_batches_in_turns_are_replayed_in_pieces_as_well(
@@ -104,7 +106,7 @@ def sizes_of(scheme: str, interleave: str) -> Sizes:
     return sizes
 
 
-@pytest.mark.parametrize("scheme", ["deepep", "dysharp", "nccl-alltoall"])
+@every("scheme", ["deepep", "dysharp", "nccl-alltoall"])
 def test_little_of_a_layer_is_left_when_the_next_one_begins(scheme: str) -> None:
     sizes = sizes_of(scheme, "off")
     assert max(sizes.windows) < 1.2 * max(sizes.layers)
@@ -129,6 +131,7 @@ class Held:
         self.num_bytes.append(tracemalloc.get_traced_memory()[0])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("scheme", ["deepep", "dysharp"])
 def test_layers_that_are_over_take_no_memory(scheme: str) -> None:
     trace = tracegen.generate.generate(

@@ -242,6 +242,7 @@ def test_tokens_that_are_not_there() -> None:
         scene(bare, 3)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "settings",
     [{"interleave": "tbo"}, {"interleave": "dualpipe", "direction": "training"}],
@@ -265,6 +266,7 @@ def test_steps_and_passes_have_their_names() -> None:
     assert seen.layers == ("layer 3", "layer 3, backward")
 
 
+@pytest.mark.extended
 def test_gpus_of_several_nodes_say_which() -> None:
     seen, result = replayed(
         scheme="deepep", layer=0, system="dgx-h100-x2", ranks=16, tokens_per_rank=2

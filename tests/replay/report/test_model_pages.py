@@ -19,9 +19,9 @@ from replay.experiments.collective.experiment import run as collective
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import size_text, sizes_of
 from replay.experiments.dense.result import TensorComparison
-from replay.experiments.serve.arrival_spec import ArrivalSpec
-from replay.experiments.serve.arrivals import ArrivedComparison
-from replay.experiments.serve.arrivals import compare as arrive
+from replay.experiments.serve.arrivals.experiment import compare as arrive
+from replay.experiments.serve.arrivals.result import ArrivalComparison
+from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.experiment import compare as serve
 from replay.experiments.serve.experiment import load_result as load_served
 from replay.experiments.serve.result import InferComparison
@@ -199,9 +199,10 @@ def test_commands_serve_a_batch_again(served: InferComparison, tmp_path: Path) -
     assert load_served(made_again(page(served), tmp_path)) == served
 
 
+@pytest.mark.extended
 def test_requests_that_arrive_are_drawn_and_served_again(tmp_path: Path) -> None:
-    asked = ArrivalSpec(arrivals="400", count=4, ttft_ms=50, policy="mixed")
-    found = arrive(SERVED.changed(prompt=8, chunk=16), asked, ["deepep-ll"])
+    small = {**SERVED.model_dump(), "prompt": 8, "chunk": 16}
+    found = arrive(ArrivalSpec(**small, arrivals="400", count=4, ttft_ms=50.0), ["deepep-ll"])
     shown = page(found)
     (one,) = found.results
     assert one.served is not None
@@ -209,7 +210,7 @@ def test_requests_that_arrive_are_drawn_and_served_again(tmp_path: Path) -> None
     assert line.y[-1] == one.served.ttft.max_us / 1e3 and line.x[-1] == 100
     assert list(line.y) == sorted(line.y)
     assert "keep the limits" in shown.summary
-    again = ArrivedComparison.model_validate_json(made_again(shown, tmp_path).read_text())
+    again = ArrivalComparison.model_validate_json(made_again(shown, tmp_path).read_text())
     assert again == found
 
 

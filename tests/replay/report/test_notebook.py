@@ -10,13 +10,13 @@ import hwmodel
 import replay
 import tracegen
 from replay.experiments.base.load import document_kinds
-from replay.experiments.base.result import SystemDescription
+from replay.experiments.base.result import SchemeDescription, SystemDescription
 from replay.experiments.base.rows import NOT_IN_ROWS
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.result import Found, Row, SearchResult
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.dense.result import TensorComparison, TensorResult
-from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
+from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
 from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
 from replay.experiments.train.result import TrainComparison, TrainResult
 from replay.report.pages.pages import MAKERS
@@ -31,7 +31,7 @@ from tracegen.stats.statistics import TraceStatistics, statistics
 
 RESULTS = (
     replay.Result, replay.Comparison, SweepResult, TensorResult, TensorComparison, TrainResult,
-    TrainComparison, InferResult, InferComparison, Arrived, ArrivedComparison, SearchResult,
+    TrainComparison, InferResult, InferComparison, ArrivalResult, ArrivalComparison, SearchResult,
     CollectiveResult, Explanation, TraceStatistics,
 )  # fmt: skip
 
@@ -165,7 +165,8 @@ def test_rows_of_steps_have_causes() -> None:
     pytest.importorskip("pandas")
     made = [
         TrainResult.model_construct(
-            scheme={"name": name}, step_us=10.0, spent_us={"experts": [[1.0, 2.0], [3.0, long]]},
+            scheme=SchemeDescription.model_construct(name=name), step_us=10.0,
+            spent_us={"experts": [[1.0, 2.0], [3.0, long]]},
             model={"hidden": 1}, memory=[{"a": 1}],
         )
         for name, long in (("one", 6.0), ("two", 2.0))
@@ -180,7 +181,8 @@ def test_rows_of_steps_have_causes() -> None:
 def test_rows_of_serving_and_of_candidates_have_paths() -> None:
     pytest.importorskip("pandas")
     phase = PhaseResult.model_construct(
-        scheme={"name": "deepep"}, time_us=5.0, spent_us={"experts": 2.0},
+        scheme=SchemeDescription.model_construct(name="deepep"), time_us=5.0,
+        spent_us={"experts": 2.0},
         system=SystemDescription.model_construct(name="m", values={"a": 1}),
     )  # fmt: skip
     served = InferResult.model_construct(prefill=phase, decode=phase, time_us=10.0, left_out=["x"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import every
 
 import replay
 from replay.experiments.layer.bands import Band, Uncertainty
@@ -253,7 +254,7 @@ def test_bands_are_the_draws(compared: Comparison) -> None:
     assert "fastest in 75% of 40 draws" in shown.summary
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in OLD.glob("*.json")))
+@every("name", sorted(path.name for path in OLD.glob("*.json")))
 def test_results_of_older_versions_have_a_page(name: str) -> None:
     found = replay.load_result(OLD / name)
     shown = page(found)

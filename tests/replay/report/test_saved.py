@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from loops import every
 
 import replay
 from replay.cli.app import app, main
@@ -38,14 +39,14 @@ def test_every_format_that_we_write_is_read() -> None:
     assert found - APART == {one.name for one in KINDS}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@every("kind", KINDS, ids=lambda kind: kind.name)
 def test_formats_count_from_one_and_older_ones_are_read(kind: DocumentKind) -> None:
     numbers = [int(one.rpartition("/")[2]) for one in kind.readable]
     assert numbers == list(range(1, len(numbers) + 1))
     assert {one.rpartition("/")[0] for one in kind.readable} == {kind.name}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@every("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_kind_has_a_page(kind: DocumentKind) -> None:
     module = importlib.import_module(MAKERS[kind.made.__name__])
     assert callable(module.page)
@@ -189,8 +190,8 @@ def test_a_difference_of_files_names_them(compared: Comparison, tmp_path: Path) 
     ("content", "says"),
     [
         ("{", "is no result of a replay, or is cut short"),
-        ("[]", "is no result: its format is None"),
-        ('{"format": "other/1"}', "is no result: its format is 'other/1'"),
+        ("[]", "is no result of a replay: its format is None"),
+        ('{"format": "other/1"}', "is no result of a replay: its format is 'other/1'"),
         ('{"format": "moereplay-infer/7"}', "this version reads moereplay-infer/1"),
         ('{"format": "moereplay-difference/1"}', "is damaged: is_same"),
         ('{"format": 3}', "is no result"),

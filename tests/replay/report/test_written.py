@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import every
 
 from replay.cli.app import main
 from replay.experiments.base.load import document_kinds, format_of
@@ -19,6 +20,8 @@ WRITTEN = Path(__file__).parents[2] / "data" / "written"
 FOLDERS = sorted(path.name for path in WRITTEN.iterdir() if path.is_dir())
 HEAD = re.compile(r"(/results/\d+)?/format|.*/scheme/(sequence_parallel|traffic.*)")
 """Paths that a later schema has elsewhere."""
+MOVED = re.compile(r"^((?:/results/\d+)?)/arrivals/")
+"""The second spec of requests that arrive, which is part of the one now."""
 FILES = [
     path.relative_to(WRITTEN).as_posix()
     for path in sorted([*WRITTEN.glob("*/*.json"), *WRITTEN.glob("*/*/*.json")])
@@ -38,12 +41,12 @@ def numbers(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, document
 
 
-@pytest.mark.parametrize("name", FILES)
+@every("name", FILES)
 def test_what_was_written_is_read_with_every_number(name: str) -> None:
     before = json.loads((WRITTEN / name).read_text("utf-8"))
     loaded = load(WRITTEN / name)
     kept = dict(numbers(loaded.model_dump(mode="json", by_alias=True)))
-    was = dict(numbers(before))
+    was = {MOVED.sub(r"\1/spec/", path): value for path, value in numbers(before)}
     changed = {path: (value, kept.get(path)) for path, value in was.items()
                if path in kept and kept[path] != value and not HEAD.fullmatch(path)}  # fmt: skip
     assert changed == {}

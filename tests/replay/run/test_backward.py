@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.layer import build_graph, replay_layer
@@ -51,8 +52,8 @@ def test_kernels_for_inference_have_no_backward_pass() -> None:
     assert set(SCHEMES) - set(TRAINED) == {"deepep-ll", "nccl-ep", "megamoe", "flashinfer-push"}
 
 
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("scheme", TRAINED)
+@every("gated", [True, False])
+@every("scheme", TRAINED)
 def test_weight_gradients_multiply_as_much_as_the_forward_pass(
     scheme: str, gated: bool, counting_machine: hwmodel.System
 ) -> None:
@@ -74,7 +75,7 @@ def test_weight_gradients_multiply_as_much_as_the_forward_pass(
         assert exact <= done[expert] <= exact + tasks[expert]
 
 
-@pytest.mark.parametrize("scheme", TRAINED)
+@every("scheme", TRAINED)
 def test_rows_travel_as_in_the_forward_pass(scheme: str, system_for) -> None:
     there, back = (
         replay_layer(layer(is_backward), system_for(4), SCHEMES[scheme]).measures
@@ -84,7 +85,7 @@ def test_rows_travel_as_in_the_forward_pass(scheme: str, system_for) -> None:
     assert "wgrad" in back.phases and "wgrad" not in there.phases
 
 
-@pytest.mark.parametrize("scheme", TRAINED)
+@every("scheme", TRAINED)
 def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -> None:
     graph, _ = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme])
     exchanged = [Kind.COUNT_UP, Kind.COUNT_DOWN]
@@ -93,7 +94,7 @@ def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -
     assert not np.isin(graph.kind, exchanged + looked).any()
 
 
-@pytest.mark.parametrize("scheme", TRAINED)
+@every("scheme", TRAINED)
 def test_the_layer_ends_after_its_weight_gradients(scheme: str, system_for) -> None:
     from replay.engine import schedule
 

@@ -139,6 +139,7 @@ def test_a_late_gpu_makes_the_others_wait_at_the_next_exchange(trace, system) ->
         assert after.end_us[0] - before.end_us[0] > 0.9 * own_delay  # the first GPU to end, too
 
 
+@pytest.mark.extended
 def test_training_goes_back_through_the_layers(trace, quick_host) -> None:
     system = quick_host
     chain = replay.run(trace, system=system, scheme="deepep", direction="training").chain

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from loops import every
 from tiers import KINDS, mostly_extended
 
 import replay
@@ -96,6 +97,7 @@ def test_memory_at_the_peak_is_foreseen(scheme: str, barrier: bool) -> None:
     assert peak / MEMORY_WITHIN <= found.memory_bytes <= peak * MEMORY_WITHIN
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("direction", ["forward", "training"])
 def test_a_small_layer_is_counted_and_not_estimated(direction: str) -> None:
     trace = layers("mixtral-8x7b", 8, 16, 3)
@@ -164,6 +166,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_replayed() -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.extended
 def test_a_comparison_names_the_schemes_that_fit() -> None:
     trace = layers("mixtral-8x7b", 8, 300)
     with pytest.raises(UnfitError, match=r"'moe-hub'.*; with --scheme, these fit: ideal, deepep$"):
@@ -173,7 +176,7 @@ def test_a_comparison_names_the_schemes_that_fit() -> None:
     assert len(replay.compare(trace, ["ideal", "deepep"], max_memory=14e6).results) == 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "says"),
     [
         ({"ranks": 1_000_000}, "1000000 ranks were asked for; system 'dgx-h100' has 8 GPUs"),
@@ -240,6 +243,7 @@ def test_a_sample_has_the_tokens_of_some_ranks_spread(
     assert first.max() - first.min() > 10, "from the whole of the rank's tokens"
 
 
+@pytest.mark.extended
 def test_commands_take_the_limit_and_say_what_it_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

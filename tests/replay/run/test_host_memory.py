@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from loops import every
 
 from replay.errors import UserError
 from replay.experiments.base.host_memory import free_bytes, parse_size
@@ -81,7 +82,7 @@ def test_the_limit_of_addresses_counts() -> None:
     assert 0 < int(done.stdout) < 2**30
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "size"),
     [("8GB", 8 * 10**9), ("8g", 8 * 10**9), ("1.5GiB", 3 * 2**29), ("500 MB", 5 * 10**8), ("7", 7)],
 )
@@ -89,7 +90,7 @@ def test_sizes_have_units(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "1e9", "inf", "8 QB", "5iB", "9" * 40])
+@every("text", ["", "GB", "-1GB", "0", "1e9", "inf", "8 QB", "5iB", "9" * 40])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="expected a size such as 8GB"):
         parse_size(text)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from loops import every
 from tiers import mostly_extended
 
 import hwmodel
@@ -221,7 +222,7 @@ def test_micro_batches_keep_the_contract(scheme: str, cut: Cut) -> None:
             assert not list(check(case)), (name, check.__name__)
 
 
-@pytest.mark.parametrize("scheme", ABLE)
+@every("scheme", ABLE)
 def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -> None:
     system = hwmodel.load("dgx-h100", {"gpu.num_sms": 64})
     layer = work(draw(800, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256))
@@ -297,6 +298,7 @@ def trace() -> tracegen.RoutingTrace:
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["tbo", "dbo"])
 @pytest.mark.parametrize("scheme", ["deepep", "deepep-ll", "nccl-alltoall"])
 def test_a_model_sends_the_same_rows_in_two_micro_batches(scheme: str, kind: str, trace) -> None:
@@ -374,6 +376,7 @@ def test_what_does_not_go_with_it_is_said(message: str, trace) -> None:
         replay.run(trace, **settings)
 
 
+@pytest.mark.extended
 def test_a_comparison_leaves_out_what_cannot_take_turns(trace) -> None:
     compared = replay.compare(
         trace, interleave="tbo", layer=0, tune=False, schemes=None, options={}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 
 import hwmodel
 import replay
@@ -85,7 +86,8 @@ NEVER = [[0] * RANKS] * LAYERS
 IN_TURN = [[LATE, 0, 0, 0], [0, LATE, 0, 0]]
 
 
-@pytest.mark.parametrize("scheme", ["ideal", "nccl-alltoall", "dysharp"])
+@pytest.mark.extended
+@every("scheme", ["ideal", "nccl-alltoall", "dysharp"])
 def test_who_is_held_up_like_all_others_is_only_later(scheme: str, everywhere, times) -> None:
     never = times(everywhere, scheme, NEVER)
     always = times(everywhere, scheme, [[LATE] * RANKS] * LAYERS)
@@ -93,7 +95,8 @@ def test_who_is_held_up_like_all_others_is_only_later(scheme: str, everywhere, t
         assert late == pytest.approx(not_late + LAYERS * LATE_US, abs=1e-3)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.extended
+@every(
     ("scheme", "adds"),
     [
         ("ideal", 1), ("dysharp", 1), ("moe-hub", 1),  # wait for rows alone
@@ -116,7 +119,8 @@ def test_two_late_gpus_that_nobody_needs(scheme: str, adds: int, at_home, times)
     assert met == pytest.approx(2 * LATE_US, rel=0.02)
 
 
-@pytest.mark.parametrize("scheme", ["ideal", "dysharp", "nccl-alltoall"])
+@pytest.mark.extended
+@every("scheme", ["ideal", "dysharp", "nccl-alltoall"])
 def test_two_late_gpus_that_everybody_needs(scheme: str, everywhere, times) -> None:
     """Rows of the late GPU are needed in every layer: waiting for rows alone saves nothing."""
     late, never = (times(everywhere, scheme, one)[0] for one in (IN_TURN, NEVER))
@@ -201,7 +205,7 @@ def test_identities_without_jitter_are_as_before_there_was_any(system) -> None:
     assert not off.keys() & {"jitter", "jitter_seed"}
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     ["", "on", "lognormal", "lognormal:5", "lognormal:0:1", "lognormal:-1:1", "lognormal:5:-1",
      "lognormal:nan:1", "lognormal:inf:1", "lognormal:5:11", "lognormal:5:1:1", "normal:5:1"],

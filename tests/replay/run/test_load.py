@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+from loops import every
 
 import replay
 from replay.errors import UserError
@@ -32,7 +33,7 @@ def old(name: str) -> Result:
     return loaded
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@every("name", SINGLE)
 def test_a_result_of_the_first_schema_holds_what_it_held(name: str) -> None:
     before = json.loads((DATA / f"{name}.json").read_text())
     after = json.loads(old(name).to_json())
@@ -60,7 +61,8 @@ def parts(document: dict) -> list[dict]:
     return [document["chain"]] if document.get("chain") else document["layers"]
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.extended
+@every("name", SINGLE)
 def test_a_result_of_the_first_schema_can_be_run_again(name: str, small) -> None:
     """With the same input; the numbers are the business of tests/golden."""
     before = old(name)

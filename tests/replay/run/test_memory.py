@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 import replay
@@ -173,7 +174,7 @@ def test_flashdmoe_has_four_cells_for_every_expert_and_source() -> None:
     assert buffers("flashdmoe", many)["symmetric heap"] == each(4 * 8 * 1024 * ROW)
 
 
-@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
+@every("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
 def test_dysharp_has_rows_in_slots_and_tables(scheme: str) -> None:
     assert buffers(scheme, layer()) == FUSED | {
         "received rows": (PAIRS * ROW).tolist(),
@@ -228,8 +229,8 @@ def test_a_gpu_has_room_for_a_layer_and_the_weights_of_the_others() -> None:
     assert (found.num_layers, found.capacity_bytes) == (5, 81559 * 2**20)
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, *EXAMPLES])
-@pytest.mark.parametrize(
+@every("scheme", [*SCHEMES, *EXAMPLES])
+@every(
     "name", ["no tokens", "a rank without tokens", "one gpu", "experts do not divide", "backward"]
 )
 def test_every_scheme_states_bytes_of_every_gpu(scheme: str, name: str) -> None:

@@ -52,6 +52,7 @@ def test_two_nodes_that_do_alike_take_as_long_as_one_of_them_to_the_picosecond()
     assert measured.num_tasks < sums.num_tasks
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("scheme", ["deepep-ll", "nccl-alltoall"])
 def test_four_nodes_that_do_alike_are_within_a_fiftieth(scheme: str) -> None:
     """What two others exchange is left out, so that the network cards of others have less to do."""
@@ -73,6 +74,7 @@ def test_others_begin_their_kernels_with_their_models() -> None:
     assert begun[1][1] == pytest.approx(begun[None][1], rel=0.02)
 
 
+@pytest.mark.extended
 def test_ways_to_the_spine_are_as_busy_with_some_of_the_nodes() -> None:
     """What is left out would have passed them, too."""
     trace = alike(4, 12)
@@ -89,6 +91,7 @@ def test_all_nodes_are_the_whole() -> None:
     assert every.layers[0].sampled_nodes is None
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("skew", [{}, {"skew": 0.8}])
 def test_drawn_routing_is_within_the_stated_error(skew: dict[str, float]) -> None:
     trace = drawn(4, 24, **skew)

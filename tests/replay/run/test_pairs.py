@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 import replay
@@ -236,7 +237,7 @@ def replayed():
     return of
 
 
-@pytest.mark.parametrize("scheme", ABLE)
+@every("scheme", ABLE)
 def test_streams_keep_their_order_and_their_sms(scheme: str, replayed) -> None:
     chain, timeline, system = replayed(scheme, "dualpipe")
     machine = chain.built.machine
@@ -259,7 +260,7 @@ def counted(graph, kinds) -> Counter:
     return Counter(zip(graph.kind[of].tolist(), graph.rank[of].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("scheme", ABLE)
+@every("scheme", ABLE)
 def test_a_pair_does_what_both_passes_do(scheme: str, replayed) -> None:
     chain, _, system = replayed(scheme, "dualpipe")
     together = chain.built.graph

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from loops import every
 from typer.testing import CliRunner
 
 import replay
@@ -132,7 +133,7 @@ def on_layer_12(trace: tracegen.RoutingTrace, tokens: int, scheme: str, **settin
     return result.layers[0].routing.rank_imbalance, result.totals.makespan_us
 
 
-@pytest.mark.parametrize("scheme", ["nccl-alltoall", "deepep", "deepep-ll", "nvls", "comet"])
+@every("scheme", ["nccl-alltoall", "deepep", "deepep-ll", "nvls", "comet"])
 def test_eplb_levels_gpus_and_replicas_cost_weights(recorded, scheme: str) -> None:
     """With few rows a layer waits for weights, which replicas have more of; with many for rows."""
     placements = "contiguous", "eplb:32", "eplb:40"
@@ -235,7 +236,7 @@ def test_the_command_looks_at_a_file(trace_file: Path, tmp_path: Path) -> None:
     assert '"algorithm": "file"' in (tmp_path / "placing.json").read_text()
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "said"),
     [
         (("--algorithm", "file"), "--algorithm file and --from PATH go together"),

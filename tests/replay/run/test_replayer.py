@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 import replay
@@ -71,6 +72,7 @@ def test_progress_is_told_of_every_layer(synthetic, system) -> None:
         assert len(calls) == 2
 
 
+@pytest.mark.extended
 def test_compare_takes_every_supported_scheme(synthetic, system) -> None:
     trace = synthetic(ranks=2, tokens_per_rank=2)
     compared = replay.compare(trace, system=system, layer=0)
@@ -153,7 +155,7 @@ def test_layer_that_is_not_there(synthetic, system, layer) -> None:
     )
 
 
-@pytest.mark.parametrize("layer", [-1, "2", "last", [0, -1], [0.5], True, [[0]]])
+@every("layer", [-1, "2", "last", [0, -1], [0.5], True, [[0]]])
 def test_layer_that_no_trace_has(synthetic, system, layer) -> None:
     assert "possible are the position of an MoE layer" in refusal(
         synthetic(), system, "ideal", layer=layer
@@ -168,9 +170,7 @@ def test_no_steps_at_all(synthetic, system) -> None:
     assert refusal(synthetic(), system, "ideal", steps=0) == "steps must be at least 1, not 0"
 
 
-@pytest.mark.parametrize(
-    "scheme", [name for name, scheme in SCHEMES.items() if "multicast" in scheme.needs]
-)
+@every("scheme", [name for name, scheme in SCHEMES.items() if "multicast" in scheme.needs])
 def test_scheme_that_the_system_cannot_do(synthetic, scheme) -> None:
     plain = hwmodel.load("dgx-h100", {"switch.multicast": False})
     message = refusal(synthetic(), plain, scheme)
@@ -178,7 +178,7 @@ def test_scheme_that_the_system_cannot_do(synthetic, scheme) -> None:
     assert "it supports: ideal, nccl-alltoall" in message
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@every("scheme", SCHEMES)
 def test_unknown_option(synthetic, system, scheme) -> None:
     message = refusal(synthetic(), system, scheme, options={"num_smss": 3})
     assert "num_smss" in message and scheme in message
@@ -201,7 +201,7 @@ BAD_VALUES = [
 ]
 
 
-@pytest.mark.parametrize("scheme", sorted({scheme for scheme, _, _ in BAD_VALUES}))
+@every("scheme", sorted({scheme for scheme, _, _ in BAD_VALUES}))
 def test_impossible_value_of_an_option(synthetic, system, scheme) -> None:
     for name, value in [(name, value) for one, name, value in BAD_VALUES if one == scheme]:
         message = refusal(synthetic(), system, scheme, options={name: value})
@@ -209,7 +209,7 @@ def test_impossible_value_of_an_option(synthetic, system, scheme) -> None:
         assert f"scheme {scheme!r}" in message, (name, value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("scheme", "options", "said"),
     [
         ("deepep", {"num_sms": 3}, "must be even"),
@@ -240,7 +240,7 @@ def test_options_beside_a_scheme_that_has_its_own(synthetic, system) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "said"),
     [
         ({"schemes": ["comet", "comet"]}, "a scheme is listed twice: comet, comet"),
@@ -291,6 +291,7 @@ def refusal_of_compare(*args, **settings) -> str:
     return str(error.value)
 
 
+@pytest.mark.extended
 def test_trace_system_and_scheme_may_be_named(synthetic, system, tmp_path) -> None:
     path = tmp_path / "small.h5"
     tracegen.write(synthetic(), path)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 
 import replay
 import tracegen
@@ -42,6 +43,7 @@ def with_layers(trace: tracegen.RoutingTrace, places: list[int]) -> tracegen.Rou
 # ---- equal layers ------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("scheme", ["deepep", "moe-hub"])
 def test_equal_layers_are_replayed_once_and_give_what_they_gave(
     scheme: str, monkeypatch: pytest.MonkeyPatch
@@ -139,7 +141,7 @@ def test_the_estimate_by_hand() -> None:
     assert all_of_first.whole([1.0, 9.0, 5.0, 5.0]) == (25.0, 25.0, 25.0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("freedom", "quantile"),
     [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042),
      (100, 1.984), (1e6, 1.960)],
@@ -153,6 +155,7 @@ def all_replayed() -> replay.Result:
     return replay.run(many_layers(), scheme="deepep", barrier=True)
 
 
+@pytest.mark.extended
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     layers = all_replayed().layers
     key = [(layer.routing.rank_imbalance,) for layer in layers]
@@ -173,6 +176,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     assert max(widths) < 0.5 * truth
 
 
+@pytest.mark.extended
 def test_a_replay_of_some_layers_says_what_it_is() -> None:
     trace = many_layers()
     some = replay.run(trace, scheme="deepep", barrier=True, sample_layers=9)
@@ -190,6 +194,7 @@ def test_a_replay_of_some_layers_says_what_it_is() -> None:
     assert some.run_id != every.run_id
 
 
+@pytest.mark.extended
 def test_all_schemes_replay_the_same_layers() -> None:
     table = replay.compare(
         many_layers(), ["deepep", "comet"], barrier=True, sample_layers=4, tune=False

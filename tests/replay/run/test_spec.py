@@ -10,6 +10,7 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 from typer.testing import CliRunner
 
 import hwmodel
@@ -57,6 +58,7 @@ SPECS = st.builds(
 )
 
 
+@pytest.mark.extended
 @given(SPECS)
 def test_a_spec_comes_back_from_toml_and_json(spec: RunSpec) -> None:
     assert RunSpec.from_toml(spec.to_toml()) == spec
@@ -83,7 +85,7 @@ def test_a_spec_is_frozen_and_changed_by_a_copy() -> None:
     assert spec.changed(scheme="comet", options={"message_rows": 8}).options == {"message_rows": 8}
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "said"),
     [
         ({"rank": 2}, "unknown setting 'rank' (did you mean 'ranks'?)"),
@@ -181,6 +183,7 @@ def test_a_result_is_run_again_byte_for_byte(
     assert (tmp_path / "b.json").read_bytes() == (tmp_path / "a.json").read_bytes()
 
 
+@pytest.mark.extended
 def test_options_beside_a_spec_override_it(trace_file: Path, tmp_path: Path) -> None:
     settings = {"scheme": "comet", "options": {"message_rows": 8}, "layer": 1, "barrier": True}
     replay.run(trace_file, **settings, overrides={"switch.multicast": False}).save(

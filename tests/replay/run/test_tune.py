@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import every
 from typer.testing import CliRunner
 
 import hwmodel
@@ -87,7 +88,7 @@ def test_options_that_do_not_influence_each_other_are_chosen_best() -> None:
         assert trial.makespan_us == pytest.approx(times[key] / 1e6)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@every("seed", range(8))
 def test_no_other_value_of_one_option_is_better(seed: int) -> None:
     values = np.random.default_rng(seed).integers(100, 10_000, len(GRID))
     times = dict(zip(GRID, values.tolist(), strict=True))
@@ -111,7 +112,7 @@ def test_what_cannot_run_is_passed_over_and_noted() -> None:
         searched(dict.fromkeys(GRID, -1))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+@every("scheme", SCHEMES.values(), ids=SCHEMES)
 def test_candidates_are_values_of_options_and_hold_the_default(scheme: Scheme) -> None:
     for name, values in scheme.candidates.items():
         assert getattr(scheme.options, name) in values
@@ -149,7 +150,8 @@ def test_an_option_that_was_given_a_value_keeps_it(synthetic) -> None:
     assert not replay.run(trace, system=system, scheme="comet", layer=1, options=both).scheme.tuned
 
 
-@pytest.mark.parametrize(
+@pytest.mark.extended
+@every(
     ("scheme", "tuned_when_asked"),
     [
         ("comet", {None: True, True: True, False: False}),  # its library profiles
@@ -201,6 +203,7 @@ def test_a_scheme_without_candidates_is_left_as_it_is(synthetic) -> None:
     assert compared["comet"].scheme.tuned and not compared["ideal"].scheme.tuned
 
 
+@pytest.mark.extended
 def test_the_command_says_what_was_chosen(tmp_path: Path, synthetic) -> None:
     trace, out = tmp_path / "trace.h5", tmp_path / "out.json"
     tracegen.write(synthetic(ranks=4, tokens_per_rank=64), trace)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from loops import every
 
 import replay
 from replay.errors import UserError
@@ -70,7 +71,7 @@ def test_a_result_without_types_is_read_by_its_precision(synthetic) -> None:
         Result.model_validate(document)
 
 
-@pytest.mark.parametrize("scheme", ["deepep", "nvls", "comet", "flashdmoe", "dysharp", "moe-hub"])
+@every("scheme", ["deepep", "nvls", "comet", "flashdmoe", "dysharp", "moe-hub"])
 def test_fp8_rows_back_are_refused_in_a_line(synthetic, scheme: str) -> None:
     with pytest.raises(UserError) as caught:
         replay.run(synthetic(), scheme=scheme, combine_rows="fp8")
@@ -80,6 +81,7 @@ def test_fp8_rows_back_are_refused_in_a_line(synthetic, scheme: str) -> None:
     assert "nccl-alltoall" in said and "\n" not in said
 
 
+@pytest.mark.extended
 def test_a_comparison_leaves_out_schemes_whose_code_lacks_the_types(synthetic) -> None:
     compared = replay.compare(synthetic(), layer=0, combine_rows="fp32", baseline="nccl-alltoall")
     lacking = {name for name, one in SCHEMES.items() if "fp32" not in one.combine_types}

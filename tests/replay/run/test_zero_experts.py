@@ -62,6 +62,7 @@ def without_them(trace: tracegen.RoutingTrace) -> tracegen.RoutingTrace:
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("placement", ["contiguous", "eplb:24", "ultraep:32"])
 def test_a_replay_is_that_of_empty_slots(tmp_path: Path, shape_file: Path, placement: str) -> None:
     trace = imported(tmp_path, model=shape_file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 from round_machine import ROUND
 
 import hwmodel
@@ -84,7 +84,7 @@ def test_every_scheme_with_wires_is_here() -> None:
     assert set(ALTERNATING) == {*SCHEMES, "plain"} - {"ideal"}
 
 
-@pytest.mark.parametrize("label", ALTERNATING)
+@every("label", ALTERNATING)
 def test_a_port_with_several_peers_is_slower(label: str) -> None:
     graph = built(label, 2)
     for kinds, phase in phases():
@@ -93,7 +93,7 @@ def test_a_port_with_several_peers_is_slower(label: str) -> None:
         np.testing.assert_allclose(rates(graph, kinds.down), back, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
+@every(
     "label",
     # Tutel has something for everybody.
     [label for label, (out, _) in ALTERNATING.items() if out != IN_SWITCH and label != "tutel"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 from round_machine import ROUND
 
 import hwmodel
@@ -38,7 +38,7 @@ def _built(name: str, changed: dict[str, object]) -> tuple[Built, Timeline]:
     return built, schedule(built.graph)
 
 
-@pytest.mark.parametrize("name", WIRED)
+@every("name", WIRED)
 def test_every_message_of_every_scheme_takes_room_on_its_uplink(name: str) -> None:
     built, _ = _built(name, {})
     graph = built.graph
@@ -56,14 +56,14 @@ def test_every_message_of_every_scheme_takes_room_on_its_uplink(name: str) -> No
             assert on_wire not in ("requests", "signals") or "requests" in pool
 
 
-@pytest.mark.parametrize("name", WIRED)
+@every("name", WIRED)
 def test_no_scheme_is_stuck_with_next_to_no_room(name: str) -> None:
     roomy, tight = (_built(name, changed)[1].makespan_ps for changed in ({}, TIGHT))
     # A ring's chunks go to one neighbour, one after the other: none waits for another's room.
     assert tight == roomy if name == "megatron-allgather" else tight > roomy
 
 
-@pytest.mark.parametrize("name", PUSHES)
+@every("name", PUSHES)
 def test_sms_that_push_hold_on_until_their_rows_have_left(name: str) -> None:
     graph = _built(name, {})[0].graph
     src, dst = graph.edges()

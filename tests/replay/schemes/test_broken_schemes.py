@@ -168,6 +168,7 @@ def test_a_defect_is_found_and_said(defect: str, tmp_path: Path) -> None:
     assert any(re.search(sentence, said) for said in of_check), found
 
 
+@pytest.mark.extended
 def test_without_a_defect_nothing_is_found(tmp_path: Path) -> None:
     assert not list(examine(variant(tmp_path)))
 

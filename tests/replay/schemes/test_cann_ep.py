@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 import replay
@@ -130,9 +131,9 @@ def by_brute_force(count: int, cores: int, offset: int) -> list[int]:
     return [share[turn] for turn in range(longest) for share in shares if turn < len(share)]
 
 
-@pytest.mark.parametrize("counts", [(1, 0, 3), (8, 4, 5), (13, 21, 2)])
-@pytest.mark.parametrize("cores", [1, 3, 4])
-@pytest.mark.parametrize("staggered", [False, True])
+@every("counts", [(1, 0, 3), (8, 4, 5), (13, 21, 2)])
+@every("cores", [1, 3, 4])
+@every("staggered", [False, True])
 def test_rows_leave_in_turn(counts: tuple[int, ...], cores: int, staggered: bool) -> None:
     rank = np.repeat(np.arange(3), counts)
     offset = np.arange(3) if staggered else None
@@ -155,6 +156,7 @@ def test_cube_cores_are_free_while_rows_move() -> None:
     assert SCHEME.communication_sms(round_npus()) == 0
 
 
+@pytest.mark.extended
 def test_two_micro_batches_take_turns_beside_experts() -> None:
     """Rows of one micro-batch travel while the experts of the other have all cube cores."""
     settings = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -154,7 +154,7 @@ def test_deepep_takes_an_own_row_out_of_its_ring_when_it_has_seen_the_tail() -> 
     assert length == copied + received
 
 
-@pytest.mark.parametrize("targets", [[1], [1, 2], [1, 2, 3, 4, 5, 6, 7]])
+@every("targets", [[1], [1, 2], [1, 2, 3, 4, 5, 6, 7]])
 def test_dysharp_token_takes_as_long_to_one_gpu_as_to_seven(targets: list[int]) -> None:
     timeline = run(one_token(targets), "dysharp")
     # Behind sixteen packets a packet with the gate weights.

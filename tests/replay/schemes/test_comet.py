@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -142,7 +143,7 @@ def test_a_block_of_the_kernel_adds_24_tokens() -> None:
     ] * BLOCKS  # fmt: skip
 
 
-@pytest.mark.parametrize(("hidden", "blocks"), [(1024, 8), (7168, 7), (1152, 9)])
+@every(("hidden", "blocks"), [(1024, 8), (7168, 7), (1152, 9)])
 def test_columns_are_cut_as_in_flux(hidden: int, blocks: int) -> None:
     layer = small_layers.work(
         np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64)
@@ -404,8 +405,8 @@ def test_rows_of_gpus_take_less_room() -> None:
         assert found["returned rows"] == [rows * ROW for rows in returned]
 
 
-@pytest.mark.parametrize("scheme", ["comet", "flux"])
-@pytest.mark.parametrize(
+@every("scheme", ["comet", "flux"])
+@every(
     "name",
     ["experts in two slices", "all experts", "several tiles", "some slots empty", "one gpu",
      "zipf 4 ranks fp8", "backward several tiles", "uneven ranks", "no tokens"],

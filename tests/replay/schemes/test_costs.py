@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.layer import build_graph
@@ -144,14 +144,14 @@ def graph_of(name: str) -> TaskGraph:
     return build_graph(layer, hwmodel.load("dgx-h100"), scheme)[0]
 
 
-@pytest.mark.parametrize("kind", SHOWN, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", ALL)
+@every("kind", SHOWN, ids=lambda kind: kind.name)
+@every("name", ALL)
 def test_a_graph_has_what_the_cells_say(name: str, kind: Kind) -> None:
     said = any(cells()[section, cost][name] in names for section, cost, names in SHOWN[kind])
     assert (graph_of(name).kind == kind).any() == said
 
 
-@pytest.mark.parametrize("name", ALL)
+@every("name", ALL)
 def test_hosts_wait_and_switches_add_where_a_cell_says_so(name: str) -> None:
     graph = graph_of(name)
     used = set(np.array([*graph.resources.groups, ""])[graph.resource].tolist())

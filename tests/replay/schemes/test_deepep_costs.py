@@ -21,6 +21,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -132,7 +133,7 @@ BARE_FP8: Lists = {
 }
 
 
-@pytest.mark.parametrize(
+@every(
     ("stack", "precision", "lists"),
     [
         ("sglang", "fp8", SGLANG_FP8),
@@ -167,7 +168,7 @@ def test_rows_cross_the_memory_of_the_gpu_that_receives_them_twice() -> None:
         assert layout == pytest.approx([TOKENS[rank] * (IDS + 2) / RATE], abs=1)
 
 
-@pytest.mark.parametrize(
+@every(
     ("precision", "options", "cast", "behind"),
     [
         # Layout and notify before the wait, dispatch, two GEMMs, notify and combine behind it; a
@@ -257,7 +258,7 @@ def test_what_the_engines_multiply_of_the_padding() -> None:
     assert half < whole
 
 
-@pytest.mark.parametrize("stack", ["sglang", "vllm", "bare"])
+@every("stack", ["sglang", "vllm", "bare"])
 def test_single_rows_of_the_expansion_take_time_of_their_own(stack: str) -> None:
     graph, machine = replay(layer("fp8"), stack=stack)
     memory = in_class(graph, machine, ResourceClass.HBM) & (graph.kind == Kind.PERMUTE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.layer import replay_layer
@@ -50,10 +51,8 @@ def one_row(expert: int, count: int = 1) -> LayerWork:
 # ---- bytes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("phase", "kind"), [("dispatch", Kind.DISPATCH_UP), ("combine", Kind.COMBINE_UP)]
-)
-@pytest.mark.parametrize("num_nodes", [2, 3])
+@every(("phase", "kind"), [("dispatch", Kind.DISPATCH_UP), ("combine", Kind.COMBINE_UP)])
+@every("num_nodes", [2, 3])
 def test_a_token_crosses_to_a_node_once_however_many_of_its_gpus_want_it(
     phase: str, kind: Kind, num_nodes: int
 ) -> None:
@@ -74,8 +73,8 @@ def test_a_token_crosses_to_a_node_once_however_many_of_its_gpus_want_it(
     assert payload.tolist() == sent.tolist()
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("chunk", "messages"), [(4, [4, 4, 2]), (20, [10])])
+@every("phase", PHASES)
+@every(("chunk", "messages"), [(4, [4, 4, 2]), (20, [10])])
 def test_rows_go_to_a_node_in_chunks(phase: str, chunk: int, messages: list[int]) -> None:
     graph, machine = built(
         one_row(9, 20), phase, nodes(2), num_sms=4,
@@ -120,7 +119,7 @@ def network(machine: Machine, expert: int, row: int) -> int:
     return put_ps(machine.system, row) + int(machine.costs.poll().ps)
 
 
-@pytest.mark.parametrize("expert", [0, 1, 8, 9])
+@every("expert", [0, 1, 8, 9])
 def test_the_way_of_a_row_to_its_expert(expert: int) -> None:
     graph, machine = built(one_row(expert), "dispatch", nodes(2, **{"overheads.fence_us": 30.0}))
     costs, row = machine.costs, 2 * HIDDEN + 32
@@ -137,7 +136,7 @@ def test_the_way_of_a_row_to_its_expert(expert: int) -> None:
     assert last.tolist() == [expected]
 
 
-@pytest.mark.parametrize("expert", [0, 1, 8, 9])
+@every("expert", [0, 1, 8, 9])
 def test_the_way_of_a_row_back_to_its_owner(expert: int) -> None:
     graph, machine = built(one_row(expert), "combine", nodes(2, **{"overheads.fence_us": 30.0}))
     costs, row, payload = machine.costs, 2 * HIDDEN + 16, 2 * HIDDEN
@@ -212,8 +211,8 @@ def test_the_sum_of_every_token_is_written_by_its_owner() -> None:
 # ---- room in rings -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("ring", "trips"), [(128, 1), (32, 1), (24, 3), (16, 3), (8, 7)])
+@every("phase", PHASES)
+@every(("ring", "trips"), [(128, 1), (32, 1), (24, 3), (16, 3), (8, 7)])
 def test_a_ring_that_is_full_waits_for_a_counter_from_the_other_node(
     phase: str, ring: int, trips: int
 ) -> None:
@@ -268,8 +267,8 @@ def rail_ps(machine: Machine) -> int:
     return put_ps(machine.system, 8) + int(machine.costs.poll().ps)
 
 
-@pytest.mark.parametrize(("count", "rounds"), [(2, 1), (3, 2), (4, 2), (8, 3)])
-@pytest.mark.parametrize("name", ["cached_notify", "combine_notify"])
+@every(("count", "rounds"), [(2, 1), (3, 2), (4, 2), (8, 3)])
+@every("name", ["cached_notify", "combine_notify"])
 def test_rings_are_cleaned_between_barriers_of_nodes(name: str, count: int, rounds: int) -> None:
     took, machine = notify_ps(name, count)
     fenced = machine.costs.fence().ps + machine.system.overheads.barrier_ps(8)
@@ -311,7 +310,7 @@ def test_notify_tells_the_nodes_then_the_node_and_then_the_host() -> None:
 # ---- which nodes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("system", "ranks", "reason"),
     [
         (("dgx-h100", 2), 12, "whole nodes of 8 GPUs; here 12 ranks are on domains of 8"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -298,9 +299,7 @@ def test_the_combine_clears_a_signal_before_it_flags(machine: hwmodel.System) ->
     assert timeline.start_ps[flag] == begun_ps + MEMORY + CACHE
 
 
-@pytest.mark.parametrize(
-    ("hidden", "sent"), [(96, 2048), (2048, 2048), (2880, 3072), (4097, 5120), (8192, 8192)]
-)
+@every(("hidden", "sent"), [(96, 2048), (2048, 2048), (2880, 3072), (4097, 5120), (8192, 8192)])
 def test_rows_are_padded_to_a_size_that_is_compiled(
     hidden: int, sent: int, machine: hwmodel.System
 ) -> None:
@@ -358,6 +357,7 @@ def test_the_activation_starts_blocks_for_experts_without_rows(machine: hwmodel.
     assert started == 64 * NS
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("launch", ["eager", "graph"])
 def test_it_is_ahead_with_few_tokens_and_behind_with_many(launch: Any) -> None:
     def times(tokens: int) -> list[float]:
@@ -389,7 +389,7 @@ REFUSED: dict[str, tuple[LayerWork, str]] = {
 }
 
 
-@pytest.mark.parametrize(("layer", "said"), REFUSED.values(), ids=REFUSED)
+@every(("layer", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_the_kernels_have_no_code_for_is_refused_in_one_line(
     layer: LayerWork, said: str
 ) -> None:

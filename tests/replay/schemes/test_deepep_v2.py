@@ -21,6 +21,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -88,7 +89,7 @@ def moments(timeline: Timeline, kind: Kind, rank: int) -> tuple[int, int]:
 # ---- the number of SMs ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("experts", "topk", "groups"), [(8, 3, 4), (12, 2, 3), (6, 6, 2)])
+@every(("experts", "topk", "groups"), [(8, 3, 4), (12, 2, 3), (6, 6, 2)])
 def test_a_token_has_experts_in_so_many_groups(experts: int, topk: int, groups: int) -> None:
     each = experts // groups
     counts = [len({e // each for e in chosen}) for chosen in combinations(range(experts), topk)]
@@ -278,7 +279,7 @@ def test_tokens_go_round_the_sms() -> None:
 # ---- kernels and waits ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "backward", "launches", "waits"),
     [
         # Cast, dispatch, epilogue, GEMM-1, activation, GEMM-2, combine, epilogue.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -78,7 +79,7 @@ def everybody_to_eight() -> LayerWork:
     return small_layers.work(np.array(ids, np.int32), 9, 9, shape=ExpertShape(1024, 64))
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "data", "wire"),
     [
         # Flits of a packet over nine legs: 8 of data, a header and an acknowledgement each.
@@ -122,9 +123,9 @@ def flits(addressing: str, lists: str, listed: int, here: list[int]) -> tuple[in
     return first, each, 0
 
 
-@pytest.mark.parametrize("loopback", [False, True])
-@pytest.mark.parametrize("answers", ["gpu", "expert"])
-@pytest.mark.parametrize(
+@every("loopback", [False, True])
+@every("answers", ["gpu", "expert"])
+@every(
     ("addressing", "lists"),
     [
         ("free", "kept"),
@@ -173,8 +174,8 @@ def test_bytes_of_every_way_to_name_targets(
         assert on(f"COMBINE_{way}".upper().replace(" ", "_")) == combine[way]
 
 
-@pytest.mark.parametrize("segment_packets", [0, 1])
-@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-fusion-only"])
+@every("segment_packets", [0, 1])
+@every("scheme", ["dysharp", "dysharp-fusion-only"])
 def test_gate_weights_travel_behind_rows(scheme: str, segment_packets: int) -> None:
     ids = small_layers.draw(40, 12, 6, seed=5)
     layer = small_layers.work(ids, 3, 12, shape=ExpertShape(200, 64))
@@ -199,7 +200,7 @@ def test_gate_weights_travel_behind_rows(scheme: str, segment_packets: int) -> N
         assert graph.payload_bytes[of].tolist() == free.payload_bytes[free.kind == kind].tolist()
 
 
-@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-fusion-only", "dysharp-basic"])
+@every("scheme", ["dysharp", "dysharp-fusion-only", "dysharp-basic"])
 def test_results_from_memory_are_read_before_they_are_added(scheme: str) -> None:
     # Token 0 of GPU 0 has two experts on GPU 1 and one on its own.
     ids = np.array([[0, 2, 3]], np.int32)
@@ -230,7 +231,7 @@ def test_a_row_in_segments_is_pipelined_over_its_way() -> None:
     assert timeline.visible_ps[downs].tolist() == [gap + (i + 1) * push + way for i in range(4)]
 
 
-@pytest.mark.parametrize("segment_packets", [1, 3, 16])
+@every("segment_packets", [1, 3, 16])
 def test_segments_change_no_byte(segment_packets: int) -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     whole, cut = replayed(layer), replayed(layer, segment_packets=segment_packets)
@@ -292,7 +293,7 @@ def used(result: Measures, table: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
+@every("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
 def test_tables_with_room_for_all_miss_nothing(scheme: str) -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     roomy = dict.fromkeys(("tlb_entries", "tile_entries", "readiness_entries"), 10**6)
@@ -307,9 +308,7 @@ def test_tables_with_room_for_all_miss_nothing(scheme: str) -> None:
     assert used(result, "output readiness")["new"] == layer.num_tokens
 
 
-@pytest.mark.parametrize(
-    "scheme", ["dysharp", "dysharp-comet", "dysharp-basic", "dysharp-fusion-only"]
-)
+@every("scheme", ["dysharp", "dysharp-comet", "dysharp-basic", "dysharp-fusion-only"])
 def test_lookups_are_one_for_each_packet_and_expert(scheme: str) -> None:
     layer = small_layers.ALL["uniform 8 ranks fp8"]()
     use = replayed(layer, scheme=scheme).mechanisms.tables["AL-TLB"]
@@ -335,9 +334,9 @@ def test_lookups_of_tiles_and_of_tokens(slots: str) -> None:
     assert tables["output readiness"].new == tokens
 
 
-@pytest.mark.parametrize("slots", ["arrival", "source"])
-@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
-@pytest.mark.parametrize("name", ["several tiles", "one gpu", "own rank only", "some slots empty"])
+@every("slots", ["arrival", "source"])
+@every("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
+@every("name", ["several tiles", "one gpu", "own rank only", "some slots empty"])
 def test_tables_of_tiles_and_tokens_are_empty_in_the_end(
     name: str, scheme: str, slots: str
 ) -> None:
@@ -424,8 +423,8 @@ def test_layers_share_what_fills_up() -> None:
     assert use.evictions == use.new + use.missed - left.sum()
 
 
-@pytest.mark.parametrize("segment_packets", [0, 1])
-@pytest.mark.parametrize("entries", [1, 4, 16, 64])
+@every("segment_packets", [0, 1])
+@every("entries", [1, 4, 16, 64])
 def test_outcomes_are_those_of_an_ordered_dictionary(entries: int, segment_packets: int) -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     built, timeline = build(layer, tlb_entries=entries, segment_packets=segment_packets)
@@ -528,7 +527,7 @@ def test_without_eviction_requests_wait_and_no_byte_is_added() -> None:
     assert waiting.makespan_us > replayed(layer, reduction="wait").makespan_us
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@every("rows", [1, 2, 3, 5])
 def test_a_buffer_holds_as_many_sums_as_fit(rows: int) -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     # The port has eight links; what is left beyond whole rows is of no use.
@@ -560,7 +559,7 @@ def test_a_buffer_that_waits_holds_rows_until_they_have_left() -> None:
 # ---- one token by hand ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("experts", "rows_in"), [([0], 1), ([0, 1], 1), ([0, 2], 2), ([2, 3], 1)])
+@every(("experts", "rows_in"), [([0], 1), ([0, 1], 1), ([0, 2], 2), ([2, 3], 1)])
 def test_rows_that_the_owner_adds_up(experts: list[int], rows_in: int) -> None:
     # Two experts per GPU: a GPU gives the sum of its experts' rows.
     layer = small_layers.work(
@@ -640,7 +639,7 @@ def test_overlap_as_in_comet_keeps_the_gemms_apart() -> None:
     )
 
 
-@pytest.mark.parametrize("tile_rows", [16, 64, 128])
+@every("tile_rows", [16, 64, 128])
 def test_tiles_are_as_tall_as_asked(tile_rows: int) -> None:
     layer = small_layers.ALL["several tiles"]()
     use = replayed(layer, tile_rows=tile_rows).mechanisms.tiles
@@ -704,8 +703,8 @@ def test_uplinks_serve_requests_and_responses_in_turn() -> None:
     assert behind > 10
 
 
-@pytest.mark.parametrize("phase", ["dispatch", "combine"])
-@pytest.mark.parametrize(("depth", "sms", "waits"), [(31, 1, 2), (32, 1, 3), (16, 2, 4)])
+@every("phase", ["dispatch", "combine"])
+@every(("depth", "sms", "waits"), [(31, 1, 2), (32, 1, 3), (16, 2, 4)])
 def test_every_sm_has_a_queue_of_so_many_packets(
     phase: str, depth: int, sms: int, waits: int
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND
 
 import hwmodel
@@ -57,7 +58,7 @@ def on_sms(graph: TaskGraph, kind: Kind, gpu: int) -> list[int]:
     return sorted(graph.duration_ps[chosen].tolist())
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@every("name", VARIANTS)
 def test_a_row_crosses_once_for_each_domain(name: str) -> None:
     carried = port_bytes(graph_of(name))
     # Tokens 0, 1 and 3 have experts in the other domain.
@@ -70,7 +71,7 @@ def test_a_row_crosses_once_for_each_domain(name: str) -> None:
     assert carried["combine"]["uplink", 3] == 2 * ROW
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@every("name", VARIANTS)
 def test_the_gpu_that_rows_come_to_stores_adds_and_asks(name: str) -> None:
     graph = graph_of(name)
     # Rows of tokens 0 and 1 on to GPU 3, those of tokens 0 and 3 into the own memory.
@@ -135,12 +136,12 @@ def test_a_token_is_in_the_owners_table_until_the_last_sum_has_come() -> None:
         assert when[drops] >= when[~drops].max(initial=0)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@every("name", VARIANTS)
 def test_rows_come_in_at_the_gpu_of_the_owners_index(name: str) -> None:
     assert not list(examine_layer(SCHEMES[name], "3 domains of 2, zipf fp8"))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@every("name", VARIANTS)
 def test_one_domain_of_several_is_a_domain_alone(name: str) -> None:
     work = small_layers.ALL["zipf 8 ranks"]()
     alone, one = (

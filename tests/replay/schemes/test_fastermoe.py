@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import ROUND
 
 import hwmodel
@@ -81,7 +82,7 @@ def drawn(num_ranks: int, per_rank: int = 2, **more: object) -> LayerWork:
 # ---- steps ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "steps"), [(2, 1), (4, 1), (8, 2), (16, 4), (64, 16)])
+@every(("ranks", "steps"), [(2, 1), (4, 1), (8, 2), (16, 4), (64, 16)])
 def test_eight_gpus_have_two_steps(ranks: int, steps: int) -> None:
     scheme = SCHEMES["fastermoe"]
     work = drawn(ranks)
@@ -199,8 +200,8 @@ def test_rows_of_the_own_experts_go_through_nccl_too(rank: int, back: list[int])
     assert memory(graph, machine, Kind.COMBINE_MEMORY, rank) == about([2 * n * ROW for n in back])
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("rank", [0, 1])
+@every("precision", ["bf16", "fp32"])
+@every("rank", [0, 1])
 def test_kernels_around_the_steps_forward(precision: str, rank: int) -> None:
     row = ROW if precision == "bf16" else WIDE
     graph, machine = replay(layer(precision))
@@ -258,7 +259,7 @@ def test_kernels_and_waits_of_the_host(is_backward: bool, launches: int, waits: 
     assert sum(not one.launches for one in program) == waits
 
 
-@pytest.mark.parametrize(("size", "kernels"), [(1, 2 * 8 * 2), (2, 2 * 4 * 2), (8, 2 * 2)])
+@every(("size", "kernels"), [(1, 2 * 8 * 2), (2, 2 * 4 * 2), (8, 2 * 2)])
 def test_smaller_groups_launch_more_kernels(size: int, kernels: int) -> None:
     work = drawn(8)
     _, machine = replay(work, group_size=size)

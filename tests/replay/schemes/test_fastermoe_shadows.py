@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import ROUND
 
 import hwmodel
@@ -85,7 +86,7 @@ def loaded(*rows: int) -> LayerWork:
 VALUES = 3 * HIDDEN * INTERMEDIATE
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows_of_weights", "chosen"),
     [
         # Rows that cost as much as the weights; of 20, 90, 50 and 40 rows.
@@ -152,7 +153,8 @@ def test_rows_of_shadowed_experts_stay() -> None:
     assert carried.num_shadowed == 1
 
 
-@pytest.mark.parametrize(
+@pytest.mark.extended
+@every(
     "name",
     [
         "backward, shared experts",

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.layer import build_layer, replay_layer
@@ -213,7 +214,7 @@ def test_a_signal_leaves_when_all_rows_of_its_packet_are_acknowledged() -> None:
     assert timeline.start_ps[signal].tolist() == [timeline.visible_ps[rows].max() + WAY]
 
 
-@pytest.mark.parametrize("blocks", [0, 32, 50])
+@every("blocks", [0, 32, 50])
 def test_groups_of_blocks_walk_their_experts_from_their_own_offset(blocks: int) -> None:
     # One token of one rank to each of 64 experts.
     ids = np.arange(64, dtype=np.int32)[:, None]
@@ -256,7 +257,7 @@ def row_tiles(layer: LayerWork, tile_rows: int) -> Counter[int]:
     return tiles
 
 
-@pytest.mark.parametrize(("tile_rows", "tile_columns"), [(128, 64), (32, 64), (128, 40)])
+@every(("tile_rows", "tile_columns"), [(128, 64), (32, 64), (128, 40)])
 def test_tiles_are_cut_from_packets(tile_rows: int, tile_columns: int) -> None:
     layer = uneven()
     graph, machine = build(layer, tile_rows=tile_rows, tile_columns=tile_columns)
@@ -309,7 +310,7 @@ def test_a_partial_tile_is_multiplied_in_full_unless_told_not_to(pad: bool, heig
         assert spent == 2 * height * 64 * 64 + OVERHEAD
 
 
-@pytest.mark.parametrize(("blocks", "servers"), [(1, 99), (2, 100), (3, 100)])
+@every(("blocks", "servers"), [(1, 99), (2, 100), (3, 100)])
 def test_blocks_of_an_sm_hide_each_others_overhead(blocks: int, servers: int) -> None:
     graph, _ = build(one_token(1), blocks_per_sm=blocks)
     pools = [index for index, group in enumerate(graph.resources.groups) if group == "sm"]
@@ -438,8 +439,8 @@ def test_packets_on_the_link_can_be_smaller() -> None:
 # ---- capacity ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 1.7])
-@pytest.mark.parametrize("is_backward", [False, True])
+@every("factor", [0.5, 1.0, 1.7])
+@every("is_backward", [False, True])
 def test_a_packet_keeps_its_first_rows(factor: float, is_backward: bool) -> None:
     layer = uneven(is_backward=is_backward)
     tokens = Counter(layer.source_rank.tolist())
@@ -491,7 +492,7 @@ def test_a_result_tells_of_dropped_rows_and_of_the_tiles() -> None:
 # ---- options -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "said"),
     [
         ({"capacity_factor": -1.0}, "capacity_factor=-1.0 .*at least 0"),

@@ -224,6 +224,7 @@ def test_small_layers_are_launches() -> None:
 # ---- what is taken, and what is held -------------------------------------------------------------
 
 
+@pytest.mark.extended
 @each("name", ["uniform 8 ranks fp8", "tiny, two ranks", "32 ranks fp8", "shared experts fp8"])
 def test_the_contract_with_rows_in_fp8_both_ways(name: str) -> None:
     made = small_layers.LAYERS[name]()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -117,7 +118,7 @@ def test_flags_of_all_tokens_are_gathered() -> None:
     assert sent >= 4 * 3 * 1024 * 64  # each GPU's flags reach three others
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "backward", "launches", "waits"),
     [
         # Cast; gather, memset, scan, places; four kernels each way, permute, unpermute, and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.layer import replay_layer
@@ -76,7 +77,7 @@ def _late(graph: TaskGraph) -> int:
     return int(graph.latency_ps[last])
 
 
-@pytest.mark.parametrize("expert", [0, 1, 8, 9])
+@every("expert", [0, 1, 8, 9])
 def test_the_way_of_a_row_out(expert: int) -> None:
     graph, machine = built(rows_to(expert), "dispatch", nodes(2))
     costs = machine.costs
@@ -89,7 +90,7 @@ def test_the_way_of_a_row_out(expert: int) -> None:
     assert arrived[rows & (graph.resource >= 0)].max() == expected
 
 
-@pytest.mark.parametrize("expert", [0, 1, 8, 9])
+@every("expert", [0, 1, 8, 9])
 def test_the_way_of_a_row_back(expert: int) -> None:
     graph, machine = built(rows_to(expert), "combine", nodes(2))
     costs, memory = machine.costs, machine.system.hbm.elementwise_ps(0, ROW)
@@ -114,8 +115,8 @@ def test_rows_of_a_chunk_cross_together_and_each_is_a_write(phase: str) -> None:
     assert schedule(graph).makespan_ps // 1_000_000_000_000 == 10
 
 
-@pytest.mark.parametrize(("num_sms", "posts"), [(1, 3), (2, 2), (3, 1)])
-@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+@every(("num_sms", "posts"), [(1, 3), (2, 2), (3, 1)])
+@every("phase", ["dispatch", "combine"])
 def test_a_warp_of_each_block_posts_chunk_after_chunk(phase: str, num_sms: int, posts: int) -> None:
     system = nodes(2, **{"nic.post_ns": 1e7})
     graph, _ = built(rows_to(9, 10), phase, system, num_sms=num_sms)

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from loops import every
 from tiers import mostly_extended
 
 import hwmodel
@@ -118,8 +119,8 @@ def test_no_option_beats_it(scheme: str, turn: int) -> None:
     assert replayed
 
 
-@pytest.mark.parametrize("form", ["fused", "kernels"])
-@pytest.mark.parametrize("machine_name", MACHINES)
+@every("form", ["fused", "kernels"])
+@every("machine_name", MACHINES)
 def test_neither_form_beats_it(machine_name: str, form: str) -> None:
     scheme = SCHEMES["ideal"].with_options({"form": form})
     for layer, make in small_layers.ALL.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 from round_machine import US
 from spending import GPUS, Spent, layer, replay
 
@@ -38,10 +38,8 @@ def replayed(label: str, types: Precision, *, is_backward: bool) -> Spent:
     return replay(work, label.partition(" ")[0], **IN_TURN[label])
 
 
-@pytest.mark.parametrize(
-    ("types", "is_backward"), [*((types, False) for types in TYPES), (TYPES[0], True)], ids=str
-)
-@pytest.mark.parametrize("label", IN_TURN)
+@every(("types", "is_backward"), [*((types, False) for types in TYPES), (TYPES[0], True)], ids=str)
+@every("label", IN_TURN)
 def test_nothing_works_in_the_gap_between_kernels(
     label: str, types: Precision, is_backward: bool
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -59,7 +60,7 @@ def last(timeline: Timeline, kind: Kind, rank: int | None = None) -> int:
 # ---- tiles ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("expected", "experts", "height"),
     [
         (1, 32, 16), (10, 32, 16), (11, 32, 32), (24, 32, 32),
@@ -81,7 +82,7 @@ def test_clusters_begin_gemm2_when_nobody_can_wait_for_what_is_not_drawn() -> No
     assert warm_up(1, 5, 4, 7) == 1, "there is no more"
 
 
-@pytest.mark.parametrize("shape", [(10, 5, 4, 7), (10, 5, 7, 4), (3, 66, 16, 28), (40, 2, 1, 3)])
+@every("shape", [(10, 5, 4, 7), (10, 5, 7, 4), (3, 66, 16, 28), (40, 2, 1, 3)])
 def test_no_tile_of_gemm2_is_drawn_before_its_rows(shape: tuple[int, int, int, int]) -> None:
     first, second = turns(*shape)
     assert (second.min(axis=1) > first.max(axis=1)).all()
@@ -149,7 +150,7 @@ def test_a_warp_pulls_one_row_after_the_other() -> None:
     assert begin[4:].tolist() == there[:5].tolist()
 
 
-@pytest.mark.parametrize(("pull_bytes", "pieces"), [(8192, 1), (2048, 1), (2047, 2), (600, 4)])
+@every(("pull_bytes", "pieces"), [(8192, 1), (2048, 1), (2047, 2), (600, 4)])
 def test_pieces_of_a_row_are_waited_for(pull_bytes: int, pieces: int) -> None:
     timeline = scheduled(work([[0], [0]], [1, 1], 2), pull_bytes=pull_bytes)
     asked = tasks(timeline, Kind.DISPATCH_SEND, 0)

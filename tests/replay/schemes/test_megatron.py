@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 from round_machine import NS, US, round_machine
 
 from replay.chains.layer import build_graph
@@ -120,7 +120,7 @@ def test_gradients_lose_their_padding_twice() -> None:
     assert second == -(-32 * 4 // 8) + -(-26 * 4 // 4)
 
 
-@pytest.mark.parametrize(
+@every(
     ("precision", "experts", "reason"),
     [
         (Precision("fp8"), "te", "rows to the experts are bf16 or fp32, not fp8"),

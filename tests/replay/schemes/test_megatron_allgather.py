@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.layer import build_graph, replay_layer
@@ -29,8 +29,8 @@ def layer(tokens: list[int], *, back: str = "bf16", is_backward: bool = False) -
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize(("back", "value"), [("bf16", 2), ("fp32", 4)])
+@every("is_backward", [False, True])
+@every(("back", "value"), [("bf16", 2), ("fp32", 4)])
 def test_rings_hand_every_row_to_every_other_gpu(back: str, value: int, is_backward: bool) -> None:
     work = layer([10, 10, 10, 10], back=back, is_backward=is_backward)
     carried = port_bytes(build_graph(work, SYSTEM, SCHEME)[0])

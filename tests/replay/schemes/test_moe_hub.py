@@ -8,6 +8,7 @@ from functools import cache
 import engine_oracle
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 import replay
@@ -245,7 +246,7 @@ def remote_rows(layer: LayerWork) -> dict[tuple[int, int], int]:
     return found
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@every("name", ABLATIONS)
 def test_wire_bytes_of_every_port(name: str) -> None:
     layer, merged = random_layer(), "rpm" not in ABLATIONS[name]
     there, back = (MERGED + ADDRESS, MERGED) if merged else (SECTORS + ADDRESS, SECTORS)
@@ -454,7 +455,7 @@ def test_a_congested_gpu_holds_up_others_where_the_switch_has_no_room(rpm: bool,
 # ---- the switch's input buffers ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows_in_buffer", [1, 2, 3])
+@every("rows_in_buffer", [1, 2, 3])
 def test_a_flow_has_as_much_under_way_as_the_room_of_its_class(rows_in_buffer: int) -> None:
     layer = layer_of([[1]] * 12, 2, 2, [12, 0])
     held = -(-MERGED * UP // (UP + 2 * MERGED))
@@ -469,7 +470,7 @@ def test_a_flow_has_as_much_under_way_as_the_room_of_its_class(rows_in_buffer: i
     )
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@every("name", ABLATIONS)
 def test_a_row_longer_than_a_channel_or_a_queue_still_passes(name: str) -> None:
     system = machine(switch__flits_per_channel=1, switch__virtual_channels=1)
     layer = small_layers.ALL["zipf 8 ranks"]()
@@ -681,7 +682,7 @@ def test_a_tile_that_is_cast_is_launched_for_the_cast_and_for_the_product() -> N
     assert timeline.start_ps[products].min() == timeline.visible_ps[casts].max()
 
 
-@pytest.mark.parametrize(("name", "types"), IN_BLOCKS, ids=str)
+@every(("name", "types"), IN_BLOCKS, ids=str)
 def test_every_task_on_an_sm_belongs_to_a_block_that_has_it(
     name: str, types: str | Precision
 ) -> None:
@@ -751,8 +752,8 @@ def test_grid_order_is_by_expert_and_ready_tiles_wait_their_turn() -> None:
 # ---- all together --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
-@pytest.mark.parametrize("layer", ["two ranks", "three ranks, several tiles", "backward"])
+@every("name", ABLATIONS)
+@every("layer", ["two ranks", "three ranks, several tiles", "backward"])
 def test_the_engines_slow_twin_agrees(layer: str, name: str) -> None:
     timeline = run(small_layers.TINY[layer](), queue_packets=3, aau_entries=2, **ABLATIONS[name])
     slow = engine_oracle.simulate(timeline.graph)
@@ -761,7 +762,7 @@ def test_the_engines_slow_twin_agrees(layer: str, name: str) -> None:
     assert timeline.end_ps.tolist() == [slow.end[task] for task in tasks]
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@every("name", ABLATIONS)
 def test_layers_follow_one_another(name: str, synthetic) -> None:
     system = hwmodel.load("hgx-h800")
     both = replay.run(synthetic(), system=system, scheme="moe-hub", options=ABLATIONS[name])
@@ -769,7 +770,7 @@ def test_layers_follow_one_another(name: str, synthetic) -> None:
     assert both.totals.makespan_us > 1.5 * one.totals.makespan_us
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "message"),
     [
         ({"queue_packets": 0}, "queue_packets=0 .* at least 1"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.layer import build_graph
@@ -16,8 +16,8 @@ from replay.schemes.contract.layers import ACROSS, draw, work
 SAME_LIBRARY = ("nccl-alltoall", "megatron", "megatron-allgather", "tutel", "fastermoe", "nvls")
 
 
-@pytest.mark.parametrize("layer", ["3 domains of 2, zipf fp8", "2 domains of 8, uneven ranks"])
-@pytest.mark.parametrize("check", ["payload", "ways"])
+@every("layer", ["3 domains of 2, zipf fp8", "2 domains of 8, uneven ranks"])
+@every("check", ["payload", "ways"])
 def test_without_relays_each_row_leaves_by_the_card_of_its_gpu(layer: str, check: str) -> None:
     scheme = SCHEMES["nccl-alltoall"].with_options({"pxn": False})
     assert (SCHEMES["nccl-alltoall"].network, scheme.network) == ("rail", "direct")
@@ -30,7 +30,7 @@ def ran(name: str, system: str, num_ranks: int) -> Timeline:
     return schedule(build_graph(layer, hwmodel.load(system), SCHEMES[name])[0])
 
 
-@pytest.mark.parametrize("name", SAME_LIBRARY)
+@every("name", SAME_LIBRARY)
 def test_one_node_of_several_gives_what_one_node_gives(name: str) -> None:
     several, one = ran(name, "dgx-h100-x4", 8), ran(name, "dgx-h100", 8)
     assert np.array_equal(several.start_ps, one.start_ps)

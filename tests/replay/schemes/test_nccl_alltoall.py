@@ -6,7 +6,7 @@ from collections import Counter
 from functools import cache
 
 import numpy as np
-import pytest
+from loops import every
 from round_machine import NS, US, round_machine
 
 import hwmodel
@@ -55,11 +55,9 @@ def even_layer(num_ranks: int, rows: int, hidden: int) -> LayerWork:
     return small_layers.work(ids, num_ranks, num_ranks, shape=ExpertShape(hidden, 16))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
-@pytest.mark.parametrize(
-    ("rows", "hidden"), [(1, 64), (4, 2048), (16, 512), (8, 4096), (64, 4096), (640, 4096)]
-)
-@pytest.mark.parametrize("preset", ["dgx-h100", "hgx-b200"])
+@every("num_ranks", [2, 4, 8])
+@every(("rows", "hidden"), [(1, 64), (4, 2048), (16, 512), (8, 4096), (64, 4096), (640, 4096)])
+@every("preset", ["dgx-h100", "hgx-b200"])
 def test_the_schemes_all_to_all_is_the_validated_one(
     preset: str, num_ranks: int, rows: int, hidden: int
 ) -> None:
@@ -71,8 +69,8 @@ def test_the_schemes_all_to_all_is_the_validated_one(
     assert in_layer == described(alone(system, num_ranks, "alltoall", nbytes), kinds)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 8])
-@pytest.mark.parametrize("num_experts", [8, 256])
+@every("num_ranks", [2, 8])
+@every("num_experts", [8, 256])
 def test_counts_are_gathered_as_nccl_gathers(num_ranks: int, num_experts: int) -> None:
     ids = small_layers.draw(24, num_experts, 2)
     layer = small_layers.work(ids, num_ranks, num_experts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import round_machine
 
 from replay.chains.layer import build_graph
@@ -42,7 +43,7 @@ def test_rows_travel_in_bf16() -> None:
     assert not DEEPEP.refuses(layer(precision="fp8"))
 
 
-@pytest.mark.parametrize(
+@every(
     ("work", "said"),
     [
         (layer(topk=10), "take 9 experts per token at most, not 10"),
@@ -56,7 +57,7 @@ def test_layers_that_its_kernels_do_not_take(work: LayerWork, said: str) -> None
     assert said in NCCL.refuses(work)
 
 
-@pytest.mark.parametrize("work", [layer(topk=9), layer(hidden=2560), layer(hidden=3073)])
+@every("work", [layer(topk=9), layer(hidden=2560), layer(hidden=3073)])
 def test_layers_that_they_just_take(work: LayerWork) -> None:
     assert not NCCL.refuses(work)
 

@@ -6,7 +6,7 @@ Schemes pad as their libraries do, and no scheme pads who says nothing of it.
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from loops import every
 
 from replay.chains.layer import build_layer
 from replay.model.machine.kinds import Kind
@@ -48,7 +48,7 @@ def uneven() -> LayerWork:
     return work
 
 
-@pytest.mark.parametrize("name", sorted({*SCHEMES, *PADDED}))
+@every("name", sorted({*SCHEMES, *PADDED}))
 def test_experts_multiply_their_rows_and_the_padding_of_the_library(name: str) -> None:
     scheme, work = find(name.partition(" ")[0]).with_options(OPTIONS.get(name, {})), uneven()
     graph, _, machine = build_layer(work, one_flop_per_picosecond(), scheme)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from loops import every
 from round_machine import ROUND
 
 import hwmodel
@@ -85,9 +86,9 @@ ROUTINGS = {
 }
 
 
-@pytest.mark.parametrize("has_nccl", [True, False])
-@pytest.mark.parametrize("chunks", [1, 4])
-@pytest.mark.parametrize("routing", ROUTINGS)
+@every("has_nccl", [True, False])
+@every("chunks", [1, 4])
+@every("routing", ROUTINGS)
 def test_a_pair_of_nodes_carries_every_token_whatever_the_routing(
     routing: str, chunks: int, has_nccl: bool
 ) -> None:
@@ -129,8 +130,8 @@ def test_ids_weights_and_their_gradients_are_gathered_with_the_tokens() -> None:
 # ---- one node ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["uniform 8 ranks fp8", "backward zipf fp8", "uneven ranks"])
-@pytest.mark.parametrize("chunks", [1, 2])
+@every("name", ["uniform 8 ranks fp8", "backward zipf fp8", "uneven ranks"])
+@every("chunks", [1, 2])
 def test_one_node_of_several_is_a_node_alone(name: str, chunks: int) -> None:
     work = small_layers.ALL[name]()
     scheme = PANGU.with_options({"chunks": chunks})
@@ -156,8 +157,8 @@ def window(timeline: Timeline, kind: Kind, port: str) -> tuple[int, int]:
     return int(timeline.start_ps[tasks].min()), int(timeline.visible_ps[tasks].max())
 
 
-@pytest.mark.parametrize("has_nccl", [True, False])
-@pytest.mark.parametrize("is_backward", [False, True])
+@every("has_nccl", [True, False])
+@every("is_backward", [False, True])
 def test_stages_follow_one_another(is_backward: bool, has_nccl: bool) -> None:
     """Between, inside, experts, inside, between: on two nodes of two GPUs."""
     work = uniform(4, 16, is_backward=is_backward)
@@ -193,6 +194,7 @@ def instant(timeline: Timeline, phase: str, port: str, share: float) -> int:
     return int(ends[np.searchsorted(left, share)])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("has_nccl", [True, False])
 def test_parts_between_nodes_travel_beside_parts_inside(has_nccl: bool) -> None:
     work, system = uniform(4, 256), nodes(2, 2, has_nccl=has_nccl, nic_GB_per_s=1.0)
@@ -250,8 +252,8 @@ def memory_kernels(graph: TaskGraph, rank: int) -> list[tuple[str, int, int]]:
     ]
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("rank", [0, 3])
+@every("is_backward", [False, True])
+@every("rank", [0, 3])
 def test_kernels_move_what_they_say(rank: int, is_backward: bool) -> None:
     work, system = uniform(4, 6, is_backward=is_backward), nodes(2, 2)
     ids = work.expert_ids.tolist()

@@ -13,6 +13,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 import replay
@@ -55,12 +56,13 @@ def distinct_remote(k: int) -> float:
     return (RANKS - 1) * (1 - comb(EXPERTS - per_gpu, k) / comb(EXPERTS, k))
 
 
-@pytest.mark.parametrize("k", [8, 16, 32])
+@every("k", [8, 16, 32])
 def test_routing_reaches_the_expected_number_of_gpus(k: int) -> None:
     mean = uniform(k).summary()["mean_distinct_remote_ranks"]
     assert mean == pytest.approx(distinct_remote(k), rel=0.01)
 
 
+@pytest.mark.extended
 def test_nvls_receives_3_40_times_what_is_needed_on_top_of_it() -> None:
     """With own copies or without: of the N copies of a token D are needed, of N - 1 others R."""
     received = bytes_of("nvls", 8)["dispatch", "downlink"].sum()
@@ -75,14 +77,15 @@ def test_nvls_receives_3_40_times_what_is_needed_on_top_of_it() -> None:
     assert (others - remote) / remote == pytest.approx(3.40, abs=0.05)
 
 
-@pytest.mark.parametrize(("k", "share"), [(8, 0.571), (16, 0.540), (32, 0.524)])
+@pytest.mark.extended
+@every(("k", "share"), [(8, 0.571), (16, 0.540), (32, 0.524)])
 def test_dysharp_moves_little_more_than_half_of_deepeps_payload(k: int, share: float) -> None:
     r = distinct_remote(k)
     assert (2 * r + 2) / (4 * r) == pytest.approx(share, abs=0.001)
     assert total("dysharp", k) / total("deepep", k) == pytest.approx(share, abs=0.01)
 
 
-@pytest.mark.parametrize("k", [8, 16, 32])
+@every("k", [8, 16, 32])
 def test_dysharp_basic_moves_less_yet_its_busiest_direction_carries_as_much(k: int) -> None:
     basic, deepep = bytes_of("dysharp-basic", k), bytes_of("deepep", k)
     assert total("dysharp-basic", k) < 0.6 * total("deepep", k)
@@ -94,7 +97,7 @@ def test_dysharp_basic_moves_less_yet_its_busiest_direction_carries_as_much(k: i
         )
 
 
-@pytest.mark.parametrize("k", [8, 16, 32])
+@every("k", [8, 16, 32])
 def test_full_dysharps_directions_carry_r_plus_1_of_2r(k: int) -> None:
     full, deepep = bytes_of("dysharp", k), bytes_of("deepep", k)
     layer = uniform(k)
@@ -119,6 +122,7 @@ def compared() -> replay.Comparison:
     )  # fmt: skip
 
 
+@pytest.mark.extended
 def test_json_shows_the_ports_and_the_bounds_they_imply() -> None:
     results = {row["scheme"]["name"]: row for row in json.loads(compared().to_json())["results"]}
     layers = {name: row["layers"][0]["measures"] for name, row in results.items()}

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from loops import every
 
 ROOM = Path(__file__).parents[3] / "replay" / "schemes"
 FILES = sorted(set(ROOM.rglob("*.py")) - set((ROOM / "contract").rglob("*.py")))
@@ -69,7 +69,7 @@ def test_a_scheme_names_work_and_never_sees_a_time() -> None:
     assert set(found) == SEE_TIMES
 
 
-@pytest.mark.parametrize(
+@every(
     "line",
     [
         "x = machine.system.sm.push_ps(5)",

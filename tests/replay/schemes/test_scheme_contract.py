@@ -9,10 +9,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from itertools import islice
 
 import engine_oracle
 import numpy as np
 import pytest
+from loops import every
 from tiers import mostly_extended
 
 from hwmodel import System
@@ -35,32 +37,56 @@ from replay.schemes.registry import COMPARED, EXAMPLES
 SystemFor = Callable[[int], System]
 
 
-EVERY_TIME = {
+EACH = ("tiny, holes", "tiny, backward", "shared experts fp8", small_layers.WIDE)
+"""Layers on which every scheme is examined by default."""
+EACH_ACROSS = ("2 domains of 2", "2 domains of 8, uneven ranks")
+"""The same on several domains; a scheme that takes the first needs not the second."""
+DEALT = (
+    small_layers.ONE_TOKEN,
     *("fp8 rows into bf16 GEMMs", "bf16 rows into fp8 GEMMs, fp32 rows back", "odd row"),
-    *("experts do not divide", "experts in two slices", "shared experts fp8", "16 ranks"),
-    *("no tokens", "one gpu", "all to one expert", "uneven ranks", "more ranks than experts"),
-    *("experts without tokens", "some slots empty", "backward, uneven ranks"),
-    *("tiny, holes", "tiny, backward", "tiny, 2 domains of 2"),
-    *(small_layers.ONE_TOKEN, small_layers.WIDE, small_layers.ONE_SENDER),
-    *("2 domains of 2", "3 domains of 1", "2 domains of 3, uneven ranks"),
-    "backward, 2 domains of 2",
-}
-"""Layers of the default tier, one for each way to be special; all others are extended."""
-OF_8 = {"tiny, 2 domains of 8", "2 domains of 8, uneven ranks", "backward, 2 domains of 8"}
-"""In the default tier for schemes that take no smaller domain."""
+    *("experts do not divide", "experts in two slices", "16 ranks", "no tokens", "one gpu"),
+    *("all to one expert", "uneven ranks", "more ranks than experts", "experts without tokens"),
+    *("some slots empty", "backward, uneven ranks", small_layers.ONE_SENDER),
+)
+"""Ways to be special of which a scheme has the next few by default, each in its turn."""
+DEALT_ACROSS = (
+    *("tiny, 2 domains of 2", "3 domains of 1", "2 domains of 3, uneven ranks"),
+    *("backward, 2 domains of 2", "tiny, 2 domains of 8", "backward, 2 domains of 8"),
+)
+"""The same on several domains."""
+NUM_DEALT, NUM_DEALT_ACROSS = 3, 1
 
 
-def is_extended(name: str, scheme: str) -> bool:
-    if name in OF_8:
-        return not case_of(find(scheme), "2 domains of 2").refused
-    return name not in EVERY_TIME
+def takes(scheme: str, name: str) -> bool:
+    """Whether a scheme has code for a layer."""
+    return not case_of(find(scheme), name).refused
+
+
+@cache
+def covering() -> dict[str, tuple[str, ...]]:
+    """Layers of the default tier by scheme; all others are extended.
+
+    Beside the layers that each scheme has, special ones are dealt out in the order of both lists. A
+    scheme takes the first that it has code for, and these go behind the others.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    waiting, across = list(DEALT), list(DEALT_ACROSS)
+    for scheme in [*COMPARED, *EXAMPLES]:
+        has_network = bool(find(scheme).network)
+        own = [name for name in EACH_ACROSS if has_network and takes(scheme, name)][:1]
+        for names, most in ((waiting, NUM_DEALT), (across, NUM_DEALT_ACROSS * has_network)):
+            dealt = list(islice((name for name in names if takes(scheme, name)), most))
+            names[:] = [*(name for name in names if name not in dealt), *dealt]
+            own += dealt
+        found[scheme] = (*EACH, *own)
+    return found
 
 
 CASES = [
     pytest.param(
         (name, scheme),
         id=f"{name}-{scheme}",
-        marks=pytest.mark.extended if is_extended(name, scheme) else (),
+        marks=() if name in covering()[scheme] else pytest.mark.extended,
     )
     for name in (*small_layers.LAYERS, *small_layers.ACROSS)
     for scheme in [*COMPARED, *EXAMPLES]
@@ -130,15 +156,24 @@ def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: Syst
                 build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, *EXAMPLES])
+@every("scheme", [*SCHEMES, *EXAMPLES])
 def test_what_a_scheme_says_about_itself(scheme: str) -> None:
     assert not list(declared(find(scheme)))
 
 
-def test_every_check_has_layers_that_exist_and_one_that_is_examined_every_time() -> None:
+def test_every_check_has_layers_that_exist_and_is_made_by_default() -> None:
+    examined = {name for names in covering().values() for name in names}
     for check in CHECKS.values():
         assert set(check.layers) <= {*small_layers.LAYERS, *small_layers.ACROSS}
-        assert not EVERY_TIME.isdisjoint(check.layers)
+        assert not examined.isdisjoint(check.layers)
+
+
+def test_every_special_layer_is_examined_under_some_scheme_by_default() -> None:
+    examined = {
+        name for scheme, names in covering().items() for name in names if takes(scheme, name)
+    }
+    assert {*EACH, *EACH_ACROSS, *DEALT, *DEALT_ACROSS} <= examined
+    assert max(map(len, covering().values())) <= 9
 
 
 def time_bounds_and_path(case: Case) -> None:
@@ -183,7 +218,7 @@ def test_a_replay_of_the_layer_is_what_the_contract_looks_at(system_for: SystemF
     assert case.result == replay_layer(layer, system_for(8), SCHEMES["deepep"])
 
 
-@pytest.mark.parametrize("name", small_layers.ALL)
+@every("name", small_layers.ALL)
 def test_ideal_has_no_communication(name: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL[name]()
     result = replay_layer(layer, system_for(layer.num_ranks), SCHEMES["ideal"]).measures
@@ -207,10 +242,8 @@ def run(layer: LayerWork, system: System, scheme: str) -> tuple[Timeline, list[i
     return schedule(graph), list(range(layer.num_ranks)), ends.tolist()
 
 
-@pytest.mark.parametrize(
-    "scheme", [name for name in SCHEMES if name in ("dysharp", "dysharp-fusion-only")]
-)
-@pytest.mark.parametrize("name", ["several tiles", "zipf 8 ranks", "some slots empty"])
+@every("scheme", [name for name in SCHEMES if name in ("dysharp", "dysharp-fusion-only")])
+@every("name", ["several tiles", "zipf 8 ranks", "some slots empty"])
 def test_every_row_takes_one_slot_and_its_token_waits_for_that_tile(
     name: str, scheme: str, system_for: SystemFor
 ) -> None:
@@ -269,7 +302,7 @@ def test_engine_and_its_slow_twin_agree(name: str, scheme: str, system_for: Syst
 # ---- options -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@every("scheme", SCHEMES)
 def test_huge_options_run_or_are_refused_by_name(scheme: str, system_for: SystemFor) -> None:
     layer, system = next(iter(small_layers.TINY.values()))(), system_for(8)
     for option in about(SCHEMES[scheme].options):
@@ -294,6 +327,7 @@ text = replay.compare(trace, list(replay.SCHEMES), system="dgx-h100").to_json()
 PRINTED = f"{REPLAY_ALL}\nimport sys\nsys.stdout.write(text)"
 
 
+@pytest.mark.extended
 def test_every_process_gives_the_same_bytes() -> None:
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2024"
     other = subprocess.run(

@@ -8,6 +8,7 @@ from copy import copy
 from pathlib import Path
 
 import pytest
+from loops import every
 
 import replay.schemes.ep.deepep.normal
 import replay.schemes.ep.traffic
@@ -29,7 +30,7 @@ from replay.schemes.registry import EXAMPLES
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(
+@every(
     ("file", "name"),
     [
         ("scripts/site/pages/schemes.md", "schemes"),
@@ -45,6 +46,7 @@ def test_the_table_is_the_present_one(file: str, name: str) -> None:
     assert table == TABLES[name](), "run: python scripts/tables.py"
 
 
+@pytest.mark.extended
 def test_every_scheme_has_a_row() -> None:
     for name in SCHEMES:
         assert scheme_table().count(f"\n| `{name}` |") == 1
@@ -73,7 +75,7 @@ def test_only_what_is_marked_is_written() -> None:
     assert with_tables(written) == written
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES.values(), *EXAMPLES.values()], ids=lambda s: s.name)
+@every("scheme", [*SCHEMES.values(), *EXAMPLES.values()], ids=lambda s: s.name)
 def test_every_option_says_what_it_is_and_where_its_default_is_from(scheme) -> None:
     assert len(scheme.summary) <= LONGEST_SUMMARY
     for one in about(scheme.options):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from loops import every
 from tiers import mostly_extended
 
 from hwmodel import System
@@ -53,14 +54,14 @@ def expected_bytes(layer: LayerWork, traffic: str) -> dict[str, Counter[tuple[st
     }
 
 
-@pytest.mark.parametrize("traffic", TRAFFIC)
-@pytest.mark.parametrize("name", small_layers.ALL)
+@every("traffic", TRAFFIC)
+@every("name", small_layers.ALL)
 def test_closed_forms_are_the_count(name: str, traffic: str) -> None:
     expected_bytes(small_layers.ALL[name](), traffic)
 
 
-@pytest.mark.parametrize("network", [name for name in NETWORK if name not in ("", "free")])
-@pytest.mark.parametrize("name", small_layers.ACROSS)
+@every("network", [name for name in NETWORK if name not in ("", "free")])
+@every("name", small_layers.ACROSS)
 def test_closed_forms_between_domains_are_the_count(name: str, network: str) -> None:
     size, make = small_layers.ACROSS[name]
     routing = small_layers.routing_of(make(), size)
@@ -74,8 +75,8 @@ def test_closed_forms_between_domains_are_the_count(name: str, network: str) -> 
             )
 
 
-@pytest.mark.parametrize("traffic", TRAFFIC)
-@pytest.mark.parametrize("name", ["zipf 8 ranks", "uneven ranks"])
+@every("traffic", TRAFFIC)
+@every("name", ["zipf 8 ranks", "uneven ranks"])
 def test_one_domain_has_one_way_of_counting(name: str, traffic: str) -> None:
     """A network that rows never pass changes no count."""
     layer = small_layers.ALL[name]()
@@ -85,8 +86,8 @@ def test_one_domain_has_one_way_of_counting(name: str, traffic: str) -> None:
         assert traffic_oracle.port_rows(routing, traffic, network) == alone
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", ["zipf 4 ranks fp8", "a rank without tokens", "no tokens"])
+@every("scheme", SCHEMES)
+@every("name", ["zipf 4 ranks fp8", "a rank without tokens", "no tokens"])
 def test_results_report_these_bytes(name: str, scheme: str) -> None:
     layer = small_layers.ALL[name]()
     if SCHEMES[scheme].refuses(layer):  # such as an odd number of GPUs for `hybrid-ep`
@@ -255,8 +256,8 @@ NO_MESSAGE_A_ROW = (
 )
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8", "fp32"])
-@pytest.mark.parametrize(
+@every("precision", ["bf16", "fp8", "fp32"])
+@every(
     "scheme",
     [name for name in SCHEMES if name not in NO_MESSAGE_A_ROW],
 )
@@ -280,7 +281,7 @@ def test_rows_on_the_wire_packet_by_packet(
         }
 
 
-@pytest.mark.parametrize(("precision", "twice"), [("fp8", True), ("bf16", True), ("fp32", False)])
+@every(("precision", "twice"), [("fp8", True), ("bf16", True), ("fp32", False)])
 def test_nccl_sends_what_a_pair_exchanges_as_one_buffer(
     precision: str, twice: bool, system_for: SystemFor
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -187,9 +188,7 @@ def test_kernels_and_signals(eight: Timeline) -> None:
     assert -(-8 * 4 * 4 // 5) in layout.tolist()
 
 
-@pytest.mark.parametrize(
-    "name", ["uniform 8 ranks fp8", "zipf 4 ranks fp8", "32 ranks fp8", "shared experts fp8"]
-)
+@every("name", ["uniform 8 ranks fp8", "zipf 4 ranks fp8", "32 ranks fp8", "shared experts fp8"])
 def test_the_contract(name: str) -> None:
     scheme = SCHEMES["deepep-ll"].with_options({"overlap_sms": 3})
     assert not list(examine_case(Case(scheme, name, LAYERS[name]())))
@@ -208,7 +207,7 @@ UNEVEN = {
 }
 
 
-@pytest.mark.parametrize("name", UNEVEN)
+@every("name", UNEVEN)
 def test_the_contract_with_uneven_ranks_and_experts(name: str) -> None:
     scheme = SCHEMES["deepep-ll"].with_options({"overlap_sms": 2})
     assert not list(examine_case(Case(scheme, name, UNEVEN[name]())))

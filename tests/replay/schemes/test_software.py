@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.chain import ChainLink, build
@@ -127,7 +128,7 @@ def test_which_schemes_a_graph_can_hold() -> None:
     assert waiting == {"flux", "fastermoe"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "kernels"), [("flashdmoe", 1), ("dysharp", 1), ("dysharp-comet", 2), ("moe-hub", 1)]
 )
 def test_fused_layers_are_a_launch_or_two(name: str, kernels: int) -> None:

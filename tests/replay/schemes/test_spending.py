@@ -6,6 +6,7 @@ On the layer of `spending`, with two-byte rows out and four-byte rows back, so t
 from __future__ import annotations
 
 import pytest
+from loops import every
 from round_machine import NS
 from spending import (
     COLUMNS,
@@ -548,8 +549,8 @@ class TestForward:
         assert spent.host_waits == (WAITS[scheme],) * 3
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("scheme", KERNELS)
+@every("is_backward", [False, True])
+@every("scheme", KERNELS)
 def test_a_layer_ends_when_sms_and_memory_have_done_all(scheme: str, is_backward: bool) -> None:
     if scheme in FORWARD_ONLY and is_backward:
         return
@@ -584,7 +585,7 @@ def gradients(scheme: str) -> tuple[Each, Each]:
     return tuple(memory), tuple(sms)  # type: ignore[return-value]  # three GPUs
 
 
-@pytest.mark.parametrize("scheme", [name for name in KERNELS if name not in FORWARD_ONLY])
+@every("scheme", [name for name in KERNELS if name not in FORWARD_ONLY])
 def test_weight_gradients_read_both_operands_and_their_accumulator(scheme: str) -> None:
     there, back = (replay(layer(TYPES, is_backward=way), scheme) for way in (False, True))
     memory, sms = gradients(scheme)
@@ -600,7 +601,7 @@ def test_weight_gradients_read_both_operands_and_their_accumulator(scheme: str) 
     assert back.host_waits == (1 if scheme == "flux" else 0,) * 3
 
 
-@pytest.mark.parametrize("scheme", APART)
+@every("scheme", APART)
 def test_gradients_of_rows_pass_memory_between_kernels(scheme: str) -> None:
     memory = replay(layer(TYPES, is_backward=True), scheme).memory
     # Down projection first; the activation reads its result and the forward pass's, and writes the

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import round_machine
 
 import hwmodel
@@ -112,8 +113,8 @@ def test_uneven_ranks_take_the_capacity_of_the_fullest() -> None:
     assert carried.rows_of_expert.tolist() == [4 * 10] * 8
 
 
-@pytest.mark.parametrize("options", [{"capacity": 1.0, "overlap_degree": 2}, {"capacity": -0.5}])
-@pytest.mark.parametrize("name", ["uniform 4 ranks", "zipf 8 ranks", "all slots empty", "backward"])
+@every("options", [{"capacity": 1.0, "overlap_degree": 2}, {"capacity": -0.5}])
+@every("name", ["uniform 4 ranks", "zipf 8 ranks", "all slots empty", "backward"])
 def test_the_contract_holds_where_rows_are_dropped(name: str, options: dict[str, float]) -> None:
     found = [one for one in examine_layer(tutel(**options), name) if one.check != "communication"]
     assert not found
@@ -138,7 +139,7 @@ class Elsewhere(Tutel):
         return super().carries(other)
 
 
-@pytest.mark.parametrize(
+@every(
     ("scheme", "sentence"),
     [
         (Silent(), "rows of padding: "),

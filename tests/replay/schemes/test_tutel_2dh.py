@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 from machine_alone import carried, machine_of
 from round_machine import US
 from round_nodes import two_nodes
@@ -26,7 +27,8 @@ SMALL = [name for name in ACROSS if ("tiny" in name or " of 2" in name) and "fp8
 TWO_DH = SCHEMES["tutel"].with_options({"use_2dh": True})
 
 
-@pytest.mark.parametrize("layer", SMALL)
+@pytest.mark.extended
+@every("layer", SMALL)
 def test_the_contract_holds(layer: str) -> None:
     case = Case(TWO_DH, layer, ACROSS[layer].make(), ACROSS[layer].domain_size)
     assert not case.refused

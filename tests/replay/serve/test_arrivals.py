@@ -10,27 +10,28 @@ import pytest
 
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.experiments.serve.arrival_spec import ArrivalSpec
-from replay.experiments.serve.arrivals import Arrived, arrive, requests_of
-from replay.experiments.serve.spec import InferSpec
+from replay.experiments.serve.arrivals.experiment import compare, run
+from replay.experiments.serve.arrivals.replay import requests_of
+from replay.experiments.serve.arrivals.result import ArrivalResult
+from replay.experiments.serve.arrivals.spec import ArrivalSpec
 
-SMALL = InferSpec(
+SMALL = ArrivalSpec(
     model="deepseek-v2-lite", system="dgx-h100", decode_gpus=2, requests=8, chunk=128, prompt=100,
     output=7, tolerance=1.0, sample_layers=1,
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def together() -> Arrived:
-    return arrive(SMALL, ArrivalSpec(arrivals="50", count=24, tpot_ms=1000.0))
+def together() -> ArrivalResult:
+    return run(SMALL, arrivals="50", count=24, tpot_ms=1000.0)
 
 
 @pytest.fixture(scope="module")
-def apart() -> Arrived:
-    return arrive(SMALL.changed(prefill_gpus=2), ArrivalSpec(arrivals="50", count=24))
+def apart() -> ArrivalResult:
+    return run(SMALL, prefill_gpus=2, arrivals="50", count=24)
 
 
-def test_requests_arrive_as_asked(together: Arrived) -> None:
+def test_requests_arrive_as_asked(together: ArrivalResult) -> None:
     served = together.served
     assert served is not None and served.goodput is not None
     assert served.requests == 24 and served.offered_per_s == pytest.approx(50)
@@ -41,10 +42,10 @@ def test_requests_arrive_as_asked(together: Arrived) -> None:
     # 27 layers of 512 + 64 values of two bytes; weights and buffers take the rest of 77 GB.
     assert cache.position_bytes == 27 * 576 * 2
     assert 50e9 < cache.positions * cache.position_bytes < 64e9
-    assert Arrived.model_validate_json(together.model_dump_json()) == together
+    assert ArrivalResult.model_validate_json(together.model_dump_json()) == together
 
 
-def test_prefill_apart_leaves_decoding_alone(together: Arrived, apart: Arrived) -> None:
+def test_prefill_apart_leaves_decoding_alone(together: ArrivalResult, apart: ArrivalResult) -> None:
     alone, mixed = apart.served, together.served
     assert alone and mixed and alone.tpot and mixed.tpot and alone.handover
     assert [group.name for group in alone.groups] == ["prefill", "decode"]
@@ -53,15 +54,16 @@ def test_prefill_apart_leaves_decoding_alone(together: Arrived, apart: Arrived) 
     assert alone.num_gpus == 4 and mixed.handover is None
 
 
-def test_identity_is_of_requests_and_rules(together: Arrived, tmp_path: Path) -> None:
-    asked = ArrivalSpec(arrivals="50", count=24, tpot_ms=1000.0)
-    assert arrive(SMALL, asked).run_id == together.run_id
-    others = (asked.model_copy(update=one) for one in ({"count": 23}, {"policy": "prefill-first"}))
-    assert len({together.run_id, *(arrive(SMALL, one).run_id for one in others)}) == 3
+@pytest.mark.extended
+def test_identity_is_of_requests_and_rules(together: ArrivalResult, tmp_path: Path) -> None:
+    asked = together.spec
+    assert run(asked).run_id == together.run_id
+    others = (asked.changed(**one) for one in ({"count": 23}, {"policy": "prefill-first"}))
+    assert len({together.run_id, *(run(one).run_id for one in others)}) == 3
     ids = []
     for name, output in (("a.csv", 5), ("b.csv", 5), ("c.csv", 6)):
         (tmp_path / name).write_text(f"arrival_s,prompt,output\n0,9,4\n1.5,20,{output}\n")
-        ids.append(arrive(SMALL, ArrivalSpec(arrivals=str(tmp_path / name))).run_id)
+        ids.append(run(SMALL, arrivals=str(tmp_path / name)).run_id)
     assert ids[0] == ids[1] != ids[2], "a file is what it holds, whatever its name"
 
 
@@ -70,15 +72,15 @@ def test_caches_take_the_time_of_the_network() -> None:
     slow = SMALL.changed(
         prefill_gpus=2, overrides={"nic.bandwidth_GB_per_s": 0.05, "nic.efficiency": 1.0}
     )
-    result = arrive(slow, ArrivalSpec(arrivals="1", count=1))
+    result = run(slow, arrivals="1", count=1)
     served, nbytes = result.served, 100 * result.caches[0].position_bytes
     assert served and served.handover
     assert served.handover.max_us == pytest.approx(nbytes / 0.05e3, rel=1e-3)
 
 
 def test_lengths_and_rates(tmp_path: Path) -> None:
-    def made(spec: InferSpec = SMALL, **asked: object) -> tuple[list[int], list[int]]:
-        found = requests_of(spec, ArrivalSpec(count=5, **asked))
+    def made(spec: ArrivalSpec = SMALL, **asked: object) -> tuple[list[int], list[int]]:
+        found = requests_of(spec.changed(count=5, **asked))
         return found.prompt.tolist(), found.output.tolist()
 
     assert made() == ([100] * 5, [8] * 5)
@@ -87,11 +89,11 @@ def test_lengths_and_rates(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text("arrival_s,prompt,output\n0,3,4\n2,5,6\n")
     assert made(arrivals=str(path)) == ([3, 5], [4, 6])
-    assert not requests_of(SMALL, ArrivalSpec(arrivals="once", count=9)).arrival_ps.any()
+    assert not requests_of(SMALL.changed(arrivals="once", count=9)).arrival_ps.any()
     decoding = SMALL.changed(trace="gpt-oss-20b-decode", lengths="trace", model=None)
     assert len(set(made(decoding)[0])) > 1
-    half = requests_of(SMALL, ArrivalSpec(arrivals="0.5", count=9))
-    whole = requests_of(SMALL, ArrivalSpec(arrivals="1", count=9))
+    half = requests_of(SMALL.changed(arrivals="0.5", count=9))
+    whole = requests_of(SMALL.changed(arrivals="1", count=9))
     assert np.allclose(half.arrival_ps, 2 * whole.arrival_ps, atol=2)
     for asked, message in (
         ({"arrivals": str(path), "prompts": "3"}, "have lengths of their own"),
@@ -106,11 +108,31 @@ def test_lengths_and_rates(tmp_path: Path) -> None:
 
 def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(UserError, match="needs a limit: ttft_ms or tpot_ms"):
-        arrive(SMALL, ArrivalSpec(search=True))
+        run(SMALL, search=True)
     with pytest.raises(UserError, match=r"GB of weights and .* leave no cache in 0.9 GB of a GPU"):
-        arrive(SMALL, ArrivalSpec(memory=0.01, count=2))
-    with pytest.raises(UserError, match="arrivals: policy = 'x'"):
+        run(SMALL, memory=0.01, count=2)
+    with pytest.raises(UserError, match="unknown policy 'x'; known: mixed, prefill-first, whole-"):
         ArrivalSpec(policy="x")
+
+
+def test_schemes_are_ranked_by_what_a_request_takes() -> None:
+    compared = compare(SMALL, ["deepep-ll", "dysharp"], arrivals="50", count=4)
+    assert compared.baseline == "deepep-ll"
+    for one in compared.results:
+        assert one.served is not None and one.headline_us == one.served.e2e.mean_us
+    first, second = compared.ranking
+    assert first.headline_us <= second.headline_us
+    other = compare(SMALL, ["deepep-ll", "dysharp"], arrivals="50", count=4, baseline="dysharp")
+    assert other.speed_up("dysharp") == 1 and other.results == compared.results
+
+
+def test_a_search_ranks_by_the_largest_rate() -> None:
+    limits = {"ttft_ms": 40.0, "tpot_ms": 20.0, "rate_tolerance": 0.5}
+    found = run(SMALL, arrivals="9", count=8, search=True, **limits)
+    assert found.capacity is not None and found.capacity.rate_per_s
+    assert found.headline_us == 1e6 / found.capacity.rate_per_s
+    none = run(SMALL, arrivals="9", count=2, search=True, ttft_ms=1e-3)
+    assert none.served is None and none.headline_us == float("inf")
 
 
 def moereplay(*arguments: str) -> int:
@@ -120,6 +142,7 @@ def moereplay(*arguments: str) -> int:
     return int(str(ended.value.code))
 
 
+@pytest.mark.extended
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     settings = [
         "--model", "deepseek-v2-lite", "--system", "dgx-h100", "--decode-gpus", "2",
@@ -138,7 +161,7 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert result["served"]["offered_per_s"] == pytest.approx(rate)
     for wrong, message in (
         (["--policy", "mixed"], "--policy can only be given with --arrivals"),
-        (["--arrivals", "1", "--baseline", "deepep"], "--baseline can only be given without"),
+        (["--arrivals", "1", "--baseline", "deepep"], "unknown baseline 'deepep'"),
     ):
         assert moereplay(*settings, *wrong) == 2
         assert message in capsys.readouterr().err

@@ -9,12 +9,14 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.replay.inference.serving import RANKS, times
 
 from replay.errors import UserError
-from replay.experiments.serve import arrivals, replays
-from replay.experiments.serve.arrival_spec import ArrivalSpec
+from replay.experiments.serve import replay
+from replay.experiments.serve.arrivals import replay as arriving
+from replay.experiments.serve.arrivals.experiment import run as arrive
+from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.batch import Decoded, Drafts, Spending, decode
+from replay.experiments.serve.experiment import run
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.parts import Parts, Rows
 from replay.experiments.serve.room import least_room_of, room_of
@@ -23,6 +25,7 @@ from replay.experiments.serve.serving import Pool
 from replay.experiments.serve.setup import Setup
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.serve.times import SPENT, ReplayedTimes
+from tests.replay.serve.serving import RANKS, times
 from tracegen.models import load
 
 SMALL = InferSpec(
@@ -131,7 +134,7 @@ def test_times_per_token_are_those_of_iterations_over_their_tokens() -> None:
     spending = Spending([7_000_000, 14_000_000, 21_000_000, 28_000_000, 35_000_000, 35_000_000])
     made = Decoded(spending, 17, np.array([70_000_000, 140_000_000]))
     setup = SimpleNamespace(drafts=Drafts(2, 0.5))
-    found = replays._per_token(cast("Any", setup), made, [np.array([7]), np.array([10])])
+    found = replay._per_token(cast("Any", setup), made, [np.array([7]), np.array([10])])
     assert found.tokens_per_step == 1.75
     assert (found.start_us, found.end_us) == (4, 20)
     # 70 us over four steps, 140 us over six, whose last makes half a token too many.
@@ -174,8 +177,8 @@ def test_one_layer_makes_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         checked.append(sizes[-1])
         return least_room_of(*sizes)
 
-    monkeypatch.setattr(replays, "least_room_of", note)
-    served = replays.run(SMALL, speculative="3:0.5")
+    monkeypatch.setattr(replay, "least_room_of", note)
+    served = run(SMALL, speculative="3:0.5")
     assert checked == [1, 1]  # of prompts and of decoding, before anything is replayed
     assert served.decode.memory.position_bytes == 17 * KEYS
     assert served.decode.memory.cache_positions == 8 * (64 + 6)
@@ -200,15 +203,15 @@ def test_requests_that_arrive_are_decoded_with_the_drafts_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[Speculation | None, Pool]] = []
-    serve = arrivals.serve
+    serve = arriving.serve
 
     def note(requests: Any, pool: Pool, **settings: Any) -> Any:
         seen.append((settings["speculation"], pool))
         return serve(requests, pool, **settings)
 
-    monkeypatch.setattr(arrivals, "serve", note)
-    asked = ArrivalSpec(arrivals="once", count=4, arrival_seed=9)
-    found = arrivals.arrive(SMALL.changed(speculative="2:0.75"), asked)
+    monkeypatch.setattr(arriving, "serve", note)
+    asked = ArrivalSpec(**SMALL.model_dump(), arrivals="once", count=4, arrival_seed=9)
+    found = arrive(asked, speculative="2:0.75")
     ((speculation, pool),) = seen
     assert speculation == Speculation(drafts=2, acceptance=0.75, is_sampled=True, seed=9)
     assert cast("ReplayedTimes", pool.times).most == {True: 256, False: 8 * 3}

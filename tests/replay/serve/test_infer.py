@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.cli.app import main
 from replay.errors import UserError
@@ -123,7 +124,7 @@ def test_a_comparison_says_who_was_left_out_and_reads_back(
     with pytest.raises(UserError, match="is damaged"):
         load_result(path)
     path.write_text(json.dumps({"format": "moereplay-tensor/1"}))
-    with pytest.raises(UserError, match="expected moereplay-infer/1"):
+    with pytest.raises(UserError, match="there are: infer, infer-comparison"):
         load_result(path)
 
 
@@ -143,11 +144,15 @@ def test_schemes_of_prompts_and_of_decoding() -> None:
 
 
 def test_to_name_one_scheme_allows_no_other_of_the_document(tmp_path: Path) -> None:
-    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    (tmp_path / "planted.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()"
+    )
     planted = f"{tmp_path / 'planted.py'}:Planted"
     for other, own in (("scheme", "prefill_scheme"), ("prefill_scheme", "scheme")):
         with pytest.raises(UserError, match="allow-code"):
             run(SMALL.changed(**{own: planted}), **{other: "deepep"})
+        with pytest.raises(UserError, match="allow-code"):
+            compare(SMALL.changed(**{own: planted}))  # whose usual schemes are those of the spec
         assert not (tmp_path / "executed").exists()
 
 
@@ -158,7 +163,7 @@ def test_a_result_says_which_file_its_scheme_was(tmp_path: Path) -> None:
     assert made.decode.scheme.code == hashlib.sha256(text.encode()).hexdigest()
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "words"),
     [
         ({"speculative": "0:0.5"}, "DRAFTS:ACCEPTANCE"),
@@ -174,7 +179,7 @@ def test_a_result_says_which_file_its_scheme_was(tmp_path: Path) -> None:
         ({"tolerance": 0.0}, "above 0"),
         ({"scheme": "nothing"}, "scheme"),
         ({"fitt": True}, "setting"),
-        ({"interleave": "dualpipe"}, "possible are"),
+        ({"interleave": "dualpipe"}, "unknown interleave .* known: dbo, off, sbo, tbo"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], words: str) -> None:

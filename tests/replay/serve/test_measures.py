@@ -168,6 +168,7 @@ def test_limits_that_always_or_never_hold() -> None:
             most(requests, run, limits, tolerance=tolerance)
 
 
+@pytest.mark.extended
 def test_a_tighter_limit_means_a_lower_rate() -> None:
     def rate(**limits: float) -> float:
         return most(ARRIVING, run, Limits(**limits), tolerance=0.1).rate_per_s or 0.0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 
 import tracegen
 from replay.errors import UserError
@@ -57,7 +58,7 @@ def test_lengths() -> None:
     assert np.log(lognormal).std() == pytest.approx(0.5, rel=0.02)
 
 
-@pytest.mark.parametrize(
+@every(
     "text", ["", "0", "1.5", "-3", "nan", "1e99", "uniform:5:3", "uniform:1", "lognormal:8", "a:b"]
 )
 def test_lengths_are_refused(text: str) -> None:
@@ -177,6 +178,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         request_files.read(tmp_path / "bytes")
 
 
+@pytest.mark.extended
 @given(st.text(max_size=80) | st.from_regex(r'\{"(timestamp|prompt)": [^\n]{0,20}\}\n?'))
 def test_anything_is_read_or_refused(text: str) -> None:
     import tempfile

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loops import every
 
 from replay.errors import UserError
 from replay.experiments.serve.book import Timeline
@@ -52,8 +53,8 @@ def test_alone_a_request_waits_for_nothing() -> None:
     assert not book.waited.any()
 
 
-@pytest.mark.parametrize("policy", ["mixed", "prefill-first", "whole-prompts"])
-@pytest.mark.parametrize("interval", [100, 4_000, 9_000])
+@every("policy", ["mixed", "prefill-first", "whole-prompts"])
+@every("interval", [100, 4_000, 9_000])
 def test_one_place_is_a_queue_of_one_server(policy: str, interval: int) -> None:
     """D/D/1: the n-th request waits n times what service takes longer than the interval."""
     service = (FIXED + 100 * TOKEN) + 4 * (FIXED + TOKEN)  # 6,040

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.experiments.layer.setup import set_up, spec_of
@@ -36,7 +37,7 @@ def compared(scheme: str, machine: hwmodel.System = H100, ranks: int = 4) -> Com
     return compare(ready.links, machine, setup.scheme, ready.launch)
 
 
-@pytest.mark.parametrize("scheme", RUNS)
+@every("scheme", RUNS)
 def test_composition_is_the_chain_with_a_barrier_after_each_layer(scheme: str) -> None:
     found = compared(scheme)
     assert found.composed_us == pytest.approx(found.barrier_us, rel=0.005)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from loops import every
 
 from replay.steps import parameters
 from tracegen import models
@@ -68,12 +69,12 @@ LOOSE = {  # what is published is rounded to so many per cent, or differs by as 
 }
 
 
-@pytest.mark.parametrize("name", sorted(CHECKPOINTS))
+@every("name", sorted(CHECKPOINTS))
 def test_models_have_as_many_parameters_as_their_checkpoints(name: str) -> None:
     assert parameters.count(models.load(name)).total == CHECKPOINTS[name]
 
 
-@pytest.mark.parametrize("name", sorted(BILLIONS))
+@every("name", sorted(BILLIONS))
 def test_parameters_are_those_published(name: str) -> None:
     count = parameters.count(models.load(name))
     total, bare, whole = BILLIONS[name]
@@ -111,8 +112,8 @@ def test_a_tied_head_has_no_parameters_but_is_multiplied() -> None:
     assert parameters.flop_per_token(tied, 64) == parameters.flop_per_token(shape, 64)
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-30b-a3b", "gpt-oss-20b", "qwen2-57b-a14b"])
-@pytest.mark.parametrize(("tp", "ep"), [(2, 4), (4, 8)])
+@every("name", ["deepseek-v3", "qwen3-30b-a3b", "gpt-oss-20b", "qwen2-57b-a14b"])
+@every(("tp", "ep"), [(2, 4), (4, 8)])
 def test_gpus_of_a_plan_have_the_model_together(name: str, tp: int, ep: int) -> None:
     """What is sliced adds up to the whole; what is copied does not get less."""
     shape = models.load(name)
@@ -173,7 +174,7 @@ def test_six_operations_per_active_parameter_are_the_rest() -> None:
     assert bare == pytest.approx(6 * (count.active - count.embedding), rel=1e-4)
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "sequence", "mtp", "tflops", "tokens", "within"),
     [
         ("deepseek-v3", 4096, 1, 1233, 4730, 2e-4),

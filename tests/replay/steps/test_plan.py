@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 
 import hwmodel
 from replay.errors import UserError
@@ -21,7 +22,7 @@ def counts(plan: Plan) -> list[int]:
     return [len(chunk) for chunk in chunks_of(V3, plan)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("pp", "vpp", "decoder"),
     [(4, 1, [16, 16, 16, 13]), (8, 1, [8] * 7 + [5]), (16, 1, [4] * 15 + [1])],
 )
@@ -67,7 +68,7 @@ def test_layers_of_chunks_can_be_given() -> None:
         counts(Plan(pp=4, layers=(30, 31)))
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "message"),
     [
         ("tp=2,pp", r"'pp' is not a size as tp=8"),
@@ -90,7 +91,7 @@ def test_sizes_that_are_none_are_refused(text: str, message: str) -> None:
         Plan(**parse(text))
 
 
-@pytest.mark.parametrize("name", plans.names())
+@every("name", plans.names())
 def test_published_plans_suit_their_model_and_system(name: str) -> None:
     named = plans.find(name)
     assert named.name == name and named.title and named.model and named.system
@@ -129,7 +130,7 @@ def test_sizes_after_a_name_replace_its_own() -> None:
         plans.find("deepseek")
 
 
-@pytest.mark.parametrize(
+@every(
     ("sizes", "message"),
     [
         ({"tp": 2, "dp": 2}, "dp 2 x pp 1 = 4 GPUs; dgx-h100 has 8"),
@@ -156,7 +157,7 @@ def test_tensor_parallel_groups_stay_in_a_domain() -> None:
     fitting.check(Plan(tp=8, dp=2), V3, system)
 
 
-@pytest.mark.parametrize(
+@every(
     ("model", "sizes", "message"),
     [
         ("qwen2-57b-a14b", {"tp": 8}, "tp 8 does not divide the attention heads .*, 28; .* 1, 2, "),
@@ -176,7 +177,7 @@ def test_models_refuse_what_does_not_divide(
         fitting.check_model(Plan(**sizes), models.load(model))
 
 
-@pytest.mark.parametrize(
+@every(
     ("field", "count", "message"),
     [
         ("num_kv_heads", 12, "tp 8 neither divides the 12 key-value heads of mine nor"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from loops import every
 
 from replay.errors import UserError
 from replay.steps.routing import Routing, parse
@@ -13,7 +14,7 @@ def test_a_kind_with_its_parameters() -> None:
     assert parse("zipf:skew=0.6") == parse("zipf:0.6") == Routing("zipf", {"skew": 0.6})
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "words"),
     [
         ("zip", "unknown kind of routing"),

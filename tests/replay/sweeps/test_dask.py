@@ -36,6 +36,7 @@ def cluster() -> Iterator[Any]:
         yield made
 
 
+@pytest.mark.extended
 def test_two_workers_leave_what_one_process_leaves_though_one_is_killed(
     odd_study: Callable[..., Path], tmp_path: Path, cluster: Any
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_worker_with_other_files_ends_the_sweep(
     assert not (tmp_path / "out" / "claims").exists()
 
 
+@pytest.mark.extended
 def test_a_scheduler_without_workers_is_waited_for(
     small: Path, tmp_path: Path, is_whole: Callable[[Path], bool]
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_scheduler_without_workers_is_waited_for(
     assert is_whole(tmp_path)
 
 
+@pytest.mark.extended
 def test_a_scheduler_that_goes_is_a_mistake_and_work_goes_on_later(
     odd_study: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_scheduler_that_goes_is_a_mistake_and_work_goes_on_later(
     assert sweep(study, tmp_path / "out", allow_code=True).num_reused >= 2
 
 
+@pytest.mark.extended
 def test_a_cluster_of_this_machine(
     small: Path, tmp_path: Path, is_whole: Callable[[Path], bool]
 ) -> None:
@@ -189,6 +193,7 @@ def test_who_replays_is_said_once(
         sweep(small, tmp_path, **settings)
 
 
+@pytest.mark.extended
 def test_a_worker_of_slurm_is_a_job_with_one_core() -> None:
     if find_spec("dask_jobqueue") is None:  # imported here, it would change what Ctrl-C does
         pytest.skip("pip install 'moereplay[sweep]'")

@@ -141,6 +141,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.extended
 def test_a_well_signed_point_is_believed_only_if_it_can_be(made: Path, out: Path) -> None:
     path = out / f"points/{identities()[0]}.json"
     right = path.read_bytes()

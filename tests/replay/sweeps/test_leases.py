@@ -107,6 +107,7 @@ def test_elsewhere_only_silence_tells(one: Leases, tmp_path: Path) -> None:
         assert one.take(f"silent {pid}") and not one.take(f"alive {pid}")
 
 
+@pytest.mark.extended
 def test_a_machine_that_fell_silent_is_waited_for_and_then_replaced(
     small: Path,
     tmp_path: Path,
@@ -122,6 +123,7 @@ def test_a_machine_that_fell_silent_is_waited_for_and_then_replaced(
     assert result.num_computed == 18 and is_whole(tmp_path)
 
 
+@pytest.mark.extended
 def test_a_machine_that_is_at_work_is_waited_for(
     small: Path, whole: Path, tmp_path: Path, is_whole: Callable[[Path], bool]
 ) -> None:

@@ -126,6 +126,7 @@ def test_the_data_set_holds_the_same_rows(mixed: tuple[Any, Path]) -> None:
     assert {name: types[name] for name in wanted} == wanted
 
 
+@pytest.mark.extended
 def test_a_sweep_appends_what_a_killed_one_did_not(small: Path, tmp_path: Path) -> None:
     sweep(small, tmp_path)
     whole = frame_of(tmp_path, "small")
@@ -146,6 +147,7 @@ def test_a_sweep_appends_what_a_killed_one_did_not(small: Path, tmp_path: Path) 
     pandas.testing.assert_frame_equal(frame_of(tmp_path, "small"), whole)
 
 
+@pytest.mark.extended
 def test_data_sets_of_shards_are_merged_by_copying(
     small: Path, tmp_path: Path, is_whole: Callable[[Path], bool]
 ) -> None:
@@ -189,6 +191,7 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     assert data.keys() == {("a", "b")}
 
 
+@pytest.mark.extended
 def test_without_pyarrow_a_study_runs_all_the_same(
     small: Path,
     tmp_path: Path,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from loops import every
 
 from replay.studies.sweeps.points import points_of
 from replay.studies.sweeps.study import load_study
 
 
-@pytest.mark.parametrize(
-    "name", ["ccfuser-remote", "comet-layers", "comet-parallel", "flashdmoe-scaling"]
-)
+@every("name", ["ccfuser-remote", "comet-layers", "comet-parallel", "flashdmoe-scaling"])
 def test_all_schemes_are_searched_alike(name: str) -> None:
     """Within a grid either all choose their options by replay, or none does."""
     by_grid: dict[int, set[object]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import h5py
 import pytest
+from loops import every
 from tiers import mostly_extended
 from typer.testing import CliRunner
 
@@ -322,6 +323,7 @@ def test_numbers_are_those_of_runs(study_file: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "table.txt").read_text() == result.text()
 
 
+@pytest.mark.extended
 def test_each_trace_is_made_once_and_only_if_needed(
     study_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +342,7 @@ def test_each_trace_is_made_once_and_only_if_needed(
     assert made == []
 
 
+@pytest.mark.extended
 def test_a_tuned_point_is_a_tuned_run(tmp_path: Path) -> None:
     text = (
         with_axes(
@@ -466,7 +469,7 @@ RESULT = {
 }
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "expected"),
     [
         ({"path": "totals.makespan_us"}, 8),
@@ -490,7 +493,7 @@ def test_a_column_reads_the_result(settings: dict, expected: float | None) -> No
     assert column_reading.value_of(Column(header="x", **settings), RESULT) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "says"),
     [
         ({"path": "system.name"}, "str, not a number"),
@@ -530,6 +533,7 @@ def test_a_column_that_nothing_has_is_reported(tmp_path: Path) -> None:
     assert len(said) == 1 and "'sms'" in said[0]
 
 
+@pytest.mark.extended
 def test_an_axis_may_become_columns(tmp_path: Path) -> None:
     text = STUDY.replace('"comet.message_rows" = [8, 16]\n', "")
     text = text.replace("seeds =", 'across = "scheme"\nseeds =')
@@ -550,7 +554,7 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
 # ---- mistakes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "says"),
     [
         ("[axes]", "[axis]", "axes"),
@@ -673,6 +677,7 @@ def claims_study(more: str = "", old: str = "", new: str = "") -> str:
     return text.replace(old, new)
 
 
+@pytest.mark.extended
 def test_published_numbers_stand_beside_replayed_ones(tmp_path: Path) -> None:
     result = sweep(study(claims_study()), tmp_path)
     table = json.loads(result.to_json())["grids"][0]
@@ -712,7 +717,7 @@ def test_a_claim_without_any_value_shows_none(tmp_path: Path) -> None:
     assert json.loads(result.to_json())["grids"][0]["claims"][0]["replayed"] is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "says"),
     [
         ('column = "over ideal"\nwhere', 'column = "over"\nwhere', "unknown column 'over'"),
@@ -763,7 +768,7 @@ def test_the_exit_code_tells_of_points_that_cannot_run(tmp_path: Path) -> None:
     assert "9 points cannot run" in done.stderr
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "says"),
     [
         ((), "which study"),
@@ -792,7 +797,8 @@ def test_every_study_is_listed() -> None:
         assert load_study(name).question.strip() in shown
 
 
-@pytest.mark.parametrize("name", study_names())
+@pytest.mark.extended
+@every("name", study_names())
 def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
     """Prose, headings, labels and settings agree; the numbers take minutes and are not checked."""
     plan = plan_sweep(name)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from loops import every
 from typer.testing import CliRunner
 
 from replay.cli.app import app
@@ -122,6 +123,7 @@ def test_of_a_comparison_what_a_killed_process_had_is_done_again_once(tmp_path: 
         list(answers(exec, [kill], 1))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_defect_is_recorded_and_the_rest_goes_on(
     jobs: int, odd_study: Callable[..., Path], tmp_path: Path
@@ -148,6 +150,7 @@ def test_a_defect_is_recorded_and_the_rest_goes_on(
     assert not any(out.glob("failures/*")) and "failed" not in again.to_json()
 
 
+@pytest.mark.extended
 def test_an_interrupt_ends_all_processes_and_the_command_goes_on_later(
     odd_study: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -192,6 +195,7 @@ def test_an_answer_that_cannot_be_read_is_not_waited_for(monkeypatch: pytest.Mon
         process.kill()
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_processes_of_a_killed_command_end_and_its_claims_too(
     odd_study: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
@@ -210,6 +214,7 @@ def test_the_processes_of_a_killed_command_end_and_its_claims_too(
     assert not (out / "claims").exists()
 
 
+@pytest.mark.extended
 def test_two_commands_on_a_folder_share_the_work(
     odd_study: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -223,6 +228,7 @@ def test_two_commands_on_a_folder_share_the_work(
     assert not (out / "claims").exists()
 
 
+@pytest.mark.extended
 def test_a_script_without_a_guard_is_told_so(small: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -239,6 +245,7 @@ def test_a_script_without_a_guard_is_told_so(small: Path, tmp_path: Path) -> Non
 # ---- shards ------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_the_last_shard_writes_the_tables(small: Path, tmp_path: Path, is_whole: IsWhole) -> None:
     counts = []
     for number in (2, 3, 1):
@@ -270,7 +277,7 @@ def test_shards_are_all_jobs_and_keep_traces_together() -> None:
     assert [len(shard_of(same, number, 4)) for number in range(1, 5)] == [10] * 4
 
 
-@pytest.mark.parametrize("text", ["4/3", "0/3", "1", "1/0", "-1/3", "a/b", "1/2/3", ""])
+@every("text", ["4/3", "0/3", "1", "1/0", "-1/3", "a/b", "1/2/3", ""])
 def test_a_shard_that_is_not_one_is_a_mistake(text: str) -> None:
     with pytest.raises(UserError, match="i from 1 to n"):
         parse_shard(text)

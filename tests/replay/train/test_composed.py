@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 
 from replay.errors import UserError
 from replay.experiments.train.composed import SPENT, Composed, compose
@@ -76,7 +77,7 @@ def adds_up(made: Composed) -> None:
 # ---- closed forms --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stages", "batches"), [(1, 5), (4, 4), (4, 9), (3, 2)])
+@every(("stages", "batches"), [(1, 5), (4, 4), (4, 9), (3, 2)])
 def test_one_forward_one_backward(stages: int, batches: int) -> None:
     """(m + p - 1) passes of both kinds, of which p - 1 are a bubble (arXiv 2104.04473)."""
     shape = Shape(stages, 1, batches)
@@ -293,8 +294,8 @@ def test_sizes_that_a_schedule_refuses_are_refused() -> None:
         compose(SCHEDULES["1f1b"], shape, times(4), chunks(shape))
 
 
-@pytest.mark.parametrize("hop", [0, 17])
-@pytest.mark.parametrize("name", SCHEDULES)
+@every("hop", [0, 17])
+@every("name", SCHEDULES)
 def test_equal_times_give_the_ends_of_the_plain_executor_of_schedules(name: str, hop: int) -> None:
     schedule = SCHEDULES[name]
     shape = shapes(schedule)

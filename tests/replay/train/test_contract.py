@@ -17,6 +17,7 @@ def compared() -> TrainComparison:
     )
 
 
+@pytest.mark.extended
 def test_all_make_the_step_or_are_left_out_with_a_reason(compared: TrainComparison) -> None:
     made = {one.scheme.name for one in compared.results}
     assert made.isdisjoint(compared.left_out)

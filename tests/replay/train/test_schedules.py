@@ -10,6 +10,7 @@ from itertools import product, starmap
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 from slow_pipeline import Deadlock, run
 
 from replay.errors import UserError
@@ -231,7 +232,7 @@ def test_turns_of_interleaved() -> None:
     assert [op.chunk // 2 for op in ahead] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "shape", "told"),
     [
         ("1f1b", Shape(4, 2, 8), "one chunk per stage, not 2"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from loops import every
 
 import hwmodel
 import replay
@@ -70,7 +71,7 @@ def two(small):
 # ---- a replay without a draw ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", KINDS_OF_REPLAY.values(), ids=KINDS_OF_REPLAY)
+@every("settings", KINDS_OF_REPLAY.values(), ids=KINDS_OF_REPLAY)
 def test_without_draws_the_times_are_those_of_the_comparison(small, settings):
     other = "deepep-ll" if "interleave" in settings else "nccl-alltoall"
     compared = replay.compare(small, ["deepep", other], ranks=4, **settings)
@@ -80,6 +81,7 @@ def test_without_draws_the_times_are_those_of_the_comparison(small, settings):
         assert timer.time_us(index, system, ONES) == result.totals.makespan_us
 
 
+@pytest.mark.extended
 def test_a_chain_in_a_draw_is_replayed_layer_by_layer_as_at_once(synthetic):
     """With errors of every kind of task, too."""
     trace = synthetic(ranks=4, tokens_per_rank=8, layers=4)
@@ -131,6 +133,7 @@ def test_what_is_exact_has_no_band(small, two):
     assert found.order_holds == 1 and not found.decides
 
 
+@pytest.mark.extended
 def test_a_wider_range_gives_a_wider_band(small, two):
     """Of one value that everything depends on: the same draws, further from the median."""
     widths = []
@@ -181,6 +184,7 @@ def test_what_two_schemes_share_cancels(small):
     assert one == other and len(set(one)) > 12
 
 
+@pytest.mark.extended
 def test_what_two_schemes_have_alone_does_not_cancel(small):
     """Equal schemes that nobody measured, and that have nothing to do with each other."""
     found = twins(small, "other")
@@ -202,7 +206,7 @@ def test_every_scheme_has_parts_that_are_in_the_table(two):
         assert ("dispatch" in parts) == (name != "ideal")
 
 
-@pytest.mark.parametrize(
+@every(
     ("one", "other", "is_same"),
     [
         ("nccl-alltoall", "megatron", True),
@@ -344,7 +348,7 @@ def test_the_json_has_it_where_it_was_asked_for(tmp_path, small, two):
     assert "fastest in" in text
 
 
-@pytest.mark.parametrize(
+@every(
     ("asked", "says"),
     [
         ({"draws": 0}, "from 1 to 100000"),

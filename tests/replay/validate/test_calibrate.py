@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.studies.validate.catalog import TABLES
 
@@ -33,7 +34,7 @@ def calibrate():
     del sys.modules[spec.name]
 
 
-@pytest.mark.parametrize(
+@every(
     "key", ["gpu.clock_GHz", "gpu.num_sms", "hbm.peak_GB_per_s", "gpu.new_ns", "hbm.new_ns", "a.b"]
 )
 def test_a_constant_is_replaced_or_added_to_its_section(calibrate, key):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from loops import every
 
 from replay.chains.layer import replay_layer
 from replay.schemes import SCHEMES
@@ -15,8 +16,9 @@ from replay.studies.validate.catalog import TABLES
 from replay.studies.validate.table import Row
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 8])
-@pytest.mark.parametrize("fence_us", [0.0, 1.0, 12.2])
+@pytest.mark.extended
+@every("num_ranks", [1, 2, 8])
+@every("fence_us", [0.0, 1.0, 12.2])
 def test_a_cached_layout_is_never_slower(num_ranks: int, fence_us: float) -> None:
     bench = Bench({"overheads.fence_us": fence_us})
     for tokens in (0, 1, 8, 64, 512):
@@ -31,6 +33,7 @@ def test_a_cached_layout_is_never_slower(num_ranks: int, fence_us: float) -> Non
         assert cached < uncached, tokens
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
 def test_large_sizes_go_on_as_smaller_ones_do(phase: str) -> None:
     setting = dict(TABLES["deepep_normal"].rows()[0].setting)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.catalog import TABLES
@@ -27,7 +28,7 @@ def skewed(alpha, tokens, ep_size=8, num_experts=256):
     return Row("moe_deepgemm", 0, setting, 1.0)
 
 
-@pytest.mark.parametrize("alpha", [0.6, 1.01, 1.2])
+@every("alpha", [0.6, 1.01, 1.2])
 def test_loads_have_the_stated_density(alpha):
     """The share of the density x^-alpha below a load, by numeric integration, is its quantile."""
     low, high = 1.0, 800.0
@@ -39,8 +40,8 @@ def test_loads_have_the_stated_density(alpha):
     assert np.interp(loads, edges, share / share[-1]) == pytest.approx(quantiles, abs=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0.6, 1.2])
-@pytest.mark.parametrize("tokens", [16, 128, 4096])
+@every("alpha", [0.6, 1.2])
+@every("tokens", [16, 128, 4096])
 def test_the_busiest_rank_has_rows_that_routing_can_give_it(alpha, tokens):
     draws = measured_rows(skewed(alpha, tokens))
     assert all(rows.shape == (32,) for rows in draws)
@@ -64,7 +65,7 @@ def test_more_skew_loads_the_busiest_rank_more():
     assert means[0] < means[1]
 
 
-@pytest.mark.parametrize("each", [4, 32, 64, 96, 128, 256])
+@every("each", [4, 32, 64, 96, 128, 256])
 def test_without_padding_a_tile_belongs_to_the_expert_of_its_first_row(each):
     experts = 32
     expert_of_row = [expert for expert in range(experts) for _ in range(each)]

@@ -51,6 +51,7 @@ def prefill_trace(num_layers=3, tokens_per_rank=400):
     )
 
 
+@pytest.mark.extended
 def test_times_are_those_of_both_sizes_of_prefill_batches():
     called = []
     times = mean_times_us(
@@ -61,6 +62,7 @@ def test_times_are_those_of_both_sizes_of_prefill_batches():
     assert called == [1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("tokens_per_rank", "steps"), [(400, (0,)), (800, (0, 1))])
 def test_a_second_batch_counts_where_every_rank_has_tokens_for_it(tokens_per_rank, steps):
     trace, system = prefill_trace(2, tokens_per_rank), hwmodel.load("dgx-h100")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.studies.validate import compute
@@ -48,7 +49,7 @@ def test_skew_takes_longer_than_even_routing():
     assert time_us(row(8192, distribution="power_law_1.2")) > 1.3 * time_us(row(8192))
 
 
-@pytest.mark.parametrize(
+@every(
     ("tokens", "rows"), [(4096, 192), (6144, 192), (8191, 192), (8192, 384), (16384, 384), (1, 1)]
 )
 def test_kernels_are_chosen_for_the_next_lower_power_of_two(tokens, rows):

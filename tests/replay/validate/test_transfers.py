@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.model.machine.kinds import DISPATCH
 from replay.studies.validate.bench import Bench
@@ -45,7 +46,7 @@ def test_many_puts_share_the_nic():
     assert time == pytest.approx(1000 * 10 + 8 + 4096 / 47_500, rel=1e-6)
 
 
-@pytest.mark.parametrize(("peers", "share"), [(1, 1.0), (2, 0.912), (7, 0.912)])
+@every(("peers", "share"), [(1, 1.0), (2, 0.912), (7, 0.912)])
 def test_stores_to_several_peers_are_slower_than_to_one(peers, share):
     dst = 1 + np.arange(700) % peers
     src = np.zeros(700, np.int64)

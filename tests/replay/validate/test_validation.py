@@ -8,6 +8,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.cli.app import main
 from replay.errors import UserError
@@ -60,7 +61,8 @@ def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.extended
+@every("name", SLOW)
 def test_cheap_rows_of_a_slow_table_stay_within_the_bound(name):
     for bound, numbers, _ in on_cheap_rows(name).checks():
         if not numbers["count"]:
@@ -70,6 +72,7 @@ def test_cheap_rows_of_a_slow_table_stay_within_the_bound(name):
         assert abs(numbers["bias"]) <= bound.mape_percent, bound.name
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.extended if name in SLOW else ()) for name in TABLES],
@@ -170,6 +173,7 @@ MORE_CONSTANTS = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("table", "change"),
     [

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.errors import UserError
 from replay.model.work.affinity import MOST_LOAD, counted, experts_of_nodes
@@ -35,7 +36,7 @@ def test_pairs_are_counted_as_sets() -> None:
         assert found[a, b] == sum({a, b} <= set(row) for row in ids.tolist())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@every("seed", range(12))
 def test_no_exchange_that_is_allowed_makes_the_cut_smaller(seed: int) -> None:
     together, loads = drawn(seed)
     nodes = [set(part.tolist()) for part in experts_of_nodes(together, loads, 2)]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 
 from replay.errors import UserError
 from replay.model.work.batch import DEFAULT_TOKENS_PER_RANK, Batch, form_batch
@@ -168,7 +169,7 @@ def test_every_decode_slot_moves_by_one_token_a_step(recorded, lengths, ranks, t
 # ---- mistakes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "said"),
     [
         ({"phase": "deocde"}, "unknown phase 'deocde' (did you mean 'decode'?)"),
@@ -188,7 +189,7 @@ def test_what_a_trace_with_ranks_cannot_give(synthetic, given, said) -> None:
     assert str(error.value).count("\n") < 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "said"),
     [
         (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 
 from replay.errors import UserError
 from replay.model.work.eplb import Rebalanced, greedy, packed, rebalance_experts, replicated
@@ -104,7 +105,7 @@ def test_replicas_lower_the_load_of_the_busiest_gpu() -> None:
         assert per_gpu(loads, found.slot_expert[0], 4).max() <= 50
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "said"),
     [
         ((11, 1, 1, 1), "11 slots on 1 GPUs for 12 experts: .* such as 12"),

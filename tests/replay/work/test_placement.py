@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import every
 
 from replay.errors import UserError
 from replay.model.work.placement import place
@@ -92,7 +93,7 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None
     assert f"placement file {path}" in str(error.value)
 
 
-@pytest.mark.parametrize("spec", ["contigous", "", "contiguous:1", "round-robin:2", "eplbs"])
+@every("spec", ["contigous", "", "contiguous:1", "round-robin:2", "eplbs"])
 def test_unknown_placement_lists_the_known(spec: str) -> None:
     with pytest.raises(
         UserError,
@@ -101,13 +102,13 @@ def test_unknown_placement_lists_the_known(spec: str) -> None:
         place(spec, 4, 2)
 
 
-@pytest.mark.parametrize("seed", ["x", "-1", "1.5"])
+@every("seed", ["x", "-1", "1.5"])
 def test_seed_must_be_a_whole_number(seed: str) -> None:
     with pytest.raises(UserError, match="the seed must be a non-negative integer"):
         place(f"random:{seed}", 4, 2)
 
 
-@pytest.mark.parametrize("spec", ["eplb:0", "eplb:-1", "greedy:x", "eplb:1.5", "eplb:9999999999"])
+@every("spec", ["eplb:0", "eplb:-1", "greedy:x", "eplb:1.5", "eplb:9999999999"])
 def test_slots_must_be_a_whole_number(spec: str) -> None:
     with pytest.raises(UserError, match="the number of slots must be a positive whole number"):
         place(spec, 4, 2, loads=np.array([1, 1, 1, 1]))

@@ -42,6 +42,7 @@ def layers(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, Placement]:
     return expert_ids, np.array(owners, np.int32), placed(list(order), num_ranks)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rule", RULES)
 @given(layer=layers())
 def test_a_row_goes_to_a_slot_that_holds_its_expert(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 from typer.testing import CliRunner
 
 import hwmodel
@@ -124,7 +125,7 @@ def test_one_group_of_all_ranks_is_tensor_parallelism_alone() -> None:
     assert [work.rows_of_expert[own].tolist() for own in work.experts_of_rank] == loads
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "message"),
     [
         ((3, 8, 48, "contiguous"), r"--expert-tp 3: 8 ranks .* width 48 .* parts by 1, 2, 4, 8$"),

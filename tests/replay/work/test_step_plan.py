@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 
 from replay.errors import UserError
 from replay.model.work import even_plan, quota_plan
@@ -249,9 +250,7 @@ def test_rows_of_an_expert_are_dealt_in_order_of_their_gpus() -> None:
 # ---- copies ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("replicas", "relays"), [(0, 0), (1, 0), (2, 0), (5, 0), (6, 2), (7, 2), (9, 3), (71, 8)]
-)
+@every(("replicas", "relays"), [(0, 0), (1, 0), (2, 0), (5, 0), (6, 2), (7, 2), (9, 3), (71, 8)])
 def test_relays_are_the_root_of_the_replicas_where_they_save_sends(
     replicas: int, relays: int
 ) -> None:
@@ -294,7 +293,7 @@ def test_every_replica_gets_its_weights_once() -> None:
 # ---- refusals --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("spec", "experts", "ranks", "said"),
     [
         ("ultraep", 9, 2, "2 GPUs do not divide 9 experts"),

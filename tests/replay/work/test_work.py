@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from loops import every
 
 from replay.errors import UserError
 from replay.model.work.layer import ExpertShape
@@ -13,7 +14,7 @@ from replay.model.work.precision import Precision
 from replay.schemes.contract import layers as small_layers
 
 
-@pytest.mark.parametrize("name", small_layers.ALL)
+@every("name", small_layers.ALL)
 def test_counts_are_those_of_counting(name: str) -> None:
     layer = small_layers.ALL[name]()
     routing = small_layers.routing_of(layer)
@@ -41,7 +42,7 @@ def test_counts_are_those_of_counting(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", small_layers.ALL)
+@every("name", small_layers.ALL)
 def test_summary_is_finite_and_consistent(name: str) -> None:
     layer = small_layers.ALL[name]()
     summary = layer.summary()

@@ -122,6 +122,7 @@ def memory_in(result: Any) -> Any:
     return result.inner[0] if isinstance(result, Result) else result.memory
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("wrap", [DynamicCache, Memory, Holder])
 def test_a_cache_is_followed_wherever_it_is(tmp_path: Path, wrap: Any) -> None:
     found = {}

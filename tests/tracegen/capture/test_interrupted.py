@@ -188,6 +188,7 @@ with tracegen.capture(model, sys.argv[2], buffer_bytes=1):
 """
 
 
+@pytest.mark.extended
 def test_a_killed_capture_can_be_recovered(tmp_path: Path) -> None:
     out = tmp_path / "a.h5"
     here = str(Path(__file__).parent)
@@ -225,6 +226,7 @@ def ranks_wrote(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", MODES)
 def test_two_ranks_write_one_trace(ranks_wrote: Path, mode: str) -> None:
     out = ranks_wrote / mode / "a.h5"

@@ -12,6 +12,7 @@ import pytest
 import sample_pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 
 from tracegen.shared.display.content import (
     Axis,
@@ -154,7 +155,7 @@ def test_shades_go_with_values_and_what_is_missing_is_blank() -> None:
     assert shares == [0.0, 0.5, 1.0, 0.25]
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "ends"),
     [
         ([0.25, 1.0, 3.5], ["0.2", "3.5 x"]),  # no shade for -1.5, which no ratio has
@@ -226,8 +227,8 @@ def colours_of(name: str) -> tuple[str, str]:
     return style[1], style[2]
 
 
-@pytest.mark.parametrize("name", ["heat", "warm", "cold"])
-@pytest.mark.parametrize("theme", [0, 1])
+@every("name", ["heat", "warm", "cold"])
+@every("theme", [0, 1])
 def test_the_text_of_every_shade_can_be_read(name: str, theme: int) -> None:
     ground, full = rgb(colours_of("ground")[theme]), rgb(colours_of(name)[theme])
     letters = [(0.0, 0.0, 0.0), (1.0, 1.0, 1.0)]
@@ -238,9 +239,9 @@ def test_the_text_of_every_shade_can_be_read(name: str, theme: int) -> None:
         assert contrast(mixed, written) >= 4.5
 
 
-@pytest.mark.parametrize("name", ["ink", "muted", "accent"])
-@pytest.mark.parametrize("behind", ["ground", "raised"])
-@pytest.mark.parametrize("theme", [0, 1])
+@every("name", ["ink", "muted", "accent"])
+@every("behind", ["ground", "raised"])
+@every("theme", [0, 1])
 def test_texts_stand_out_from_the_page(name: str, behind: str, theme: int) -> None:
     assert contrast(rgb(colours_of(name)[theme]), rgb(colours_of(behind)[theme])) >= 4.5
 
@@ -375,7 +376,7 @@ def test_a_line_that_ends_early_has_no_name_where_another_ends() -> None:
 # ---- figures -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chart", sample_pages.charts(), ids=lambda chart: chart.name)
+@every("chart", sample_pages.charts(), ids=lambda chart: chart.name)
 def test_a_figure_has_a_name_a_description_and_its_numbers(chart) -> None:
     written = figure(chart, COLOURS, "f")
     drawings = re.findall(r'<svg class="(?:wide|narrow)"[^>]*>', written)
@@ -388,8 +389,8 @@ def test_a_figure_has_a_name_a_description_and_its_numbers(chart) -> None:
     assert written.count("<tr>") == (len(table.rows) + 1 if "<details" in written else 0)
 
 
-@pytest.mark.parametrize("chart", sample_pages.charts(), ids=lambda chart: chart.name)
-@pytest.mark.parametrize("wide", [WIDE, NARROW])
+@every("chart", sample_pages.charts(), ids=lambda chart: chart.name)
+@every("wide", [WIDE, NARROW])
 def test_nothing_is_drawn_beyond_the_edges(chart, wide: float) -> None:
     drawing = MODULES[type(chart)].draw(chart, COLOURS, wide)
     for one in tree(drawing.body).iter():
@@ -413,7 +414,7 @@ EMPTY = [
 ]
 
 
-@pytest.mark.parametrize("chart", EMPTY)
+@every("chart", EMPTY)
 def test_a_chart_of_nothing_is_drawn_without_complaint(chart) -> None:
     written = figure(chart, COLOURS, "f")
     assert not re.search(r' \w+="[^"]*\b(nan|inf)\b[^"]*"', written)
@@ -430,6 +431,7 @@ def test_a_name_has_one_colour_wherever_it_is() -> None:
     assert {one[1:] for one in legends} == {colours.fill("dispatch")[1:]}
 
 
+@pytest.mark.extended
 def test_a_comparison_of_twenty_schemes_is_below_a_megabyte() -> None:
     schemes = tuple(f"scheme-{k}" for k in range(20))
     values = [[float(r * c % 17) for c in range(8)] for r in range(20)]

@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from loops import every
 
 from tracegen.shared.display.html.scales import figures, linear_ticks, log_ticks, scale, tick_labels
 
@@ -91,9 +92,9 @@ def test_equal_factors_are_equally_far_apart_on_a_logarithmic_scale(values, most
     assert not across.has(0.0) and not across.has(-1.0)
 
 
-@pytest.mark.parametrize("values", [[], [math.nan], [math.inf], [0.0], [5.0], [-5.0, -5.0]])
-@pytest.mark.parametrize("is_log", [False, True])
-@pytest.mark.parametrize("from_zero", [False, True])
+@every("values", [[], [math.nan], [math.inf], [0.0], [5.0], [-5.0, -5.0]])
+@every("is_log", [False, True])
+@every("from_zero", [False, True])
 def test_a_scale_of_nothing_or_of_one_value_is_a_scale(values, is_log, from_zero) -> None:
     across = scale(values, 0, 100, 5, is_log=is_log, from_zero=from_zero)
     assert across.high > across.low
@@ -128,7 +129,7 @@ def test_labels_of_one_axis_have_the_same_digits() -> None:
     assert tick_labels([-2e7, 0]) == ["-2×10⁷", "0"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "written"),
     [([120.34], "120.3"), ([12.34, 1], "12.3"), ([0.1234], "0.123"), ([12345.6], "12,346"),
      ([], "0"), ([math.inf, 2.0], "2.00")],

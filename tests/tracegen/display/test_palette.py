@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 
 from tracegen.shared.display import palette
 from tracegen.shared.display.content import (
@@ -51,8 +51,8 @@ def contrast(one: str, other: str) -> float:
     return (light[1] + 0.05) / (light[0] + 0.05)
 
 
-@pytest.mark.parametrize("sight", SIGHT)
-@pytest.mark.parametrize("colours", [palette.LIGHT, palette.DARK])
+@every("sight", SIGHT)
+@every("colours", [palette.LIGHT, palette.DARK])
 def test_every_two_colours_differ_for_everybody(colours: tuple[str, ...], sight: str) -> None:
     seen = [lab(np.array(SIGHT[sight]) @ linear(colour)) for colour in colours]
     distances = [np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)]

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from loops import every
 
 from tracegen.shared.display import palette, plots
 from tracegen.shared.display.content import (
@@ -139,7 +140,7 @@ def test_more_lines_than_colours_differ_in_their_dashes() -> None:
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(names)
 
 
-@pytest.mark.parametrize("chart", [HEAT, CHANGE, LARGE])
+@every("chart", [HEAT, CHANGE, LARGE])
 def test_heat_has_the_values_their_limits_and_their_texts(chart: Heat) -> None:
     axes = draw(chart, {}).axes[0]
     (mesh,) = axes.collections
@@ -177,6 +178,7 @@ def test_empty_charts_are_drawn() -> None:
         draw(chart, PLACES).draw_without_rendering()
 
 
+@pytest.mark.extended
 def test_every_figure_is_as_wide_as_a_column_and_its_letters_are_not_small() -> None:
     for chart in CHARTS:
         figure = draw(chart, PLACES)
@@ -219,6 +221,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return plots.write(page(*CHARTS), tmp_path_factory.mktemp("plots") / "new" / "folder")
 
 
+@pytest.mark.extended
 def test_every_chart_is_a_file_of_every_format(written: list[Path]) -> None:
     names = [f"{chart.name}.{form}" for chart in CHARTS for form in ("svg", "pdf", "png")]
     assert [path.name for path in written] == names
@@ -247,6 +250,7 @@ def outside(svg: bytes) -> bytes:
     return svg
 
 
+@pytest.mark.extended
 def test_the_same_page_has_the_same_bytes(written: list[Path], tmp_path: Path) -> None:
     import matplotlib
 

@@ -5,6 +5,7 @@ import io
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import every
 from rich.console import Console
 
 from tracegen.shared.display.content import Column, Table
@@ -114,7 +115,7 @@ def test_a_row_becomes_a_list_where_no_table_has_room() -> None:
     assert lines[2:5] == ["what: a b", "size MB: 1,234,567.8", "time us: 7,654,321.0"]
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "-"), ("a", "a"), (1234.56, "1,234.6")])
+@every(("value", "text"), [(None, "-"), ("a", "a"), (1234.56, "1,234.6")])
 def test_a_value_is_written_by_its_column(value: object, text: str) -> None:
     assert Column("x", "us", ",.1f").text(value) == text  # type: ignore[arg-type]  # any cell
 

@@ -62,6 +62,7 @@ for kind in (Failing, Reading):
 """
 
 
+@pytest.mark.extended
 def test_hdf5_survives_a_file_object_that_fails_anywhere(tmp_path):
     trace = tracegen.generate.generate(
         "uniform", "mixtral-8x7b", ranks=1, tokens_per_rank=64, layers=2

@@ -291,6 +291,7 @@ def test_chunks_too_large_to_decode(spoil):
     assert "chunks of 1073741824 bytes; at most 67108864" in spoil(edit)
 
 
+@pytest.mark.extended
 def test_a_compressed_bomb_is_refused_before_it_is_unpacked(tmp_path):
     """Well-formed, 290 MB of zeros in 1 MB: refused by its first layer, in little memory."""
     path = tmp_path / "bomb.h5"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from loops import every
 
 from tracegen.generate import fields
 from tracegen.generate.fields import SPANS, WINDOWS, Layout, Spectrum
@@ -19,7 +20,7 @@ def layout(counts):
     return Layout.of(np.repeat(np.arange(counts.size), counts), position)
 
 
-@pytest.mark.parametrize("span", range(len(WINDOWS)))
+@every("span", range(len(WINDOWS)))
 def test_a_window_correlates_by_what_two_tokens_share_of_it(span):
     """By hand: of two means over the last `window` draws of a run, the draws in both."""
     window, length = WINDOWS[span], 150

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from loops import every
 from typer.testing import CliRunner
 
 import tracegen
@@ -76,7 +77,7 @@ def test_zipf_without_skew_is_uniform_to_the_last_id():
     np.testing.assert_array_equal(flat.expert_ids, uniform.expert_ids)
 
 
-@pytest.mark.parametrize(
+@every(
     ("model", "skew"),
     [("mixtral-8x7b", 0.128), ("olmoe-1b-7b", 0.5), ("deepseek-v3", 0.256)],
 )
@@ -171,7 +172,7 @@ def test_visit_probabilities_agree_with_enumeration():
         np.testing.assert_allclose(visit_probability(weights, topk), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("num_experts", "topk"), [(8, 2), (16, 2), (64, 8), (256, 8), (8, 7)])
+@every(("num_experts", "topk"), [(8, 2), (16, 2), (64, 8), (256, 8), (8, 7)])
 def test_weights_give_the_load_they_were_made_for(num_experts, topk):
     shares = np.random.default_rng(4).dirichlet(np.full(num_experts, 8.0))
     shares = np.minimum(shares, 0.9 * shares.sum() / topk)
@@ -187,7 +188,7 @@ def test_weights_of_equal_shares_are_equal():
     assert np.ptp(weights) == 0
 
 
-@pytest.mark.parametrize("kind", sorted(set(GENERATORS) - {"histogram"}))
+@every("kind", sorted(set(GENERATORS) - {"histogram"}))
 def test_a_layer_and_a_step_do_not_depend_on_how_many_there_are(kind):
     one = generate(kind, "olmoe-1b-7b", ranks=2, tokens_per_rank=50, layers=2, steps=2, seed=9)
     more = generate(kind, "olmoe-1b-7b", ranks=2, tokens_per_rank=50, layers=5, steps=3, seed=9)
@@ -214,7 +215,7 @@ def test_the_same_call_gives_the_same_trace_in_another_process():
     assert done.stdout.strip() == eval(call).content_id
 
 
-@pytest.mark.parametrize("topk", [1, 5, 64])
+@every("topk", [1, 5, 64])
 def test_any_top_k_gives_distinct_experts(topk):
     trace = generate("zipf", "olmoe-1b-7b", **SMALL, topk=topk, skew=2.0)
     assert trace.topk == trace.model_shape.topk == topk
@@ -244,8 +245,8 @@ def test_the_best_group_is_the_one_of_the_two_best_experts():
     assert race[1].tolist() == [0.1, 0.9, np.inf, np.inf]  # 0.1 x 0.9 < 0.5 x 0.5
 
 
-@pytest.mark.parametrize("topk", [1, 2, 6])
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.75, 1.0])
+@every("topk", [1, 2, 6])
+@every("share", [0.0, 0.2, 0.75, 1.0])
 def test_as_many_pairs_leave_their_gpu_as_was_asked_for(share, topk):
     sizes = {"ranks": 4, "tokens_per_rank": 2048, "layers": 1}
     trace = generate("remote", "olmoe-1b-7b", **sizes, topk=topk, remote_share=share)
@@ -294,7 +295,7 @@ def test_decode_columns_advance_the_same_requests():
     assert set(trace.tokens.phase.tolist()) == {1}
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "message"),
     [
         ({"kind": "ziff"}, "unknown generator 'ziff' .*did you mean 'zipf'"),

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from loops import every
 
 import tracegen
 from tracegen import UserError
@@ -126,7 +127,7 @@ def test_a_parameter_file_says_everything():
     assert again.num_numbers == 2 * 16 * 6 + KINDS * 6 + DIMS * 5 + 7 * 8 + 7
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "message"),
     [
         ('schema = "moereplay-latent/2"', 'schema = "moereplay-latent/3"', "this moereplay reads"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import every
 
 import tracegen
 from tracegen import UserError
@@ -106,6 +107,7 @@ def test_tokens_after_a_gap_have_forgotten_all_but_their_request():
     assert abs(far) < 0.1
 
 
+@pytest.mark.extended
 def test_scores_have_variance_one_so_that_equal_biases_give_equal_loads():
     made = model(layers=1, pairs=np.array([[[0, 1], [1, 2]]]), pair_mixing=np.array([[0.8, 0.4]]))
     shared = latent_draw.latents(made, *rows(20_000, 2), seed=0)
@@ -117,6 +119,7 @@ def test_scores_have_variance_one_so_that_equal_biases_give_equal_loads():
     assert load[:3].mean() < 0.9 * 2 / 16
 
 
+@pytest.mark.extended
 def test_mixing_makes_a_pair_and_nothing_else():
     pair = {"pairs": np.array([[[3, 9]]]), "pair_mixing": np.array([[0.7]])}
     together = []
@@ -154,7 +157,7 @@ def test_a_file_of_the_first_format_draws_what_it_always_drew():
     assert hashlib.sha256(ids.tobytes()).hexdigest().startswith("50baf80db8dad9c0")
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "message"),
     [
         (

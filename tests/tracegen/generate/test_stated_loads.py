@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from loops import every
 
 from tracegen import UserError, load, write
 from tracegen.generate import generate
@@ -18,6 +19,7 @@ def rank_loads(trace, ranks, layer, step=0):
     return np.bincount(host.ravel(), minlength=ranks)
 
 
+@pytest.mark.extended
 def test_the_gpus_have_the_balancedness_that_was_asked_for_to_the_nearest_row():
     wrong = []
     for wanted in (1.0, 0.9, 0.8, 0.6, 0.4, 0.2, 0.125):
@@ -132,7 +134,7 @@ def test_a_workload_does_not_depend_on_the_ranks_and_takes_its_number_for_a_name
                  workload="W5")  # fmt: skip
 
 
-@pytest.mark.parametrize(("ranks", "tokens"), [(2, 1), (3, 7), (8, 4096), (5, 0)])
+@every(("ranks", "tokens"), [(2, 1), (3, 7), (8, 4096), (5, 0)])
 def test_ragged_sources_keep_the_total(ranks, tokens):
     found = TokenImbalance(workload="W4_source_ragged").tokens_of_ranks(ranks, tokens)
     assert found.sum() == ranks * tokens and found[-1] == 0 and (np.diff(found) <= 0).all()

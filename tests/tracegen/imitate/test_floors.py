@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from loops import every
 
 from tracegen import UserError
 from tracegen.generate import generate
@@ -85,7 +86,7 @@ def test_a_half_is_a_trace_with_the_tokens_of_its_requests():
     assert half.content_id != trace.content_id
 
 
-@pytest.mark.parametrize(
+@every(
     ("imitated", "floor", "outside"),
     [(1.04, None, False), (1.06, None, True), (1.06, 0.01, True), (1.06, 0.07, False)],
 )

@@ -61,6 +61,7 @@ def fitted(real):
     return imitate.fit(real, rounds=5)
 
 
+@pytest.mark.extended
 def test_an_imitation_has_the_statistics_of_the_real_trace(real, fitted):
     copy = synthesise(fitted, real, seed=3)
     copy.validate()
@@ -84,6 +85,7 @@ def drawn_like(model, tokens):
     return match._load(ours), match._pair_spread(ours)
 
 
+@pytest.mark.extended
 def test_simulations_bring_loads_and_co_activation_back(real, fitted):
     """A fit whose factors are too weak and whose popularity is too even is mended."""
     tokens = in_order(real)
@@ -122,6 +124,7 @@ def test_the_imitation_never_repeats_the_real_trace(real, fitted):
     assert same.mean() < 0.01
 
 
+@pytest.mark.extended
 def test_a_fit_is_reproducible():
     shape = tracegen.models.load("gpt-oss-20b")
     shape = shape.model_copy(update={"num_experts": 8, "topk": 2})
@@ -162,6 +165,7 @@ def test_too_wide_a_trace_is_refused_with_what_is_possible():
         imitate.fit(wide)
 
 
+@pytest.mark.extended
 def test_route_works_in_the_type_it_is_given(fitted):
     """Single precision is what the fit is fast with; it may flip near ties and no more."""
     request, position = np.repeat(np.arange(20), 10), np.tile(np.arange(10), 20)

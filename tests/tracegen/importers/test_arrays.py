@@ -61,6 +61,7 @@ def test_safetensors_and_what_is_assumed(tmp_path: Path) -> None:
     assert any("Layers are not numbered" in notice for notice in made.notices)
 
 
+@pytest.mark.extended
 def test_tables_that_wait_or_fill_a_machine_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_every_layout_gives_the_same_loads(tmp_path: Path) -> None:
     assert not wrong
 
 
+@pytest.mark.extended
 def test_loads_are_one_thing_for_the_histogram_and_the_import(tmp_path: Path) -> None:
     histogram = {"ranks": 2, "tokens_per_rank": 8, "layers": 3, "topk": TOPK}
     wanted = generate("histogram", "mixtral-8x7b", **histogram, load=COUNTS).content_id

@@ -163,6 +163,7 @@ def meaning(trace: tracegen.RoutingTrace) -> tuple[Any, ...]:
     return trace.content_id, info.title, info.license, json.dumps(info.provenance, sort_keys=True)
 
 
+@pytest.mark.extended
 def test_every_option_is_used_or_refused_with_every_format(tmp_path: Path) -> None:
     given, wrong = values(tmp_path), []
     assert given.keys() == set(NAMES)

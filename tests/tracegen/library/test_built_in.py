@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import every
 
 import tracegen
 from tracegen import UserError, library
@@ -14,7 +15,8 @@ from tracegen.library import catalogue, describe
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("name", sorted(library.entries()))
+@pytest.mark.extended
+@every("name", sorted(library.entries()))
 def test_every_trace_is_what_the_index_says(name):
     entry = library.entries()[name]
     assert library.verify(name) == entry.content_id
@@ -89,7 +91,7 @@ def test_a_name_works_from_any_folder(tmp_path, monkeypatch):
     assert library.find("toy-uniform").is_file()
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "message"),
     [
         (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import h5py
 import pytest
+from loops import every
 
 import tracegen
 from tracegen import UserError, library
@@ -46,7 +47,7 @@ def test_a_catalogue_is_read_as_it_was_written():
     assert catalogue.parse("", "x") == {}
 
 
-@pytest.mark.parametrize(
+@every(
     "file",
     [
         "../a.h5",
@@ -75,7 +76,7 @@ def test_files_outside_the_catalogue(file):
         catalogue.parse(text(file=file), "index")
 
 
-@pytest.mark.parametrize(
+@every(
     ("changed", "message"),
     [
         ({"name": "../../x"}, "name: .*letters, digits"),
@@ -109,7 +110,7 @@ def test_entries_that_do_not_fit(changed, message):
     assert str(refusal.value).isprintable()
 
 
-@pytest.mark.parametrize(
+@every(
     ("written", "message"),
     [
         ("a = [", "not a catalogue"),
@@ -127,7 +128,7 @@ def test_texts_that_are_no_catalogue(written, message):
         catalogue.parse(written, "index")
 
 
-@pytest.mark.parametrize(
+@every(
     ("where", "index"),
     [
         ("https://x.org/t", "https://x.org/t/index.toml"),

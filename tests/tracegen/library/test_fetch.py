@@ -348,6 +348,7 @@ def test_two_at_a_time_download_once(remote):
     assert len(whole) == 1
 
 
+@pytest.mark.extended
 def test_a_killed_download_leaves_no_lock_and_no_file(remote, tmp_path):
     remote.trickle = 1e-5
     script = "import tracegen; tracegen.load('one')"

@@ -13,6 +13,7 @@ def files_of(cache):
     return sorted(path.relative_to(cache) for path in cache.rglob("*"))
 
 
+@pytest.mark.extended
 def test_nothing_in_the_cache_is_followed(remote, tmp_path, in_place_of):
     """Each file and folder of it; the folders are in the way of all files in them."""
     cache = tmp_path / "cache"

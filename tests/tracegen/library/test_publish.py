@@ -9,6 +9,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from loops import every
 from typer.testing import CliRunner
 
 import tracegen
@@ -259,7 +260,7 @@ def test_what_is_not_published(tmp_path, tiny_file):
     assert (tmp_path / "home/thesis.tex").exists()
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows", "name"),
     [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (10**12 - 1, "100B<n<1T"), (10**12, "n>1T")],
 )
@@ -343,6 +344,7 @@ def test_the_commands(tmp_path, remote, tiny_file):
     assert json.loads(run("info", tmp_path / "c.h5", "--json").stdout)["num_layers"] == 2
 
 
+@pytest.mark.extended
 def test_what_was_fetched_has_its_name_from_then_on(tmp_path, remote, monkeypatch, capsys):
     """List, fetch, use: the lines of the page on sharing, with the address of a server."""
     from replay.cli.app import main

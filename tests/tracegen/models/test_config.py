@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import every
 from typer.testing import CliRunner
 
 from tracegen import UserError, models
@@ -88,7 +89,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """What the checkpoints' own files say, as far as it is read."""
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@every("name", sorted(CONFIGS))
 def test_a_configuration_gives_the_shape_of_the_catalogue(name: str) -> None:
     known = models.load(name)
     found = config.parse(json.dumps(CONFIGS[name]), "config.json")

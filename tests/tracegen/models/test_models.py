@@ -4,6 +4,7 @@ import tomllib
 from importlib import resources
 
 import pytest
+from loops import every
 
 import tracegen
 from tracegen import ModelShape, UserError, models
@@ -60,12 +61,12 @@ BILLIONS = {
 """Parameters as published, in billions (model cards and papers)."""
 
 
-@pytest.mark.parametrize("name", REQUIRED)
+@every("name", REQUIRED)
 def test_every_named_model_is_there(name):
     assert models.load(name).num_moe_layers >= 1
 
 
-@pytest.mark.parametrize("name", sorted(BILLIONS))
+@every("name", sorted(BILLIONS))
 def test_expert_weights_account_for_most_of_the_published_parameters(name):
     """Three matrices an expert; what is left is attention and embeddings."""
     shape = models.load(name)
@@ -78,7 +79,7 @@ def test_expert_weights_account_for_most_of_the_published_parameters(name):
     assert 0.88 < fraction < 1
 
 
-@pytest.mark.parametrize("name", models.names())
+@every("name", models.names())
 def test_every_value_has_a_source_and_a_file_of_its_name(name):
     text = (resources.files("tracegen.models") / f"{name}.toml").read_text("utf-8")
     shape = models.load(name)
@@ -109,7 +110,7 @@ def test_aliases_stand_for_the_shape_that_papers_use():
     assert models.aliases()["qwen2-moe"] in models.names()
 
 
-@pytest.mark.parametrize("name", models.names())
+@every("name", models.names())
 def test_sizes_carry_everything_but_prose(name):
     shape = models.load(name)
     back = ModelShape.model_validate_json(ModelShape(**shape.model_dump()).model_dump_json())
@@ -146,7 +147,7 @@ def test_a_users_own_file_is_read_by_path(tmp_path):
     assert tracegen.load(tmp_path / "mine.h5").model_shape.moe_intermediate == 32
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "message"),
     [
         ("topk", "top_k", r"\[shape\] unknown key 'top_k' .*did you mean 'topk'"),

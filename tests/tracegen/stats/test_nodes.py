@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from loops import every
 from typer.testing import CliRunner
 
 import tracegen
@@ -40,7 +41,7 @@ def skewed():
     return generate("zipf", "olmoe-1b-7b", ranks=12, tokens_per_rank=20, layers=2, skew=0.8)
 
 
-@pytest.mark.parametrize("gpus_per_node", [1, 3, 4, 12])
+@every("gpus_per_node", [1, 3, 4, 12])
 def test_counts_are_those_of_sets(skewed, gpus_per_node):
     rng = np.random.default_rng(3)
     placements = {

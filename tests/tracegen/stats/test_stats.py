@@ -91,6 +91,7 @@ def test_requests_with_experts_of_their_own_are_local_and_not_alike():
     assert found["pair_max"] == pytest.approx(1)
 
 
+@pytest.mark.extended
 def test_errors_are_those_of_requests_not_of_tokens():
     """Half of the requests use two experts, half two others: a load has the error of a coin."""
     rng = np.random.default_rng(5)

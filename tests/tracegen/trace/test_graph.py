@@ -261,6 +261,7 @@ def test_the_command_counts_and_writes(
     assert to_stdout.stderr.startswith("token states")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.text import Text
-
 from hwmodel.units import BYTES_PER_MIB
 from replay.experiments.train.result import TrainComparison
 from replay.experiments.train.schedules.registry import SCHEDULES
-from replay.report.proposed import star_notes, starred
+from replay.report.comparisons import label, outside_notes, tables_group
 from replay.report.tables import GB
-from replay.report.words import WORDS, explained, says
+from replay.report.words import WORDS, says
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import Group
 
     from replay.experiments.train.result import Efficiency, TrainResult
     from tracegen.shared.display.content import Cell
@@ -46,33 +45,22 @@ PARTS = {"activations": "kept", "at_work": "at work"}
 
 def ranking(compared: TrainComparison) -> Group:
     """What a comparison is asked for first: where the step goes, and what it is worth."""
-    results = by_time(compared)
-    tables = [causes_table(results), worth_table(compared, results)]
-    return _group(results[0], tables, [*notes(compared), "By stage, and memory: --details."])
+    tables = [causes_table(compared.ranking), worth_table(compared)]
+    more = "By stage, and memory: --details."
+    return tables_group(heading(compared.base), tables, [*notes(compared), more])
 
 
 def comparison_tables(compared: TrainComparison) -> Group:
     """Everything: also causes by stage, GPUs that wait most and least, memory."""
-    results = by_time(compared)
-    tables = [causes_table(results), worth_table(compared, results), *details(results)]
-    return _group(results[0], tables, notes(compared))
-
-
-def _group(result: TrainResult, tables: Sequence[Table], lines: Iterable[str]) -> Group:
-    """What was replayed, tables, and lines that explain them."""
-    text = "\n".join([*explained(tables), *lines])
-    return Group(Text(heading(result)), *tables, Text(), Text(text))
+    results = compared.ranking
+    tables = [causes_table(results), worth_table(compared), *details(results)]
+    return tables_group(heading(compared.base), tables, notes(compared))
 
 
 def result_tables(result: TrainResult) -> Group:
     """Tables of one step."""
     alone = TrainComparison(baseline=result.scheme.name, results=[result])
     return comparison_tables(alone)
-
-
-def by_time(compared: TrainComparison) -> list[TrainResult]:
-    """Results, the fastest first."""
-    return sorted(compared.results, key=lambda one: one.step_us)
 
 
 def heading(result: TrainResult) -> str:
@@ -89,11 +77,6 @@ def heading(result: TrainResult) -> str:
         f"{sizes or 'no parallelism'}, {result.precision}, on {result.num_gpus} GPUs of "
         f"{result.system.name}"
     )
-
-
-def name(result: TrainResult) -> str:
-    """Name of the scheme; a star says that it needs hardware that the machine lacks."""
-    return starred(result.scheme.name, result.scheme)
 
 
 def unit_of(results: Sequence[TrainResult]) -> tuple[str, float]:
@@ -119,7 +102,7 @@ def causes_table(results: Sequence[TrainResult]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for result in results:
         times = [sum(map(result.mean_us, causes)) / unit_us for causes in columns.values()]
-        rows.append((name(result), result.step_us / unit_us, *times))
+        rows.append((label(result), result.step_us / unit_us, *times))
     return Table(
         "causes",
         "Step by cause, mean over GPUs",
@@ -133,10 +116,10 @@ def _cause_columns(causes: Iterable[str], unit: str, form: str) -> Iterator[Colu
         yield Column(cause, unit, form, RANKS.get(cause, 0), WORDS.get(cause, ""))
 
 
-def worth_table(compared: TrainComparison, results: Sequence[TrainResult]) -> Table:
-    """Speed-up, tokens per second, utilisation, shares."""
+def worth_table(compared: TrainComparison) -> Table:
+    """Speed-up, tokens per second, utilisation, shares; the fastest first."""
+    results = compared.ranking
     worth = [result.efficiency for result in results]
-    over = compared[compared.baseline].step_us
     columns = [
         Column("scheme"),
         Column("speed-up", "", ".3f", says=says("speed-up")),
@@ -149,8 +132,9 @@ def worth_table(compared: TrainComparison, results: Sequence[TrainResult]) -> Ta
     ]
     rows = [
         (
-            name(result), over / result.step_us, one.tokens_per_s, one.tokens_per_s_per_gpu,
-            one.tflop_per_s_per_gpu, one.mfu, result.moe_share, result.bubble_share,
+            label(result), compared.speed_up(result.name), one.tokens_per_s,
+            one.tokens_per_s_per_gpu, one.tflop_per_s_per_gpu, one.mfu, result.moe_share,
+            result.bubble_share,
         )
         for result, one in zip(results, worth, strict=True)
     ]  # fmt: skip
@@ -188,7 +172,7 @@ def stages_table(result: TrainResult) -> Table:
         rows.append((stage, *(time / unit_us for time in (*times, min(peers), max(peers)))))
     return Table(
         f"stages-{result.scheme.name}",
-        f"{name(result)} by stage",
+        f"{label(result)} by stage",
         [
             Column("stage", form="d"),
             *_cause_columns(columns, unit, form),
@@ -233,19 +217,15 @@ def notes(compared: TrainComparison) -> Iterator[str]:
     )
     if left_out := _list(facts["left_out"]):
         lines.append(f"No time is charged for: {', '.join(map(str, left_out))}.")
-    apart = [name(one) for one in compared.results if not one.is_paired]
+    apart = [label(one) for one in compared.results if not one.is_paired]
     schedule = SCHEDULES.get(str(result.schedule["name"]))
     if apart and schedule is not None and schedule.beside:
         lines.append(
             "No joint replay, so a forward pass comes before a backward pass where the schedule "
             f"has both at once: {', '.join(apart)}."
         )
-    lines += star_notes(result.system.name, [one.scheme for one in compared.results])
-    reasons: dict[str, list[str]] = {}
-    for scheme, reason in compared.left_out.items():
-        reasons.setdefault(reason.removeprefix(f"scheme {scheme!r}: "), []).append(scheme)
-    lines += [f"Left out: {', '.join(names)}: {reason}." for reason, names in reasons.items()]
     yield from lines
+    yield from outside_notes(result.system.name, compared)
 
 
 def _misfit(result: TrainResult) -> Iterator[str]:

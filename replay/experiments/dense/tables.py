@@ -5,18 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.text import Text
-
 from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind
+from replay.report.comparisons import label, outside_notes, tables_group
 from replay.report.mechanisms import lines_of
-from replay.report.proposed import star_notes, starred
 from replay.report.tables import MB
-from replay.report.words import explained, says
+from replay.report.words import says
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Group
 
     from replay.experiments.dense.result import TensorComparison, TensorResult
     from tracegen.shared.display.content import Cell
@@ -28,15 +27,14 @@ ON_PATH = ("compute", "wires", "copying", "overhead", "no SM", "latency")
 
 def ranking(compared: TensorComparison) -> Group:
     """What a comparison is asked for first: times, the fastest first, and what they rest on."""
-    times = times_table(compared)
     more = "Bytes, what each scheme waits for, skew, tables, links over time: --details."
-    return _group(heading(compared.results[0]), [times], [*notes(compared), more])
+    return tables_group(heading(compared.base), [times_table(compared)], [*notes(compared), more])
 
 
 def comparison_tables(compared: TensorComparison) -> Group:
     """Everything: times, bytes by direction, waiting, SMs, skew, mechanisms, links over time."""
-    tables = [times_table(compared), *details(by_time(compared))]
-    return _group(heading(compared.results[0]), tables, notes(compared))
+    tables = [times_table(compared), *details(compared.ranking)]
+    return tables_group(heading(compared.base), tables, notes(compared))
 
 
 def result_tables(result: TensorResult) -> Group:
@@ -44,13 +42,7 @@ def result_tables(result: TensorResult) -> Group:
     num_sms = result.system.values["gpu.num_sms"]
     note = f"SMs that only communicate: {result.communication_sms} of {num_sms}."
     tables = [time_table(result), *details([result])]
-    return _group(f"{result.scheme.name}: {heading(result)}", tables, [note])
-
-
-def _group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Group:
-    """A heading, tables, and lines that explain them."""
-    text = "\n".join([*explained(tables), *lines])
-    return Group(Text(head), *tables, Text(), Text(text))
+    return tables_group(f"{result.scheme.name}: {heading(result)}", tables, [note])
 
 
 def time_table(result: TensorResult) -> Table:
@@ -84,16 +76,6 @@ def heading(result: TensorResult) -> str:
     return f"{result.model['name']}, {what}, {sizes}, {where}"
 
 
-def by_time(compared: TensorComparison) -> list[TensorResult]:
-    """Results, the fastest first."""
-    return sorted(compared.results, key=lambda one: one.time_us)
-
-
-def name(result: TensorResult) -> str:
-    """Name of the scheme; a star says that it needs hardware that the machine lacks."""
-    return starred(result.scheme.name, result.scheme)
-
-
 def times_table(compared: TensorComparison) -> Table:
     """Times, what is exposed, and links in use, the fastest scheme first."""
     columns = [
@@ -105,18 +87,17 @@ def times_table(compared: TensorComparison) -> Table:
         Column("down", "", ".0%", rank=2, says=says("down")),
         Column("SMs", form="d", rank=3, says=says("SMs")),
     ]
-    over = compared[compared.baseline].time_us
     rows = [
         (
-            name(result),
+            label(result),
             result.layer_us,
-            over / result.time_us if result.time_us else None,
+            compared.speed_up(result.name) if result.time_us else None,
             result.exposed_us / result.spec.layers,
             result.up.utilisation,
             result.down.utilisation,
             result.communication_sms,
         )
-        for result in by_time(compared)
+        for result in compared.ranking
     ]
     return Table("times", f"Time; speed-up over {compared.baseline}", columns, rows)
 
@@ -139,7 +120,7 @@ def bytes_table(results: Sequence[TensorResult]) -> Table:
         columns.append(Column(f"{kind} down", "MB", ",.1f"))
     rows: list[tuple[Cell, ...]] = [
         (
-            name(result),
+            label(result),
             *(
                 _mean(getattr(direction, f"{kind}_bytes")) / MB
                 for kind in kinds
@@ -159,10 +140,10 @@ def path_table(results: Sequence[TensorResult]) -> Table:
     """What the time went by with, on one chain of tasks that adds up to it."""
     columns = [
         Column("scheme"),
-        *(Column(name, "us", ",.1f", says=says(f"path: {name}")) for name in ON_PATH),
+        *(Column(what, "us", ",.1f", says=says(f"path: {what}")) for what in ON_PATH),
     ]
     rows: list[tuple[Cell, ...]] = [
-        (name(result), *on_path_us(result).values()) for result in results
+        (label(result), *on_path_us(result).values()) for result in results
     ]
     return Table("critical-path", "Critical path, with its queues", columns, rows)
 
@@ -194,7 +175,7 @@ def sm_table(results: Sequence[TensorResult]) -> Table:
     for result in results:
         shares = sm_shares(result)
         if shares is not None:
-            rows.append((name(result), *shares.values(), shares["computing"] * result.time_us))
+            rows.append((label(result), *shares.values(), shares["computing"] * result.time_us))
     return Table("sms", "SM time, of all SMs of a GPU: shares of the time", columns, rows)
 
 
@@ -222,7 +203,7 @@ def skew_table(results: Sequence[TensorResult]) -> Table:
     ]
     rows = [
         (
-            name(result), what, found.count, found.mean_us, found.p50_us, found.p99_us,
+            label(result), what, found.count, found.mean_us, found.p50_us, found.p99_us,
             found.max_us,
         )
         for result in results
@@ -235,7 +216,7 @@ def skew_table(results: Sequence[TensorResult]) -> Table:
 def mechanism_table(results: Sequence[TensorResult]) -> Table:
     """Use of finite memories, caches, tiles and counters."""
     rows = [
-        (name(result), mechanism, use)
+        (label(result), mechanism, use)
         for result in results
         for mechanism, use in lines_of([result.measures.mechanisms])
     ]
@@ -250,7 +231,7 @@ def links_table(results: Sequence[TensorResult]) -> Table:
         over_time = result.measures.utilisation_over_time
         for way, group in (("up", "uplink"), ("down", "downlink")):
             windows = over_time.groups.get(group, [])
-            rows.append((name(result), way, _tenths(windows, over_time.window_us, result.time_us)))
+            rows.append((label(result), way, _tenths(windows, over_time.window_us, result.time_us)))
     title = f"Links in use over time, in tenths: . below 5%, # above 95%; {SLICES} slices each"
     columns = [Column("scheme"), Column("links"), Column("from 0 until the end")]
     return Table("links", title, columns, rows)
@@ -285,9 +266,10 @@ def _tenth(share: float) -> str:
 
 def notes(compared: TensorComparison) -> Iterator[str]:
     """What stars, columns and missing rows mean."""
-    yield f"A GPU has {compared.results[0].system.values['gpu.num_sms']} SMs."
+    system = compared.base.system
+    yield f"A GPU has {system.values['gpu.num_sms']} SMs."
     yield from _alone_notes(compared.results)
-    yield from _outside_notes(compared)
+    yield from outside_notes(system.name, compared)
 
 
 def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
@@ -296,14 +278,3 @@ def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
     words = {True: "with sequence parallelism", False: "without"}
     said = ", ".join(f"{alone[way]:,.1f} us {words[way]}" for way in (True, False) if way in alone)
     yield f"The layer's kernels alone, in turn, take {said}."
-
-
-def _outside_notes(compared: TensorComparison) -> Iterator[str]:
-    """What the system does not have, and who was left out."""
-    results = compared.results
-    yield from star_notes(results[0].system.name, [one.scheme for one in results])
-    reasons: dict[str, list[str]] = {}
-    for name, reason in compared.left_out.items():
-        reasons.setdefault(reason, []).append(name)
-    for reason, names in reasons.items():
-        yield f"Left out: {', '.join(names)}: {reason}."

@@ -2,59 +2,64 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.text import Text
-
-from replay.report.words import explained, says
+from replay.report.comparisons import label, outside_notes, tables_group
+from replay.report.words import says
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
+    from rich.console import Group
+
+    from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
     from replay.experiments.serve.measures import Percentiles, Served
     from tracegen.shared.display.content import Cell
 
 US_PER_MS = 1e3
 
 
-def tables(compared: ArrivedComparison) -> Group:
-    """Latencies and throughput, the largest first, and what the engine did."""
-    served = by_throughput(compared)
-    found = [latencies_table(served), engine_table(served)] if served else []
-    text = "\n".join([*explained(found), *notes(compared)])
-    return Group(Text(heading(compared.results[0])), *found, Text(), Text(text))
+def tables(compared: ArrivalComparison) -> Group:
+    """Latencies and throughput, the fastest first, and what the engine did."""
+    served = by_time(compared)
+    found = [latencies_table(compared), engine_table(served)] if served else []
+    return tables_group(heading(compared.base), found, notes(compared))
 
 
-def by_throughput(compared: ArrivedComparison) -> list[tuple[Arrived, Served]]:
-    """Those that served requests with what they served, the most tokens per second first."""
-    served = [(one, one.served) for one in compared.results if one.served is not None]
-    return sorted(served, key=lambda pair: -pair[1].output_tokens_per_s)
+def by_time(compared: ArrivalComparison) -> list[tuple[ArrivalResult, Served]]:
+    """Those that served requests with what they served, in the order of the ranking."""
+    return [(one, one.served) for one in compared.ranking if one.served is not None]
 
 
-def heading(result: Arrived) -> str:
+def heading(result: ArrivalResult) -> str:
     """What was served."""
-    asked, spec = result.arrivals, result.spec
+    spec = result.spec
     some = result.served
-    source = asked.arrivals if some is None else some.source
+    source = spec.arrivals if some is None else some.source
     at = ""
-    if not asked.search:
+    if not spec.search:
         rate = None if some is None else some.offered_per_s
         at = ", all at once" if rate is None else f", {rate:,.4g} per second"
     workers = " + ".join(str(one.workers) for one in result.caches)
     sliced = f" of {spec.tp} GPUs" if spec.tp > 1 else ""
-    name = spec.model or "the trace's model"
     where = f"{workers} workers{sliced} of {spec.system}"
-    return f"{name} on {where}, {asked.policy}; requests: {source}{at}"
+    return f"{model_of(result)} on {where}, {spec.policy}; requests: {source}{at}"
 
 
-def latencies_table(served: Sequence[tuple[Arrived, Served]]) -> Table:
+def model_of(result: ArrivalResult) -> str:
+    """Name of the model; the first schema has it only where it was asked for."""
+    return str(result.model.get("name") or result.spec.model or "the trace's model")
+
+
+def latencies_table(compared: ArrivalComparison) -> Table:
     """Percentiles of latencies, and tokens per second."""
+    searched = compared.base.spec.search
     columns = [
-        Column("schemes"),
+        Column("scheme"),
         Column("rate", "/s", ",.4g", rank=2, says=says("rate")),
+        Column("speed-up", "", ".2f", says=says(f"speed-up of {'rates' * searched or 'requests'}")),
         Column("tokens/s", "", ",.1f", says=says("tokens/s")),
     ]
     for word, form, rank in (("TTFT", ",.1f", 0), ("TPOT", ",.1f", 0), ("ITL", ",.1f", 1)):
@@ -62,18 +67,24 @@ def latencies_table(served: Sequence[tuple[Arrived, Served]]) -> Table:
         columns.append(Column(f"{word} p99", "ms", form, rank))
     rows: list[tuple[Cell, ...]] = [
         (
-            result.name, run.offered_per_s or "once", run.output_tokens_per_s_per_gpu,
-            *_pair(run.ttft), *_pair(run.tpot), *_pair(run.itl),
+            label(result), run.offered_per_s or "once", _speed_up(compared, result),
+            run.output_tokens_per_s_per_gpu, *_pair(run.ttft), *_pair(run.tpot), *_pair(run.itl),
         )
-        for result, run in served
+        for result, run in by_time(compared)
     ]  # fmt: skip
-    return Table("latencies", "Latencies, median and 99th percentile", columns, rows)
+    title = f"Latencies, median and 99th percentile; speed-up over {compared.baseline}"
+    return Table("latencies", title, columns, rows)
 
 
-def engine_table(served: Sequence[tuple[Arrived, Served]]) -> Table:
+def _speed_up(compared: ArrivalComparison, result: ArrivalResult) -> float | None:
+    """None over a baseline that keeps the limits at no rate."""
+    return compared.speed_up(result.name) if math.isfinite(compared.base.headline_us) else None
+
+
+def engine_table(served: Sequence[tuple[ArrivalResult, Served]]) -> Table:
     """What the iterations of the engine were like."""
     columns = [
-        Column("schemes"),
+        Column("scheme"),
         Column("iteration", "ms", ",.1f"),
         Column("busy", "", ".0%"),
         Column("decoded", form=",.1f", rank=1, says=says("decoded")),
@@ -83,7 +94,7 @@ def engine_table(served: Sequence[tuple[Arrived, Served]]) -> Table:
     ]
     rows: list[tuple[Cell, ...]] = [
         (
-            result.name + ("" if group.name == "engine" else f", {group.name}"),
+            label(result) + ("" if group.name == "engine" else f", {group.name}"),
             group.iteration_us / US_PER_MS, group.busy, group.decoding, group.prefilled,
             group.most_cache, group.most_waiting,
         )
@@ -100,7 +111,7 @@ def _pair(found: Percentiles | None) -> tuple[float | None, float | None]:
     return found.p50_us / US_PER_MS, found.p99_us / US_PER_MS
 
 
-def notes(compared: ArrivedComparison) -> list[str]:
+def notes(compared: ArrivalComparison) -> list[str]:
     """Goodput, the rate that keeps the limits, full caches, and who was left out."""
     lines = []
     for result in compared.results:
@@ -115,11 +126,11 @@ def notes(compared: ArrivedComparison) -> list[str]:
             )
         if served is not None and served.preemptions:
             lines.append(f"{result.name}: caches were full {served.preemptions:,} times.")
-    lines += [f"Left out: {name}: {why}." for name, why in compared.left_out.items()]
-    return lines
+    systems = dict.fromkeys(one.system.name for each in compared.results for one in each.phases)
+    return [*lines, *outside_notes(" or ".join(systems), compared)]
 
 
-def _searched(result: Arrived) -> str:
+def _searched(result: ArrivalResult) -> str:
     found = result.capacity
     assert found is not None
     limits = " and ".join(

@@ -5,21 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.dense.experiment import EXPERIMENT
-from replay.experiments.dense.result import TensorComparison
-from replay.report.command import command
-from replay.report.pages.described import (
-    Described,
-    identities_table,
-    schemes_table,
-    schemes_words,
-)
-from replay.report.provenance import assumptions, provenance
-from replay.report.tables import MB
-from replay.report.tensor import (
-    by_time,
+from replay.experiments.dense.result import TensorComparison, TensorResult
+from replay.experiments.dense.tables import (
     details,
     heading,
-    name,
     notes,
     on_path_us,
     share_in,
@@ -27,14 +16,23 @@ from replay.report.tensor import (
     time_table,
     times_table,
 )
+from replay.report.command import command, scheme_words
+from replay.report.comparisons import (
+    built,
+    described,
+    filled_page,
+    identities_table,
+    label,
+    versions,
+)
+from replay.report.provenance import assumptions, provenance
+from replay.report.tables import MB
 from replay.report.words import schemes_text
 from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from replay.experiments.dense.result import TensorResult
 
 OVER_TIME = {"uplink": "out of a GPU", "downlink": "into a GPU"}
 NUM_SLICES = 40
@@ -52,36 +50,33 @@ def page(result: TensorResult | TensorComparison) -> Page:
         compared = TensorComparison(baseline=alone, results=[result])
         words = command(["moereplay", "tensor", "run"], result.spec)
         title = f"{alone}: {result.model['name']}"
-    sections = [one for one in _sections(compared, words) if one.items]
-    return Page(title=title, summary=summary(compared), sections=sections, command=words)
+    return filled_page(title, summary(compared), _sections(compared, words), words)
 
 
 def compare_command(compared: TensorComparison) -> str:
     """Command that makes a comparison again."""
-    possible = [one for one in SCHEMES if one not in compared.left_out]
-    words = schemes_words(
-        {one.spec.scheme: (one.scheme.name, one.spec.options) for one in compared.results},
-        usual=possible,
-        baseline=compared.baseline,
-        usual_baseline=EXPERIMENT.baseline(compared.results),
-    )
     return command(
         ["moereplay", "tensor", "compare"],
         compared.results[0].spec,
         leave_out=("scheme", "options"),
-        more=words,
+        more=scheme_words(
+            compared.results,
+            EXPERIMENT,
+            baseline=compared.baseline,
+            usual=[one for one in SCHEMES if one not in compared.left_out],
+        ),
     )
 
 
 def summary(compared: TensorComparison) -> str:
     """Say which scheme is the fastest, by how much, and what of its time is exposed."""
-    results = by_time(compared)
-    first, base = results[0], compared[compared.baseline]
+    results = compared.ranking
+    first, base = results[0], compared.base
     of = f" is the fastest of {len(results)} schemes:" if results[1:] else " takes"
-    lines = [f"{name(first)}{of} {first.layer_us:,.1f} us per layer on {first.system.name}"]
+    lines = [f"{label(first)}{of} {first.layer_us:,.1f} us per layer on {first.system.name}"]
     if first is not base and first.time_us:
         lines[0] += (
-            f", {base.time_us / first.time_us:.2f} times as fast as {compared.baseline} "
+            f", {compared.speed_up(first.name):.2f} times as fast as {compared.baseline} "
             f"({base.layer_us:,.1f} us)"
         )
     whole = max(first.time_us, 1e-12)
@@ -89,20 +84,14 @@ def summary(compared: TensorComparison) -> str:
         f"Its kernels alone take {first.products_us / whole:.0%} of that; for "
         f"{first.exposed_us / whole:.0%} of the time nothing hides communication and waiting"
     )
-    if first.scheme.lacking:
-        built = next((one for one in results if not one.scheme.lacking), None)
-        lines.append(f"It needs hardware that {first.system.name} lacks (*)")
-        if built is not None:
-            lines[-1] += f"; without, {name(built)} is the fastest: {built.layer_us:,.1f} us"
-    return ". ".join(lines) + "."
-
-
-def _described(results: Sequence[TensorResult]) -> list[Described]:
-    return [Described(name(one), one.scheme, one.run_id) for one in results]
+    starred, without = built(compared)
+    if isinstance(without, TensorResult):
+        starred += f"; without, {without.name} is the fastest: {without.layer_us:,.1f} us"
+    return ". ".join([*lines, *([starred] if starred else [])]) + "."
 
 
 def _sections(compared: TensorComparison, words: str) -> Iterator[Section]:
-    results = by_time(compared)
+    results = compared.ranking
     first = results[0]
     alone = [] if results[1:] else [time_table(first)]
     yield Section(
@@ -115,17 +104,17 @@ def _sections(compared: TensorComparison, words: str) -> Iterator[Section]:
     yield Section("What SMs do", [one for one in [sm_bars(results)] if one is not None])
     others = [table for key, table in more.items() if key in ("skew", "mechanisms")]
     yield Section("Details", others, is_open=False)
-    yield assumptions(first.system, schemes_table(_described(results)))
+    yield assumptions(first.system, described(results))
     yield provenance(
         {
             "model": str(first.model["name"]),
             "machine": first.system.name,
             "GPUs": first.tp,
             "tokens": f"{first.tokens:,}, in sequences of {first.sequence:,}",
-            "moereplay": ", ".join(sorted({one.version for one in results})),
+            "moereplay": versions(results),
         },
         command=words,
-        more=[identities_table(_described(results))],
+        more=[identities_table([label(one) for one in results], results)],
     )
 
 
@@ -135,7 +124,7 @@ def path_bars(results: Sequence[TensorResult]) -> Bars:
     return Bars(
         name="time",
         title="Critical path by cause, us",
-        labels=[name(one) for one in results],
+        labels=[label(one) for one in results],
         parts=[
             Part(what, [one[what] for one in spent], is_hatched=what != "compute")
             for what in spent[0]
@@ -158,7 +147,7 @@ def wire_bars(results: Sequence[TensorResult]) -> Bars:
                 sum(getattr(way, f"{kind}_bytes")) / max(one.tp, 1) / MB
                 for kind in ("gather", "reduce", "wire")
             )
-            labels.append(f"{name(one)}, {words}")
+            labels.append(f"{label(one)}, {words}")
             sizes.append({"gather": gather, "reduce": reduce, "rest": wire - gather - reduce})
     return Bars(
         name="wires",
@@ -178,7 +167,7 @@ def use_heats(results: Sequence[TensorResult]) -> Iterator[Heat]:
         yield Heat(
             name=f"use-{group}",
             title=f"Links {words}, in use over time",
-            rows=[name(one) for one in results],
+            rows=[label(one) for one in results],
             columns=[f"{place * slice_us:,.0f}" for place in range(NUM_SLICES)],
             values=rows,
             unit="%",
@@ -201,7 +190,7 @@ def _slices(result: TensorResult, group: str, slice_us: float) -> list[float | N
 
 def sm_bars(results: Sequence[TensorResult]) -> Bars | None:
     """Time of all SMs by what they do; None where no result says."""
-    found = {name(one): shares for one in results if (shares := sm_shares(one)) is not None}
+    found = {label(one): shares for one in results if (shares := sm_shares(one)) is not None}
     if not found:
         return None
     values = list(found.values())

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
-from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
-from replay.report.arrivals import (
+from replay.experiments.serve.arrivals.experiment import EXPERIMENT
+from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
+from replay.experiments.serve.arrivals.tables import (
     US_PER_MS,
-    by_throughput,
+    by_time,
     engine_table,
     heading,
     latencies_table,
+    model_of,
     notes,
 )
-from replay.report.command import command
-from replay.report.pages.serving import serving_words
-from replay.report.provenance import provenance
+from replay.experiments.serve.page import serving_command
+from replay.report.comparisons import described, filled_page, identities_table, label, versions
+from replay.report.provenance import assumptions, provenance
 from replay.report.words import schemes_text
 from tracegen.shared.display.content import (
     Axis,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from replay.experiments.serve.measures import Served
     from tracegen.shared.display.content import Item
 
-    Pairs = Sequence[tuple[Arrived, Served]]
+    Pairs = Sequence[tuple[ArrivalResult, Served]]
 
 LATENCIES = {
     "ttft": "TTFT: from arrival until the first token",
@@ -47,38 +48,29 @@ LATENCIES = {
 QUANTILES = {"p50_us": 50.0, "p90_us": 90.0, "p95_us": 95.0, "p99_us": 99.0, "max_us": 100.0}
 
 
-def page(result: Arrived | ArrivedComparison) -> Page:
-    """Make the page of a run or of several, the one with most tokens per second first."""
-    alone = isinstance(result, Arrived)
-    compared = ArrivedComparison(results=[result]) if isinstance(result, Arrived) else result
-    words = compare_command(compared)
-    model = compared.results[0].spec.model or "the trace's model"
-    title = f"Requests to {model}: " + (
-        compared.results[0].name if alone else schemes_text(len(compared.results))
-    )
-    sections = [one for one in _sections(compared, words) if one.items]
-    return Page(title=title, summary=summary(compared), sections=sections, command=words)
+def page(result: ArrivalResult | ArrivalComparison) -> Page:
+    """Make the page of a run or of several, the fastest first."""
+    if isinstance(result, ArrivalComparison):
+        compared, what = result, schemes_text(len(result.results))
+    else:
+        compared, what = ArrivalComparison(baseline=result.name, results=[result]), result.name
+    title = f"Requests to {model_of(compared.base)}: {what}"
+    words = serving_command(compared, EXPERIMENT, {"arrivals": None})
+    return filled_page(title, summary(compared), _sections(compared, words), words)
 
 
-def compare_command(compared: ArrivedComparison) -> str:
-    """Command that makes it again."""
-    first = compared.results[0]
-    words, left_out = serving_words([one.spec for one in compared.results])
-    arrivals = shlex.split(command([], first.arrivals, defaults={"arrivals": None}))
-    return command(["moereplay", "infer"], first.spec, leave_out=left_out, more=[*arrivals, *words])
-
-
-def summary(compared: ArrivedComparison) -> str:
-    """Say which schemes make most tokens, and what latencies and limits come to."""
-    served = by_throughput(compared)
+def summary(compared: ArrivalComparison) -> str:
+    """Say which schemes are the fastest, and what latencies and limits come to."""
+    served = by_time(compared)
     if not served:
         return " ".join(notes(compared)) or "Nothing was served."
     first, run = served[0]
-    of = f" makes most tokens of {len(served)} schemes" if served[1:] else ""
+    of = f" is the fastest of {len(served)} schemes" if served[1:] else ""
     text = (
-        f"{first.name}{of}: {run.output_tokens_per_s_per_gpu:,.1f} per second and GPU. Half of the "
-        f"requests have their first token after {run.ttft.p50_us / US_PER_MS:,.1f} ms, 99 % after "
-        f"{run.ttft.p99_us / US_PER_MS:,.1f} ms"
+        f"{label(first)}{of}: a request takes {run.e2e.mean_us / US_PER_MS:,.1f} ms in the mean, "
+        f"and {run.output_tokens_per_s_per_gpu:,.1f} tokens are made per second and GPU. Half of "
+        f"the requests have their first token after {run.ttft.p50_us / US_PER_MS:,.1f} ms, 99 % "
+        f"after {run.ttft.p99_us / US_PER_MS:,.1f} ms"
     )
     if run.tpot is not None:
         text += (
@@ -91,34 +83,28 @@ def summary(compared: ArrivedComparison) -> str:
     return text
 
 
-def _sections(compared: ArrivedComparison, words: str) -> Iterator[Section]:
-    served = by_throughput(compared)
+def _sections(compared: ArrivalComparison, words: str) -> Iterator[Section]:
+    served = by_time(compared)
     first = compared.results[0]
     found: list[Item] = []
     if served:
-        found = [latencies_table(served), throughput_bars(served)]
+        found = [latencies_table(compared), throughput_bars(served)]
     yield Section("Latencies and throughput", [heading(first), *found, *notes(compared)])
     yield Section("Under limits", [*goodput_tables(served), *search_plots(compared)])
     yield Section("Distributions", list(distributions(served)))
     yield Section("The engine", [*([engine_table(served)] if served else []), *moments(served)])
-    entered = first.arrivals
-    versions = ", ".join(sorted({one.version for one in compared.results}))
-    identities = Table(
-        "identities",
-        "Each run: equal identities are equal",
-        [Column("schemes"), Column("identity")],
-        [(one.name, one.run_id) for one in compared.results],
-    )
+    if first.phases:
+        yield assumptions(first.phases[-1].system, described(compared.ranking))
     yield provenance(
         {
-            "model": first.spec.model,
+            "model": model_of(first),
             "machine": first.spec.system,
-            "requests": entered.arrivals,
-            "policy": entered.policy,
-            "moereplay": versions,
+            "requests": first.spec.arrivals,
+            "policy": first.spec.policy,
+            "moereplay": versions(compared.results),
         },
         command=words,
-        more=[identities],
+        more=[identities_table([label(one) for one in compared.results], compared.results)],
     )
 
 
@@ -127,7 +113,7 @@ def throughput_bars(served: Pairs) -> Bars:
     return Bars(
         name="throughput",
         title="Generated tokens per second and GPU",
-        labels=[one.name for one, _ in served],
+        labels=[label(one) for one, _ in served],
         parts=[Part("tokens/s", [run.output_tokens_per_s_per_gpu for _, run in served])],
         unit="tokens/s",
     )
@@ -136,14 +122,14 @@ def throughput_bars(served: Pairs) -> Bars:
 def goodput_tables(served: Pairs) -> Iterator[Table]:
     """Requests that keep the limits; nothing where no limit was given."""
     rows = [
-        (one.name, run.goodput.share, run.goodput.requests_per_s,
+        (label(one), run.goodput.share, run.goodput.requests_per_s,
          "yes" if run.goodput.is_met else "no")
         for one, run in served
         if run.goodput is not None
     ]  # fmt: skip
     if rows:
         columns = [
-            Column("schemes"),
+            Column("scheme"),
             Column("keep the limits", "", ".1%"),
             Column("goodput", "/s", ",.4g", says="requests per second that keep the limits"),
             Column("percentile keeps them"),
@@ -151,7 +137,7 @@ def goodput_tables(served: Pairs) -> Iterator[Table]:
         yield Table("goodput", "Requests that keep the limits", columns, rows)
 
 
-def search_plots(compared: ArrivedComparison) -> Iterator[Plot]:
+def search_plots(compared: ArrivalComparison) -> Iterator[Plot]:
     """Latencies at each rate that a search tried; nothing where there was no search."""
     for latency in ("ttft", "tpot"):
         lines = []

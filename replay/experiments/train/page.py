@@ -7,29 +7,29 @@ from typing import TYPE_CHECKING
 from hwmodel.units import BYTES_PER_MIB
 from replay.experiments.train.experiment import EXPERIMENT
 from replay.experiments.train.result import TrainComparison
-from replay.report.command import command
-from replay.report.machines import preset
-from replay.report.pages.described import (
-    Described,
-    identities_table,
-    schemes_table,
-    schemes_words,
-)
-from replay.report.provenance import assumptions, provenance
-from replay.report.tables import GB
-from replay.report.training import (
+from replay.experiments.train.tables import (
     PARTS,
-    by_time,
     causes_of,
     causes_table,
     heading,
     memory_table,
-    name,
     notes,
     stages_table,
     unit_of,
     worth_table,
 )
+from replay.report.command import command, scheme_words
+from replay.report.comparisons import (
+    built,
+    described,
+    filled_page,
+    identities_table,
+    label,
+    versions,
+)
+from replay.report.machines import preset
+from replay.report.provenance import assumptions, provenance
+from replay.report.tables import GB
 from replay.report.words import schemes_text
 from replay.schemes import supported
 from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
@@ -66,8 +66,7 @@ def page(result: TrainResult | TrainComparison) -> Page:
         compared = TrainComparison(baseline=result.scheme.name, results=[result])
         title = f"Training {result.model['name']}: {result.scheme.name}"
     words = compare_command(compared)
-    sections = [one for one in _sections(compared, words) if one.items]
-    return Page(title=title, summary=summary(compared), sections=sections, command=words)
+    return filled_page(title, summary(compared), _sections(compared, words), words)
 
 
 def compare_command(compared: TrainComparison) -> str:
@@ -75,24 +74,24 @@ def compare_command(compared: TrainComparison) -> str:
     spec = compared.results[0].spec
     system = preset(compared.results[0].system.name, spec.overrides)
     usual = [] if system is None else supported(system)
-    words = schemes_words(
-        {one.spec.scheme: (one.scheme.name, one.spec.options) for one in compared.results},
-        usual=[one for one in usual if one not in compared.left_out],
+    words = scheme_words(
+        compared.results,
+        EXPERIMENT,
         baseline=compared.baseline,
-        usual_baseline=EXPERIMENT.baseline(compared.results),
+        usual=[one for one in usual if one not in compared.left_out],
     )
     return command(["moereplay", "train"], spec, leave_out=("scheme", "options"), more=words)
 
 
 def summary(compared: TrainComparison) -> str:
     """Say which scheme is the fastest, what it is worth, and where its step goes."""
-    results = by_time(compared)
-    first, base = results[0], compared[compared.baseline]
+    results = compared.ranking
+    first, base = results[0], compared.base
     unit, unit_us = unit_of(results)
     of = f" is the fastest of {len(results)} schemes" if results[1:] else ""
-    lines = [f"{name(first)}{of}: a step takes {first.step_us / unit_us:,.1f} {unit}"]
+    lines = [f"{label(first)}{of}: a step takes {first.step_us / unit_us:,.1f} {unit}"]
     if first is not base:
-        gain = base.step_us / first.step_us
+        gain = compared.speed_up(first.name)
         lines[0] += f", {gain:.3f} times as fast as under {compared.baseline}"
     worth = first.efficiency
     lines.append(
@@ -100,20 +99,14 @@ def summary(compared: TrainComparison) -> str:
         f"(MFU); {first.moe_share:.0%} of the step goes by with experts, exchange and waiting for "
         f"peers, {first.bubble_share:.0%} with waiting for other stages"
     )
-    if first.scheme.lacking:
-        built = next((one for one in results if not one.scheme.lacking), None)
-        lines.append(f"It needs hardware that {first.system.name} lacks (*)")
-        if built is not None:
-            lines[-1] += f"; without, {name(built)} is the fastest"
-    return ". ".join(lines) + "."
-
-
-def _described(results: Sequence[TrainResult]) -> list[Described]:
-    return [Described(name(one), one.scheme, one.run_id) for one in results]
+    starred, without = built(compared)
+    if without is not None:
+        starred += f"; without, {without.name} is the fastest"
+    return ". ".join([*lines, *([starred] if starred else [])]) + "."
 
 
 def _sections(compared: TrainComparison, words: str) -> Iterator[Section]:
-    results = by_time(compared)
+    results = compared.ranking
     first = results[0]
     yield Section(
         "Where the step goes",
@@ -121,8 +114,8 @@ def _sections(compared: TrainComparison, words: str) -> Iterator[Section]:
             heading(first),
             cause_bars(results),
             causes_table(results),
-            worth_table(compared, results),
-            *([speed_up_bars(compared, results)] if results[1:] else []),
+            worth_table(compared),
+            *([speed_up_bars(compared)] if results[1:] else []),
             *notes(compared),
         ],
     )
@@ -133,7 +126,7 @@ def _sections(compared: TrainComparison, words: str) -> Iterator[Section]:
     )
     if first.memory:
         yield Section("Memory", [memory_bars(first), memory_table(first)])
-    yield assumptions(first.system, schemes_table(_described(results)))
+    yield assumptions(first.system, described(results))
     plan = ", ".join(f"{key} {value}" for key, value in first.plan.items())
     yield provenance(
         {
@@ -145,10 +138,10 @@ def _sections(compared: TrainComparison, words: str) -> Iterator[Section]:
             "tokens of a step": f"{first.tokens_per_step:,}",
             "numbers": f"{first.precision}; kept: {first.recipe}",
             "routing": first.spec.trace or first.spec.routing,
-            "moereplay": ", ".join(sorted({one.version for one in results})),
+            "moereplay": versions(results),
         },
         command=words,
-        more=[identities_table(_described(results))],
+        more=[identities_table([label(one) for one in results], results)],
     )
 
 
@@ -159,7 +152,7 @@ def cause_bars(results: Sequence[TrainResult]) -> Bars:
     return Bars(
         name="step",
         title=f"Step by cause, mean over the GPUs, {unit}",
-        labels=[name(one) for one in results],
+        labels=[label(one) for one in results],
         parts=[
             Part(
                 CAUSES[what],
@@ -173,14 +166,14 @@ def cause_bars(results: Sequence[TrainResult]) -> Bars:
     )
 
 
-def speed_up_bars(compared: TrainComparison, results: Sequence[TrainResult]) -> Bars:
+def speed_up_bars(compared: TrainComparison) -> Bars:
     """How many steps each scheme makes while the baseline makes one."""
-    base = compared[compared.baseline].step_us
+    results = compared.ranking
     return Bars(
         name="speed-up",
         title=f"Steps while {compared.baseline} makes one",
-        labels=[name(one) for one in results],
-        parts=[Part("steps", [base / one.step_us for one in results])],
+        labels=[label(one) for one in results],
+        parts=[Part("steps", [compared.speed_up(one.name) for one in results])],
         unit="",
         marks=[1.0] * len(results),
         mark_name=compared.baseline,
@@ -193,7 +186,7 @@ def stage_bars(result: TrainResult) -> Bars:
     stages = range(len(result.spent_us["peers"]))
     return Bars(
         name="stages",
-        title=f"{name(result)}: step by stage, {unit}",
+        title=f"{label(result)}: step by stage, {unit}",
         labels=[f"stage {stage}" for stage in stages],
         parts=[
             Part(
@@ -220,7 +213,7 @@ def peers_heats(result: TrainResult) -> Iterator[Heat]:
         return
     yield Heat(
         name="peers",
-        title=f"{name(result)}: time in which a GPU waits for those of its stage that come later",
+        title=f"{label(result)}: time in which a GPU waits for those of its stage that come later",
         rows=[f"stage {stage}" for stage in range(len(stages))],
         columns=[str(gpu) for gpu in range(len(stages[0]))],
         values=[[time / unit_us for time in gpus] for gpus in stages],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.result import InferComparison
-from replay.report.command import command
-from replay.report.infer import (
+from replay.experiments.serve.tables import (
     CAUSES,
     US_PER_MS,
     batch_table,
@@ -15,21 +14,22 @@ from replay.report.infer import (
     causes_table,
     heading,
     memory_table,
-    name,
     notes,
     spent_ms,
     times_table,
 )
-from replay.report.pages.described import Described, identities_table, schemes_table
-from replay.report.pages.serving import serving_words
+from replay.report.command import command, scheme_words
+from replay.report.comparisons import described, filled_page, identities_table, label, versions
 from replay.report.provenance import assumptions, provenance
 from replay.report.tables import GB
 from replay.report.words import schemes_text
 from tracegen.shared.display.content import Bars, Page, Part, Section
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from replay.experiments.base.experiment import AnySchemeExperiment
+    from replay.experiments.base.result import ComparisonBase
     from replay.experiments.serve.result import InferResult
 
 PARTS = {
@@ -41,6 +41,8 @@ PARTS = {
     "gaps": "gaps between kernels",
 }
 """Columns of causes as legends name them."""
+LEFT_OUT = ("scheme", "options", "prefill_scheme", "prefill_options")
+"""Settings that are no options of the command."""
 NOTHING_COMPUTED = ("rows", "gaps")
 
 
@@ -53,29 +55,38 @@ def page(result: InferResult | InferComparison) -> Page:
         compared = InferComparison(baseline=result.name, results=[result])
         title = f"Serving {result.model['name']}: {result.name}"
     words = compare_command(compared)
-    return Page(
-        title=title,
-        summary=summary(compared),
-        sections=list(_sections(compared, words)),
-        command=words,
-    )
+    return filled_page(title, summary(compared), _sections(compared, words), words)
 
 
 def compare_command(compared: InferComparison) -> str:
     """Command that makes a batch or a comparison again."""
-    results = compared.results
-    usual = EXPERIMENT.baseline(results)
-    words, left_out = serving_words([one.spec for one in results])
-    words += [] if compared.baseline == usual else ["--baseline", compared.baseline]
-    return command(["moereplay", "infer"], results[0].spec, leave_out=left_out, more=words)
+    return serving_command(compared, EXPERIMENT)
+
+
+def serving_command(
+    compared: ComparisonBase[Any], experiment: AnySchemeExperiment, defaults: Mapping[str, Any] = {}
+) -> str:
+    """Command that serves again what was served.
+
+    Parameters
+    ----------
+    experiment
+        Whose comparison it is.
+    defaults
+        Values that the command takes in place of a field's default.
+    """
+    usual = [experiment.reference(experiment.spec())]
+    words = scheme_words(compared.results, experiment, baseline=compared.baseline, usual=usual)
+    spec = compared.results[0].spec
+    return command(["moereplay", "infer"], spec, leave_out=LEFT_OUT, defaults=defaults, more=words)
 
 
 def summary(compared: InferComparison) -> str:
     """Say which schemes decode fastest, and when the first tokens come."""
     results = by_time(compared)
-    first, base = results[0], compared[compared.baseline]
+    first, base = results[0], compared.base
     of = f" decodes fastest of {len(results)} schemes" if results[1:] else ""
-    text = f"{name(first)}{of}: {first.tpot.mean_us / US_PER_MS:,.2f} ms per token of a request"
+    text = f"{label(first)}{of}: {first.tpot.mean_us / US_PER_MS:,.2f} ms per token of a request"
     if first is not base:
         text += f", {base.tpot.mean_us / first.tpot.mean_us:.2f} times as fast as {base.name}"
     text += (
@@ -84,21 +95,13 @@ def summary(compared: InferComparison) -> str:
     )
     soonest = min(results, key=lambda one: one.ttft.mean_us)
     if soonest is not first:
-        text += f"; soonest under {name(soonest)}: {soonest.ttft.mean_us / US_PER_MS:,.1f} ms"
+        text += f"; soonest under {label(soonest)}: {soonest.ttft.mean_us / US_PER_MS:,.1f} ms"
     rows = spent_ms(first, "decode")[list(CAUSES.values()).index("rows")]
     share = rows / max(sum(spent_ms(first, "decode")), 1e-12)
     text += f". In {share:.0%} of an iteration of decode rows travel and nothing computes."
-    if first.prefill.scheme.lacking or first.decode.scheme.lacking:
-        text += " It needs hardware that its machine lacks (*)."
+    if label(first) != first.name:
+        text += " It needs proposed hardware, which the machine lacks (*)."
     return text
-
-
-def _described(results: Sequence[InferResult]) -> list[Described]:
-    found = []
-    for one in results:
-        phases = (one.prefill, one.decode)
-        found += [Described(name(one), phase.scheme, one.run_id) for phase in phases]
-    return found
 
 
 def _sections(compared: InferComparison, words: str) -> Iterator[Section]:
@@ -125,7 +128,7 @@ def _sections(compared: InferComparison, words: str) -> Iterator[Section]:
         ],
     )
     yield Section("Memory", [memory_bars(results), memory_table(compared)])
-    yield assumptions(first.decode.system, schemes_table(_described(results)))
+    yield assumptions(first.decode.system, described(results))
     gpus = f"{first.decode.gpus}"
     if first.handover is not None:
         gpus += f" decode, {first.prefill.gpus} of {first.prefill.system.name} prefill"
@@ -135,10 +138,10 @@ def _sections(compared: InferComparison, words: str) -> Iterator[Section]:
             "machine": first.decode.system.name,
             "GPUs": gpus,
             "requests": first.requests,
-            "moereplay": ", ".join(sorted({one.version for one in results})),
+            "moereplay": versions(results),
         },
         command=words,
-        more=[identities_table(_described(results))],
+        more=[identities_table([label(one) for one in results], results)],
     )
 
 
@@ -147,7 +150,7 @@ def tpot_bars(results: Sequence[InferResult]) -> Bars:
     return Bars(
         name="tpot",
         title="TPOT: time per output token of a request, ms",
-        labels=[name(one) for one in results],
+        labels=[label(one) for one in results],
         parts=[Part("mean of the requests", [one.tpot.mean_us / US_PER_MS for one in results])],
         unit="ms",
         marks=[one.tpot.end_us / US_PER_MS for one in results],
@@ -160,7 +163,7 @@ def ttft_bars(results: Sequence[InferResult]) -> Bars:
     return Bars(
         name="ttft",
         title="TTFT: time to the first token, from the beginning of the batch, ms",
-        labels=[name(one) for one in results],
+        labels=[label(one) for one in results],
         parts=[Part("mean of the requests", [one.ttft.mean_us / US_PER_MS for one in results])],
         unit="ms",
         marks=[one.ttft.last_us / US_PER_MS for one in results],
@@ -174,7 +177,7 @@ def cause_bars(results: Sequence[InferResult], phase: str) -> Bars:
     return Bars(
         name=f"iteration-{phase}",
         title=f"A mean iteration of {phase}, ms",
-        labels=[name(one) for one in results],
+        labels=[label(one) for one in results],
         parts=[
             Part(PARTS[word], [one[place] for one in spent], is_hatched=word in NOTHING_COMPUTED)
             for place, word in enumerate(CAUSES.values())
@@ -196,7 +199,7 @@ def memory_bars(results: Sequence[InferResult]) -> Bars:
     return Bars(
         name="memory",
         title="Memory of a GPU that decodes, GB",
-        labels=[name(one) for one in results],
+        labels=[label(one) for one in results],
         parts=[Part(what, [size / GB for size in sizes]) for what, sizes in held.items()],
         unit="GB",
         marks=[one.capacity_bytes / GB for one in found],

@@ -1,30 +1,30 @@
-"""Which requests arrive, and how an engine batches them, as one frozen object."""
+"""Everything that decides how requests are served as they arrive, as one frozen object."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from replay.experiments.serve.rules import Policy, Router, Settings
+from replay.experiments.serve.rules import Policy, Router
+from replay.experiments.serve.spec import InferSpec
 
 if TYPE_CHECKING:
     from replay.experiments.serve.measures import Limits
 
 
-class ArrivalSpec(Settings):
-    """What arrives, and how the engine batches it; sizes of an iteration are those of `InferSpec`.
+class ArrivalSpec(InferSpec):
+    """What arrives, how the engine batches it, and what a batch is served by.
 
-    A worker has at most ``requests`` per GPU of `InferSpec` at a time, and prefills at most
-    ``chunk`` tokens per GPU in an iteration.
+    A worker has at most ``requests`` per GPU at a time, and prefills at most ``chunk`` tokens per
+    GPU in an iteration. ``prompt`` and ``output`` are lengths of requests that are drawn and have
+    no distribution of their own.
 
     Raises
     ------
     UserError
         If a setting does not exist or is not possible.
     """
-
-    called: ClassVar[str] = "arrivals"
 
     arrivals: str = Field(
         "1", description="Requests per second, `once` for all at once, or a file of requests."
@@ -68,3 +68,12 @@ class ArrivalSpec(Settings):
             return None
         ttft_us, tpot_us = (one and one * 1000 for one in (self.ttft_ms, self.tpot_ms))
         return Limits(ttft_us=ttft_us, tpot_us=tpot_us, percentile=self.percentile)
+
+    def of_batch(self, prompt: int, output: int) -> InferSpec:
+        """Make the spec of a batch by the same iterations, whose requests have one length each."""
+        own = {name: getattr(self, name) for name in InferSpec.model_fields}
+        return InferSpec(**{**own, "lengths": "even", "prompt": prompt, "output": output})
+
+
+OF_ARRIVALS = tuple(name for name in ArrivalSpec.model_fields if name not in InferSpec.model_fields)
+"""Settings that a batch does not have."""

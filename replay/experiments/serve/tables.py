@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.text import Text
-
-from replay.report.proposed import star_notes, starred
+from replay.report.comparisons import label, outside_notes, tables_group
 from replay.report.tables import GB
-from replay.report.words import WORDS, explained, says
+from replay.report.words import WORDS, says
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.console import Group
 
     from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
     from tracegen.shared.display.content import Cell
@@ -32,9 +31,7 @@ CAUSES = {
 
 def tables(compared: InferComparison) -> Group:
     """Times of the phases, the fastest decoding first, by cause, and memory."""
-    found = list(all_tables(compared))
-    text = "\n".join([*explained(found), *notes(compared)])
-    return Group(Text(heading(compared.results[0])), *found, Text(), Text(text))
+    return tables_group(heading(compared.base), list(all_tables(compared)), notes(compared))
 
 
 def all_tables(compared: InferComparison) -> Iterator[Table]:
@@ -68,11 +65,6 @@ def by_time(compared: InferComparison) -> list[InferResult]:
     return sorted(compared.results, key=lambda one: one.tpot.mean_us)
 
 
-def name(result: InferResult) -> str:
-    """Names of the schemes; a star says that one needs hardware that its machine lacks."""
-    return starred(result.name, result.prefill.scheme, result.decode.scheme)
-
-
 def times_table(compared: InferComparison) -> Table:
     """What a batch is asked for first."""
     columns = [
@@ -87,7 +79,7 @@ def times_table(compared: InferComparison) -> Table:
     base = compared[compared.baseline]
     rows = [
         (
-            name(one),
+            label(one),
             one.ttft.mean_us / US_PER_MS,
             base.ttft.mean_us / one.ttft.mean_us,
             one.prefill.tokens_per_s_per_gpu,
@@ -115,7 +107,7 @@ def batch_table(compared: InferComparison) -> Table:
     ]
     rows = [
         (
-            name(one),
+            label(one),
             one.tpot.start_us / US_PER_MS,
             one.tpot.end_us / US_PER_MS,
             one.decode.iterations,
@@ -139,7 +131,7 @@ def causes_table(compared: InferComparison, phase: str) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for one in by_time(compared):
         each = spent_ms(one, phase)
-        rows.append((name(one), *each, sum(each)))
+        rows.append((label(one), *each, sum(each)))
     return Table(phase, f"An iteration of {phase}, mean", columns, rows)
 
 
@@ -169,7 +161,7 @@ def memory_table(compared: InferComparison) -> Table:
         )  # fmt: skip
         rows.append(
             (
-                name(one),
+                label(one),
                 *(size / GB for size in sizes),
                 found.cache_positions,
                 max(found.positions_fit, 0),
@@ -205,9 +197,7 @@ def notes(compared: InferComparison) -> Iterator[str]:
     if first.tpot.tokens_per_step != 1:
         yield f"Speculative decoding: {first.tpot.tokens_per_step:.2f} tokens per step."
     if first.left_out:
-        yield f"Left out: {', '.join(first.left_out)}."
+        yield f"No time is charged for: {', '.join(first.left_out)}."
     phases = [phase for one in compared.results for phase in (one.prefill, one.decode)]
     systems = " or ".join(dict.fromkeys(one.system.name for one in phases))
-    yield from star_notes(systems, [one.scheme for one in phases])
-    for name, reason in compared.left_out.items():
-        yield f"Left out: {name}: {reason}."
+    yield from outside_notes(systems, compared)

@@ -1,0 +1,90 @@
+"""Serving requests as they arrive as an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from replay.errors import unknown
+from replay.experiments.base import compare as base
+from replay.experiments.serve.arrivals.result import (
+    ArrivalComparison,
+    ArrivalResult,
+    comparison_of_old,
+    result_of_old,
+)
+from replay.experiments.serve.arrivals.spec import ArrivalSpec
+from replay.experiments.serve.experiment import Serving
+
+if TYPE_CHECKING:
+    from replay.experiments.base.experiment import Observer, Progress
+    from replay.experiments.serve.arrivals.replay import ArrivalSetup
+    from replay.schemes.outside import AllowCode
+
+
+class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult]):
+    """Requests that arrive, which an engine batches and a whole model serves."""
+
+    name = "arrivals"
+    command = "infer"
+    title = "requests that arrive"
+    spec = ArrivalSpec
+    result = ArrivalResult
+    comparison = ArrivalComparison
+    older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+        "moereplay-arrivals/1": result_of_old,
+        "moereplay-arrivals-comparison/1": comparison_of_old,
+    }
+
+    def setup(
+        self,
+        spec: ArrivalSpec,
+        given: Mapping[str, Any],
+        *,
+        like: ArrivalSetup | None = None,
+        allow_code: AllowCode = False,
+    ) -> ArrivalSetup:
+        """Nothing is given beside the spec; the requests are the same under all schemes."""
+        from replay.experiments.serve.arrivals.replay import ArrivalSetup
+
+        if given:
+            raise unknown("object", next(iter(given)), ())
+        return ArrivalSetup.of(spec, None if like is None else like.requests, allow_code=allow_code)
+
+    def replay(
+        self,
+        setup: ArrivalSetup,
+        *,
+        progress: Progress | None = None,
+        observe: Observer | None = None,
+    ) -> ArrivalResult:
+        """Nothing is observed: iterations have no schedule of their own."""
+        from replay.experiments.serve.arrivals.replay import carry_out
+
+        result = carry_out(setup)
+        if progress is not None:
+            progress()
+        return result
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.experiments.serve.arrivals.tables import tables
+
+        return tables(compared)
+
+
+EXPERIMENT = Arrivals()
+
+
+def run(spec: ArrivalSpec | None = None, **settings: Any) -> ArrivalResult:
+    """Serve what arrives under one scheme of prompts and decoding; see `base.compare.run`."""
+    result: ArrivalResult = base.run(EXPERIMENT, spec, **settings)
+    return result
+
+
+def compare(
+    spec: ArrivalSpec | None = None, schemes: str | Sequence[str] | None = None, **settings: Any
+) -> ArrivalComparison:
+    """Serve the same requests under several schemes; see `base.compare.compare`."""
+    found: ArrivalComparison = base.compare(EXPERIMENT, spec, schemes, **settings)
+    return found

@@ -1,0 +1,225 @@
+"""From settings of requests that arrive to their measures.
+
+`moereplay infer` serves a batch that is there from the start. Here requests arrive at a rate or as
+a file says, and iterations are what the engine's rules make of them. Both are timed alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from replay.errors import UserError
+from replay.experiments.base.identity import identity
+from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
+from replay.experiments.serve import capacity, handover, request_files
+from replay.experiments.serve.arrivals.result import ArrivalPhase, ArrivalResult, Cache
+from replay.experiments.serve.arrivals.spec import OF_ARRIVALS, ArrivalSpec
+from replay.experiments.serve.measures import measure
+from replay.experiments.serve.requests import drawn, drawn_from, lengths
+from replay.experiments.serve.room import GB, room_of
+from replay.experiments.serve.rules import Batching, Speculation
+from replay.experiments.serve.serving import Pool, serve
+from replay.experiments.serve.setup import Setup, Side
+
+if TYPE_CHECKING:
+    from replay.experiments.serve.book import Timeline
+    from replay.experiments.serve.requests import Requests
+    from replay.model.work.batch import Phase
+    from replay.schemes.outside import AllowCode
+
+
+@dataclass(frozen=True)
+class ArrivalSetup:
+    """A spec with its requests, and what their iterations are timed by.
+
+    Attributes
+    ----------
+    batch
+        The same model and machine with a batch of requests of mean lengths.
+    """
+
+    spec: ArrivalSpec
+    requests: Requests
+    batch: Setup
+
+    @classmethod
+    def of(
+        cls, spec: ArrivalSpec, requests: Requests | None = None, *, allow_code: AllowCode = False
+    ) -> Self:
+        """Follow the references of a spec.
+
+        Parameters
+        ----------
+        requests
+            Those of the spec, where they are known.
+        allow_code
+            Whether a scheme's file that the spec names may be executed, see `replay.schemes.find`.
+
+        Raises
+        ------
+        UserError
+            If a reference leads nowhere, or settings do not fit together.
+        """
+        if spec.search and spec.limits is None:
+            message = "a search of the largest rate needs a limit: ttft_ms or tpot_ms"
+            raise UserError(message)
+        if requests is None:
+            requests = requests_of(spec)
+        means = (requests.prompt.mean(), requests.output.mean() - 1)
+        prompt, output = (max(round(float(mean)), 1) for mean in means)
+        return cls(spec, requests, Setup.of(spec.of_batch(prompt, output), allow_code=allow_code))
+
+    @property
+    def run_id(self) -> str:
+        """Identity: requests enter by value, and not by the name of their file."""
+        return identity({
+            "iterations": self.batch.run_id,
+            "requests": self.requests.content_id,
+            "rules": self.spec.model_dump(mode="json", include={*OF_ARRIVALS} - {"arrivals"}),
+        })  # fmt: skip
+
+
+def carry_out(ready: ArrivalSetup) -> ArrivalResult:
+    """Serve what was set up.
+
+    Raises
+    ------
+    UserError
+        If it does not fit into memory, or a scheme refuses a layer.
+    """
+    asked, requests, setup = ready.spec, ready.requests, ready.batch
+    pools, caches = _pools(setup, asked, int(requests.prompt.max()))
+    drafts = setup.drafts
+    speculation = None
+    if drafts.count:
+        speculation = Speculation(
+            drafts=drafts.count,
+            acceptance=drafts.acceptance,
+            is_sampled=True,
+            seed=asked.arrival_seed,
+        )
+    position = caches[0].position_bytes
+
+    def handover_ps(tokens: int) -> int:
+        """Every GPU of a worker sends its cache to one of the other worker."""
+        sender, receiver = setup.prefill.system, setup.decode.system
+        return handover.arrived_ps([0], [tokens * position], sender, receiver, 1, 1)
+
+    def run(arriving: Requests) -> Timeline:
+        return serve(
+            arriving, pools[0], decode=pools[1] if setup.is_apart else None,
+            handover_ps=handover_ps, router=asked.router, speculation=speculation,
+        )  # fmt: skip
+
+    found, served = None, None
+    if asked.search and asked.limits is not None:
+        found = capacity.most(requests, run, asked.limits, tolerance=asked.rate_tolerance)
+        found, served = found.model_copy(update={"served": None}), found.served
+    else:
+        served = measure(run(requests), asked.limits)
+    sides: dict[Phase, Side] = {"prefill": setup.prefill, "decode": setup.decode}
+    return ArrivalResult(
+        run_id=ready.run_id, version=package_version(), spec=asked, model=setup.shape.sizes(),
+        phases=[
+            ArrivalPhase(
+                phase=phase,
+                scheme=SchemeDescription.of(setup.replays[phase].scheme, side.system),
+                system=SystemDescription.of(side.system, side.num_gpus),
+            )
+            for phase, side in sides.items()
+        ],
+        caches=caches, served=served, capacity=found,
+    )  # fmt: skip
+
+
+def requests_of(spec: ArrivalSpec) -> Requests:
+    """Give the requests that arrive.
+
+    Raises
+    ------
+    UserError
+        If `arrivals` is no rate and no file, or lengths are given twice.
+    """
+    rate = _rate(spec.arrivals)
+    is_given = spec.prompts is not None or spec.outputs is not None
+    if rate is None:
+        if is_given or spec.lengths == "trace":
+            message = f"{spec.arrivals}: its requests have lengths of their own; give no others"
+            raise UserError(message)
+        return request_files.read(spec.arrivals, most=spec.count)
+    count, burstiness, seed = spec.count, spec.burstiness, spec.arrival_seed
+    if spec.lengths == "trace" and not is_given:
+        import tracegen
+
+        if spec.trace is None:
+            message = "lengths of a trace were asked for, but no trace was given"
+            raise UserError(message)
+        trace = tracegen.load(spec.trace)
+        found = drawn_from(trace, count, 1.0, burstiness=burstiness, seed=seed)
+    else:
+        prompts = lengths(spec.prompts or str(spec.prompt))
+        outputs = lengths(spec.outputs or str(spec.output + 1))
+        found = drawn(count, 1.0, prompts, outputs, burstiness=burstiness, seed=seed)
+    # A search stretches gaps, which requests that come at once would not have.
+    return found if spec.search else found.at_rate(rate)
+
+
+def _rate(text: str) -> float | None:
+    """Requests per second, if the text is a number."""
+    if text == "once":
+        return float("inf")
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _pools(setup: Setup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, Pool], list[Cache]]:
+    """Pools of prefill and of decoding, which are the same where the same GPUs do both."""
+    spec, queries = setup.spec, setup.drafts.count + 1
+    phases: dict[Phase, Side] = {"prefill": setup.prefill, "decode": setup.decode}
+    pools: list[Pool] = []
+    caches: list[Cache] = []
+    for phase, side in phases.items():
+        if phase == "decode" and not setup.is_apart:
+            pools.append(pools[0])
+            break
+        prompts = spec.chunk
+        if asked.policy == "whole-prompts":
+            prompts = max(prompts, -(-longest // side.tp))
+        times = dataclasses.replace(
+            setup.times[phase], most={True: prompts, False: spec.requests * queries}
+        )
+        used = [times.prefill, times.decode]
+        if setup.is_apart:
+            used = used[:1] if phase == "prefill" else used[1:]
+        for layers in used:
+            most = times.most[layers is times.prefill]
+            layers.near(most, layers.positions, most)
+        room = room_of(
+            setup.shape, [one.memory for one in used if one.memory is not None],
+            int(side.system.hbm.num_bytes * asked.memory), side.tp, setup.precision.gemm,
+            int(setup.drafts.count > 0),
+        )  # fmt: skip
+        if room.positions < asked.block:
+            message = (
+                f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}: "
+                f"{room.weights / GB:,.1f} GB of weights and {room.iteration / GB:,.1f} GB of "
+                f"buffers leave no cache in {room.capacity / GB:,.1f} GB of a GPU"
+            )
+            raise UserError(message)
+        rules = Batching(
+            policy=asked.policy, cache_tokens=room.positions, block=asked.block,
+            max_batched_tokens=spec.chunk * side.tp, max_requests=spec.requests * side.tp,
+            reserve=asked.reserve,
+        )  # fmt: skip
+        pools.append(Pool(times, rules, side.num_gpus))
+        caches.append(
+            Cache(
+                phase=phase, workers=side.workers, positions=room.positions,
+                position_bytes=room.position,
+            )
+        )  # fmt: skip
+    return (pools[0], pools[1]), caches

@@ -1,0 +1,131 @@
+"""What tables and pages of results and comparisons have alike, whatever the question."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.text import Text
+
+from replay.report.proposed import proposed_text, star_notes, starred
+from replay.report.words import explained
+from tracegen.shared.display.content import Column, Page, Section, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from replay.experiments.base.result import ComparisonBase, ResultBase, SchemeDescription
+    from tracegen.shared.display.content import Cell
+
+    AnyComparison = ComparisonBase[Any]
+
+
+def label(result: ResultBase) -> str:
+    """Name of a result as tables and charts print it."""
+    return starred(result.name, *result.schemes)
+
+
+def tables_group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Group:
+    """A heading, tables, and lines that explain them."""
+    text = "\n".join([*explained(tables), *lines])
+    return Group(Text(head), *tables, Text(), Text(text))
+
+
+def outside_notes(system: str, compared: AnyComparison) -> Iterator[str]:
+    """What the machine lacks, and who was left out: a line for each reason."""
+    yield from star_notes(system, [one for each in compared.results for one in each.schemes])
+    reasons: dict[str, list[str]] = {}
+    for name, reason in compared.left_out.items():
+        reasons.setdefault(reason.removeprefix(f"scheme {name!r}: "), []).append(name)
+    for reason, names in reasons.items():
+        yield f"Left out: {', '.join(names)}: {reason}."
+
+
+def built(compared: AnyComparison) -> tuple[str, ResultBase | None]:
+    """Words on proposed hardware of the first of a ranking, and the fastest that needs none.
+
+    Returns
+    -------
+    Nothing where the first needs none; None where all do.
+    """
+    ranking = compared.ranking
+    if label(ranking[0]) == ranking[0].name:
+        return "", None
+    without = next((one for one in ranking if label(one) == one.name), None)
+    return "It needs proposed hardware, which the machine lacks (*)", without
+
+
+def schemes_table(named: Iterable[tuple[str, SchemeDescription]]) -> Table:
+    """What each scheme assumes and proposes, and where it is described; each name once.
+
+    Parameters
+    ----------
+    named
+        Schemes, and their names as they are printed.
+    """
+    rows: dict[str, tuple[Cell, ...]] = {}
+    notes: list[str] = []
+    for name, scheme in named:
+        if scheme.lacking:
+            notes = ["* proposed hardware, which the machine lacks."]
+        rows[name] = (name, proposed_text(scheme) or None, scheme.assumes or None, scheme.source)
+    columns = [
+        Column("scheme"),
+        Column("proposed hardware"),
+        Column("assumes"),
+        Column("source", rank=1),
+    ]
+    title = "What each scheme assumes and proposes"
+    return Table("schemes", title, columns, list(rows.values()), notes)
+
+
+def described(results: Iterable[ResultBase]) -> Table:
+    """The same table of all schemes of some results."""
+    return schemes_table((starred(one.name, one), one) for each in results for one in each.schemes)
+
+
+def identities_table(
+    names: Sequence[str],
+    results: Sequence[ResultBase],
+    more: Mapping[str, Sequence[Cell]] | None = None,
+) -> Table:
+    """Options and identity of each result, and further columns behind its name."""
+    extra = more or {}
+    rows = [
+        (name, *(of[at] for of in extra.values()), options_of(one), one.run_id)
+        for at, (name, one) in enumerate(zip(names, results, strict=True))
+    ]
+    columns = [
+        Column("scheme"),
+        *(Column(what, rank=1) for what in extra),
+        Column("options"),
+        Column("identity", rank=2),
+    ]
+    return Table("identities", "Each result: equal identities have equal results", columns, rows)
+
+
+def options_of(result: ResultBase) -> str:
+    """All options of a result's schemes in a line, each with its scheme where there are several."""
+    found = {one.name: options_text(one.options) for one in result.schemes}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return "; ".join(f"{name}: {text}" for name, text in found.items())
+
+
+def options_text(options: Mapping[str, object]) -> str:
+    """All options of a scheme in a line."""
+    return ", ".join(f"{name}={_value(value)}" for name, value in sorted(options.items())) or "none"
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def versions(results: Iterable[ResultBase]) -> str:
+    """Versions of moereplay that made some results."""
+    return ", ".join(sorted({one.version for one in results}))
+
+
+def filled_page(title: str, summary: str, sections: Iterable[Section], command: str) -> Page:
+    """Make a page of the sections that have something in them."""
+    return Page(title, summary, [one for one in sections if one.items], command)

@@ -1,0 +1,320 @@
+"""What holds for every experiment: settings, mistakes, results, files, comparisons, processes.
+
+An experiment more is one entry of `CASES`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from tiers import mostly_extended
+
+from replay.errors import UserError
+from replay.experiments.base.compare import compare, run
+from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
+from replay.experiments.base.load import load_of, load_result
+from replay.report.pages import page
+from replay.schemes import find
+from replay.studies.sweeps.plan import plan_sweep
+from replay.studies.sweeps.run import sweep
+from replay.studies.sweeps.study import Column, Grid, Study
+
+
+class Case(NamedTuple):
+    """A smallest sample of an experiment.
+
+    Attributes
+    ----------
+    settings
+        Of a replay of a second or less.
+    schemes
+        Two that can do it; the first has an option.
+    option
+        Of the first, with a value that is not its default.
+    number
+        A setting that is a whole number, and a value that is possible.
+    refusing
+        A scheme that cannot do it, one that can, and settings where that is so.
+    """
+
+    settings: dict[str, Any]
+    schemes: tuple[str, str]
+    option: tuple[str, Any]
+    number: tuple[str, int]
+    refusing: tuple[str, str, dict[str, Any]] | None = None
+
+
+SERVED = {
+    "model": "olmoe-1b-7b", "decode_gpus": 2, "requests": 4, "prompt": 32, "output": 2,
+    "chunk": 64, "sample_layers": 1, "tolerance": 1.0,
+}  # fmt: skip
+CASES = {
+    "layer": Case(
+        {"trace": "toy-uniform", "layer": 0}, ("deepep", "ideal"), ("num_sms", 16), ("step", 0),
+        ("deepep-ll", "ideal", {"direction": "training"}),
+    ),
+    "dense": Case(
+        {"model": "llama-2-7b", "tp": 4, "tokens": 256}, ("cais", "sp-ring"),
+        ("timeout_us", 2.5), ("tokens", 256), ("sp-ring", "tp-ring", {"tokens": 255}),
+    ),
+    "train": Case(
+        {"model": "olmoe-1b-7b", "plan": "pp=1,dp=2,ep=2,micro_batches=1", "sequence": 64,
+         "layers_sampled": 1, "fit": False},
+        ("deepep", "ideal"), ("num_sms", 16), ("sequence", 64), ("deepep-ll", "ideal", {}),
+    ),
+    "serve": Case(SERVED, ("deepep", "ideal"), ("num_sms", 16), ("prompt", 32)),
+    "arrivals": Case(
+        {**SERVED, "arrivals": "once", "count": 2}, ("deepep", "ideal"), ("num_sms", 16),
+        ("count", 2),
+    ),
+}  # fmt: skip
+every = pytest.mark.parametrize("name", list(CASES))
+
+
+@functools.cache
+def compared(name: str) -> Any:
+    """The two schemes of a sample, beside each other."""
+    case = CASES[name]
+    return compare(EXPERIMENTS[name], None, case.schemes, **case.settings)
+
+
+def test_every_experiment_has_a_sample() -> None:
+    schemed = [one for one in EXPERIMENTS.values() if isinstance(one, SchemeExperiment)]
+    assert set(CASES) == {one.name for one in schemed}
+    assert [one.name for one in EXPERIMENTS.values()] == list(EXPERIMENTS)
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+@every
+def test_settings_come_back_from_toml(name: str) -> None:
+    case, kind = CASES[name], EXPERIMENTS[name].spec
+    option, value = case.option
+    spec = kind(**case.settings, scheme=case.schemes[0], options={option: value})
+    assert kind.from_toml(spec.to_toml()) == spec
+    assert kind() == kind.from_toml("")
+    for word, field in kind.words().items():
+        assert getattr(kind().changed(**{word: getattr(spec, field)}), field) is not ...
+
+
+@every
+def test_words_of_files_are_names_too(name: str) -> None:
+    kind = EXPERIMENTS[name].spec
+    for word, field in kind.words().items():
+        if word != field:
+            (other,) = [one for one in kind.choices(field) if one != getattr(kind(), field)][:1]
+            assert getattr(kind().changed(**{word: other}), field) == other
+            assert kind(**{word: other}) == kind(**{field: other})
+
+
+@every
+def test_numbers_of_numpy_are_numbers(name: str) -> None:
+    case, kind = CASES[name], EXPERIMENTS[name].spec
+    field, value = case.number
+    assert kind(**{field: np.int64(value)}) == kind(**{field: value})
+    assert type(getattr(kind(**{field: np.int32(value)}), field)) is int
+    option = case.option[0]
+    assert kind(options={option: np.int64(8)}).options == {option: 8}
+
+
+@every
+def test_a_mistake_says_what_is_possible_in_one_line(name: str) -> None:
+    case, experiment = CASES[name], EXPERIMENTS[name]
+    field, _ = case.number
+    for settings, words in (
+        ({"nonsense": 1}, "unknown setting 'nonsense'; known: "),
+        ({field: "8"}, f"{field} = '8': expected a whole number"),
+        ({field: True}, f"{field} = True: expected a whole number"),
+        ({field: -1}, f"{field} must be at least "),
+        ({"options": [1]}, "options = [1]: expected a table"),
+        ({"scheme": 3}, "scheme = 3: expected text"),
+        ({"scheme": "nope"}, "unknown scheme"),
+    ):
+        with pytest.raises(UserError) as caught:
+            run(experiment, None, **{**case.settings, **settings})
+        assert str(caught.value).startswith(words)
+        assert "\n" not in str(caught.value)
+
+
+@every
+def test_a_mistake_in_a_comparison_says_what_is_possible_in_one_line(name: str) -> None:
+    case, experiment = CASES[name], EXPERIMENTS[name]
+    first, second = case.schemes
+    for asked, words in (
+        ({"schemes": []}, "schemes is empty; leave it out for the default"),
+        ({"schemes": 3}, "schemes = 3"),
+        ({"schemes": [first, first]}, f"a scheme is listed twice: {first}, {first}"),
+        ({"schemes": [first, "nope"]}, "unknown scheme"),
+        ({"schemes": [first], "baseline": second}, f"unknown baseline '{second}'"),
+        ({"schemes": [first], "options": {"nope": {}}}, "unknown scheme with options 'nope'"),
+        ({"schemes": [first], "scheme": first}, f"scheme = '{first}': compare takes schemes="),
+        ({"schemes": [first], "jobs": 0}, "jobs must be at least 1"),
+    ):
+        with pytest.raises(UserError) as caught:
+            compare(experiment, None, **{**case.settings, **asked})
+        assert str(caught.value).startswith(words), str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+@every
+def test_a_result_has_a_head(name: str) -> None:
+    for result in compared(name).results:
+        document = json.loads(result.to_json())
+        assert document["format"] == EXPERIMENTS[name].result.model_fields["format"].default
+        assert len(document["run_id"]) == 64 and document["version"]
+        assert EXPERIMENTS[name].spec.model_validate(document["spec"]) == result.spec
+        for one in result.schemes:
+            known = find(one.name, None)
+            assert (one.assumes, one.source) == (known.assumes, known.source)
+        assert result.to_json().endswith("\n")
+
+
+@every
+def test_results_come_back_from_files(name: str, tmp_path: Path) -> None:
+    both, path = compared(name), tmp_path / "result.json"
+    for one in (both, both.results[0]):
+        one.save(path)
+        assert load_of(EXPERIMENTS[name], path) == load_result(path) == one
+        assert path.read_text() == one.to_json()
+    other = next(one for one in CASES if one != name)
+    with pytest.raises(UserError, match="is no result of a replay: its format is"):
+        load_of(EXPERIMENTS[other], path)
+
+
+@every
+def test_the_fastest_is_first_and_speed_ups_are_ratios(name: str) -> None:
+    both = compared(name)
+    times = [one.headline_us for one in both.ranking]
+    assert times == sorted(times) and times[0] > 0
+    assert both.base.name == both.baseline == EXPERIMENTS[name].baseline(both.results)
+    for one in both.results:
+        assert both.speed_up(one.name) == both.base.headline_us / one.headline_us
+    assert both.speed_up(both.baseline) == 1
+
+
+@every
+def test_rows_are_named_by_schemes(name: str) -> None:
+    both = compared(name)
+    assert {row["scheme"] for row in both._rows()} == {one.name for one in both.results}
+
+
+@every
+def test_a_page_says_what_each_scheme_assumes(name: str) -> None:
+    (schemes,) = [table for table in page(compared(name)).tables() if table.name == "schemes"]
+    said = {str(row[0]).rstrip("*"): row[2] or "" for row in schemes.rows}
+    used = [one for result in compared(name).results for one in result.schemes]
+    assert said == {one.name: one.assumes for one in used}
+    assert any(said.values())
+
+
+@every
+def test_a_star_is_hardware_that_the_machine_lacks(name: str) -> None:
+    for one in compared(name).results:
+        for scheme in one.schemes:
+            assert set(scheme.lacking) <= set(scheme.proposes)
+
+
+# ---- comparisons ---------------------------------------------------------------------------------
+
+
+@every
+def test_a_name_alone_is_one_scheme(name: str) -> None:
+    case = CASES[name]
+    alone = compare(EXPERIMENTS[name], None, case.schemes[1], **case.settings)
+    (result,) = alone.results
+    assert result.name == alone.baseline == case.schemes[1]
+    assert result == compared(name)[case.schemes[1]]
+
+
+@every
+def test_options_reach_their_scheme_alone(name: str) -> None:
+    case = CASES[name]
+    (first, second), (option, value) = case.schemes, case.option
+    found = compare(
+        EXPERIMENTS[name], None, case.schemes, options={first: {option: value}}, **case.settings
+    )
+    assert found[first].schemes[-1].options[option] == value
+    assert found[first].run_id != compared(name)[first].run_id
+    assert found[second] == compared(name)[second]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refusing])
+def test_who_cannot_is_left_out_with_a_reason_or_refused_if_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, experiment = CASES[name], EXPERIMENTS[name]
+    assert case.refusing is not None
+    refusing, able, other = case.refusing
+    settings = {**case.settings, **other}
+    with pytest.raises(UserError) as caught:
+        compare(experiment, None, [able, refusing], **settings)
+    assert "\n" not in str(caught.value)
+    both = lambda *_: [refusing, able]  # noqa: E731 - stands for a method
+    monkeypatch.setattr(type(experiment), "usual_schemes", both)
+    found = compare(experiment, None, **settings)
+    assert [one.name for one in found.results] == [able]
+    assert list(found.left_out) == [refusing] and found.left_out[refusing]
+    with pytest.raises(UserError):  # a baseline that is asked for must be there
+        compare(experiment, None, baseline=refusing, **settings)
+
+
+@pytest.mark.parametrize("name", mostly_extended(list(CASES), ["dense"]))
+def test_processes_change_nothing(name: str) -> None:
+    case = CASES[name]
+    again = compare(EXPERIMENTS[name], None, case.schemes, jobs=2, **case.settings)
+    assert again.to_json() == compared(name).to_json()
+
+
+@every
+def test_a_result_is_made_again_by_its_spec(name: str) -> None:
+    result = compared(name).results[0]
+    calls: list[None] = []
+    again = run(EXPERIMENTS[name], result.spec, progress=lambda: calls.append(None))
+    assert again == result and calls
+
+
+@every
+def test_a_study_spans_it(name: str, tmp_path: Path) -> None:
+    """A point is the very result of a replay, with its identity, its options and its scheme."""
+    case, experiment = CASES[name], EXPERIMENTS[name]
+    words = {field: word for word, field in experiment.spec.words().items()} | {
+        "trace": "trace.file" if name == "layer" else "trace"
+    }
+    given = {words.get(key, key): value for key, value in case.settings.items()}
+    first, second = case.schemes
+    option, value = case.option
+    changed = {"label": "changed", "scheme": first, f"{first}.{option}": value}
+    asked = Grid(
+        experiment=name,
+        fixed=given,
+        axes={"scheme": [first, second, changed]},
+        columns=[Column(header="one", path=experiment.headline or "caches.0.positions")],
+    )
+    study = Study(name="one", title="t", question="q", grids=[asked])
+    plan = plan_sweep(study)
+    found = sweep(plan, tmp_path)
+    assert (found.num_computed, found.num_failed, found.num_refused) == (3, 0, 0)
+    again = sweep(study, tmp_path)
+    assert (again.num_computed, again.num_reused) == (0, 3) and again.to_json() == found.to_json()
+    expected = [*compared(name).results, run(experiment, compared(name).results[0].spec.changed(
+        options={option: value}))]  # fmt: skip
+    for result, identity in zip(expected, found.identities, strict=True):
+        document = json.loads((tmp_path / "points" / f"{identity}.json").read_text())
+        stored = experiment.result.model_validate(document["result"])
+        if name != "layer":  # whose points name no trace
+            assert stored == result and identity == result.run_id
+        assert stored.headline_us == result.headline_us
+        if experiment.headline:
+            at = document["result"]
+            for part in experiment.headline.split("."):
+                at = at[part]
+            assert at == result.headline_us
