@@ -106,13 +106,14 @@ def _about_value(module: Any, word: str) -> str:
     ValueError
         If nothing stands there.
     """
-    for name, value in list(sys.modules.items()):
-        if name.split(".")[0] not in PACKAGES or getattr(value, word, None) is not getattr(
-            module, word
-        ):
+    wanted = getattr(module, word)
+    for name, home in list(sys.modules.items()):
+        if name.split(".")[0] not in PACKAGES:
             continue
-        if found := _behind(name).get(word):
-            return of_docstring(found)
+        # Its home may have it under another name.
+        for known in [word, *(key for key, one in vars(home).items() if one is wanted)]:
+            if getattr(home, known, None) is wanted and (found := _behind(name).get(known)):
+                return of_docstring(found)
     message = f"{module.__name__}.{word} is not described"
     raise ValueError(message)
 

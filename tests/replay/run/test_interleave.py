@@ -26,6 +26,7 @@ from replay.model.work.context import Context
 from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES, find
 from replay.schemes.contract import checks
+from replay.schemes.contract.basics import ends, frees
 from replay.schemes.contract.bytes_on_ports import payload, wire
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.layers import LAYERS, WIDE, draw, work
@@ -216,7 +217,7 @@ def test_micro_batches_keep_the_contract(scheme: str, cut: Cut) -> None:
             continue
         case = InTurns(find(scheme), name, layer, cut)
         for check in (
-            checks.ends, payload, wire, checks.carried, checks.tokens, checks.bounds, checks.frees,
+            ends, payload, wire, checks.carried, checks.tokens, checks.bounds, frees,
             experts_wait, tokens_wait,
         ):  # fmt: skip
             assert not list(check(case)), (name, check.__name__)

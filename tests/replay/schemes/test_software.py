@@ -9,8 +9,9 @@ import pytest
 from loops import every
 
 import hwmodel
-from replay.chains.chain import ChainLink, build
+from replay.chains.chain import ChainLink
 from replay.chains.layer import build_layer, replay_layer
+from replay.chains.replay import Replay
 from replay.engine import schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
@@ -196,24 +197,24 @@ def test_hosts_keep_their_lead_from_layer_to_layer() -> None:
     """Two layers of one kernel each under flashdmoe: the second was launched during the first."""
     layer = work(draw(400, 16, 4), 4, 16)
     links = [ChainLink(lambda: layer), ChainLink(lambda: layer, layer_index=1)]
-    chain = build(links, SYSTEM, SCHEMES["flashdmoe"], "eager")
+    chain = Replay(links, SYSTEM, SCHEMES["flashdmoe"], "eager").build()
     timeline = schedule(chain.built.graph)
     graph = chain.built.graph
     host = graph.resource == chain.built.machine.resources.host[0]
     assert timeline.end_ps[host].tolist() == [4_500_000, 9_000_000]
     assert timeline.visible_ps[chain.finishes[0]].min() > 9_000_000
-    alone = schedule(build(links[:1], SYSTEM, SCHEMES["flashdmoe"], "eager").built.graph)
+    alone = schedule(Replay(links[:1], SYSTEM, SCHEMES["flashdmoe"], "eager").build().built.graph)
     both, one = timeline.makespan_ps, alone.makespan_ps
     assert both < 2 * one  # each alone waits for its launch
 
 
 def test_every_layer_behind_a_wait_begins_a_graph() -> None:
     links = [ChainLink(small, layer_index=index) for index in range(3)]
-    chain = build(links, SYSTEM, SCHEMES["nccl-alltoall"], "graph")
+    chain = Replay(links, SYSTEM, SCHEMES["nccl-alltoall"], "graph").build()
     graph, resources = chain.built.graph, chain.built.machine.resources
     at_host = (graph.resource == resources.host[0]) & (graph.kind == Kind.HOST)
     assert (graph.duration_ps[at_host] == GRAPH_US * 1e6).sum() == 3
-    whole = build(links, SYSTEM, SCHEMES["nvls"], "graph").built
+    whole = Replay(links, SYSTEM, SCHEMES["nvls"], "graph").build().built
     at_host = whole.graph.resource == whole.machine.resources.host[0]
     assert whole.graph.duration_ps[at_host].tolist() == [GRAPH_US * 1e6]
 
@@ -225,9 +226,8 @@ def test_all_ranks_meet_after_each_layer_where_asked_to() -> None:
     )
     links = [ChainLink(lambda: layer), ChainLink(lambda: layer, layer_index=1)]
     for meets in (True, False):
-        chain = build(
-            links, SYSTEM, SCHEMES["ideal"].with_options({"form": "kernels"}), meets=meets
-        )
+        scheme = SCHEMES["ideal"].with_options({"form": "kernels"})
+        chain = Replay(links, SYSTEM, scheme, meets=meets).build()
         visible = schedule(chain.built.graph).visible_ps
         ends, starts = visible[chain.finishes[0]], visible[chain.starts[1]]
         assert ends[0] > ends[1]
