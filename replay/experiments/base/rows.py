@@ -11,8 +11,6 @@ from tracegen.shared.display.frames import flat
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from replay.experiments.base.experiment import AnyExperiment
-
 COLUMNS: dict[str, type] = {
     "run_id": str,
     "version": str,
@@ -88,13 +86,13 @@ def result_row(scheme: str, result: BaseModel) -> dict[str, Any]:
     return {"scheme": scheme} | flat(result.model_dump(mode="json", by_alias=True), NOT_IN_ROWS)
 
 
-def row_of_any(experiment: AnyExperiment, result: Mapping[str, Any]) -> dict[str, Any]:
+def row_of_any(experiment: str, headline: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """Make the row of a result of any experiment, with the keys of `OF_ANY`.
 
     Parameters
     ----------
-    experiment
-        What was replayed.
+    experiment, headline
+        Name of what was replayed, and the path of its time.
     result
         The JSON of its result, as objects.
     """
@@ -102,10 +100,10 @@ def row_of_any(experiment: AnyExperiment, result: Mapping[str, Any]) -> dict[str
     described = [one for one in _within(result, "scheme") if isinstance(one, Mapping)]
     systems = [one["name"] for one in _within(result, "system") if isinstance(one, Mapping)]
     time: Any = result
-    for part in experiment.headline.split(".") if experiment.headline else ():
+    for part in headline.split(".") if headline else ():
         time = time[part]
     row = {
-        "experiment": experiment.name,
+        "experiment": experiment,
         "run_id": result["run_id"],
         "version": result["version"],
         "scheme": "+".join(dict.fromkeys(one["name"] for one in described)) or None,
@@ -113,7 +111,7 @@ def row_of_any(experiment: AnyExperiment, result: Mapping[str, Any]) -> dict[str
         "lacking": ", ".join(dict.fromkeys(word for one in described for word in one["lacking"])),
         "system": "+".join(dict.fromkeys(systems)) or None,
         "overrides": json.dumps(spec.get("overrides", {}), sort_keys=True),
-        "headline_us": time if experiment.headline else None,
+        "headline_us": time if headline else None,
     }
     return {name: row[name] for name in OF_ANY}
 

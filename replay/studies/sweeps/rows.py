@@ -124,7 +124,8 @@ class Heads:
         if outcome.result is not None and point.experiment == LAYER:
             row |= row_of(outcome.result)
         elif outcome.result is not None:
-            row |= row_of_any(EXPERIMENTS[point.experiment], outcome.result)
+            headline = EXPERIMENTS[point.experiment].headline
+            row |= row_of_any(point.experiment, headline, outcome.result)
         row["run_id"] = identity
         return row
 
