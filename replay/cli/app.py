@@ -61,10 +61,10 @@ app.command()(replay.cli.sweep.sweep)
 app.command()(replay.cli.training.train)
 app.command()(replay.cli.choose.choose)
 app.add_typer(replay.cli.tensor.app, name="tensor")
-_KNOWN = {*(one.name or one.callback.__name__ for one in app.registered_commands), "tensor"}  # type: ignore[union-attr]  # each has a function
-for _name, _experiment in EXPERIMENTS.items():
-    if _experiment.command not in _KNOWN:
-        app.command(_experiment.command)(command_of(_name))
+OWN = {"layer", "dense", "collective", "place", "train", "serve", "arrivals", "choose"}
+"""Experiments whose commands are written out; of others the experiment makes it."""
+for _name in sorted(set(EXPERIMENTS) - OWN):
+    app.command(EXPERIMENTS[_name].command)(command_of(_name))
 
 SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 """What a machine says of open files, memory and processes where it gives no more of them."""

@@ -203,12 +203,13 @@ def _list() -> None:
 def _show_plan(plan: Plan, out: Path | None) -> None:
     """The points of each grid, and which of them the folder holds already."""
     from replay.experiments.base.crews.store import Store
-    from replay.experiments.layer.result import Result
+    from replay.experiments.base.load import kind_of_result
+    from replay.studies.sweeps.traced import TracedTask
     from tracegen.shared.display.content import Column, Table
 
     present = set()
     if out is not None and out.is_dir():
-        store = Store(out, Result)
+        store = Store(out, kind_of_result)
         present = {task.id for task, _ in plan.tasks if store.read(task.id)[0] is not None}
     identity = {id(point): task.id for task, points in plan.tasks for point in points}
     for number, table in enumerate(plan.tables):
@@ -227,8 +228,9 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
         ]
         show(Table(f"grid-{number}", f"{table.where}: {len(points)} points", columns, rows))
     show()
-    num_traces = len({task.source.key for task, _ in plan.tasks})
+    num_traces = len({task.source.key for task, _ in plan.tasks if isinstance(task, TracedTask)})
+    of_traces = f" of {num_traces} traces" if num_traces else ""
     print(
-        f"{len(plan.points)} points, {len(plan.tasks)} different replays of {num_traces} traces; "
+        f"{len(plan.points)} points, {len(plan.tasks)} different replays{of_traces}; "
         f"{len(present)} there already"
     )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_SCHEMES = 3
 """Schemes that are explained part by part: those whose time changed most, relative to it."""
+MOST_QUANTITIES = 60
+"""Quantities of a scheme that are shown, the largest change first; all are in the JSON."""
 SHOWN = 0.05  # us; a smaller change is not seen in the tables
 SMALL = 5e-4  # us; parts that are no longer are left out
 
@@ -90,7 +92,9 @@ def times_table(found: Difference) -> Table:
                 one.after_us / one.before_us - 1 if one.before_us else None,
             )
         )
-    return Table("times", "Times of all layers", columns, rows)
+    return Table(
+        "times", "Times of all layers" if found.experiment == "layer" else "Times", columns, rows
+    )
 
 
 def order_lines(found: Difference) -> list[str]:
@@ -119,6 +123,8 @@ def explained_tables(one: Outcome) -> list[Table]:
             Column("after", "us", ",.1f"),
             Column("change", "us", "+,.1f"),
         ]
+        if not given:
+            continue
         moved = [part for part in given if abs(part.change_us) >= SHOWN]
         rows = [
             (part.name, part.before_us, part.after_us, part.change_us)
@@ -134,7 +140,7 @@ def explained_tables(one: Outcome) -> list[Table]:
             Column("after", form=","),
             Column("change", "", "+.1%"),
         ]
-        cells = [_cells(quantity) for quantity in one.quantities]
+        cells = [_cells(quantity) for quantity in one.quantities[:MOST_QUANTITIES]]
         tables.append(Table(f"quantities-{one.name}", f"{one.name}: what else", columns, cells))
     return tables
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hwmodel.units import ceil_div
-from replay.errors import UserError
+from replay.errors import RefusedError, UserError
 from replay.steps import activations, fitting, parameters
 from replay.steps.chunks import chunks_of
 from replay.steps.plan import Plan
@@ -212,7 +212,7 @@ def require(
         f"plan: stage {worst} needs {found[worst].total / GIB:.1f} GiB on each GPU, "
         f"{system.name} has {room / GIB:.1f}; most for {parts}\n"
     )
-    raise UserError(message + _advice(shape, plan, room, needs))
+    raise RefusedError(message + _advice(shape, plan, room, needs))
 
 
 def _advice(

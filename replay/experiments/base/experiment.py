@@ -41,6 +41,8 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         The question as a noun phrase, such as ``"training step"``.
     spec, result
         Classes of its settings and of its result.
+    headline
+        Path of `ResultBase.headline_us` in the JSON of a result; empty where it has no one time.
     code
         Rooms whose source enters the identity of a result beside those of every replay, as
         ``"experiments/train"`` names a folder of the package.
@@ -54,6 +56,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     title: ClassVar[str]
     spec: ClassVar[type[Spec]]
     result: ClassVar[type[Any]]
+    headline: ClassVar[str] = ""
     code: ClassVar[Sequence[str]] = ()
     lacking: ClassVar[Mapping[str, str]] = {}
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {}
@@ -226,6 +229,10 @@ class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
     def schemes_in(self, name: str, spec: AnySpec) -> Sequence[str]:
         """Names of the schemes of one result of a comparison, which may have options."""
         return [name]
+
+    def schemes_of(self, reference: str) -> Sequence[str]:
+        """References to each scheme that one reference, as `under` takes it, is made of."""
+        return [reference]
 
     def estimate(self, setup: AnySetup) -> tuple[str, str, str]:
         """Tasks, memory and time that a replay takes, in words, found out before it is made."""

@@ -61,6 +61,23 @@ def document_kinds() -> list[DocumentKind]:
     return [*_of_experiments(EXPERIMENTS.values()), *_of_others()]
 
 
+def kind_of_result(document: Any) -> type[BaseModel]:
+    """Give the class of the result of one replay, by the format that its JSON states.
+
+    Raises
+    ------
+    UserError
+        If it is of no experiment, or of another version.
+    """
+    given = format_of(document)
+    for experiment in EXPERIMENTS.values():
+        made: type[BaseModel] = experiment.result
+        if DocumentKind(made, {}).format == given:
+            return made
+    message = f"its format is {given!r}, which no experiment of this version writes"
+    raise UserError(message)
+
+
 def load_of(experiment: AnyExperiment, path: str | Path) -> Any:
     """Read a result or a comparison of one experiment; parameters and errors as `load_result`."""
     return _read(path, list(_of_experiments([experiment])))

@@ -146,6 +146,9 @@ class ResultBase(Document):
         Of moereplay.
     """
 
+    ENTERED: ClassVar[frozenset[str]] = frozenset({"model"})
+    """Fields that say what entered, beside the spec and descriptions of systems and schemes."""
+
     run_id: str
     version: str
 

@@ -54,6 +54,20 @@ COLUMNS: dict[str, type] = {
 """Columns of a row, and what stands in them; MODELS.md and MEASURES.md explain them."""
 
 
+OF_ANY: dict[str, type] = {
+    "experiment": str,
+    "run_id": str,
+    "version": str,
+    "scheme": str,
+    "options": str,  # JSON
+    "lacking": str,
+    "system": str,
+    "overrides": str,  # JSON
+    "headline_us": float,
+}
+"""Columns that results of every experiment have, as far as it has such a thing."""
+
+
 _PHASES = ("", "prefill.", "decode.")
 NOT_IN_ROWS = ("format", "version", "model", *(f"{phase}system.values" for phase in _PHASES))
 """Paths that would be hundreds of columns, the same in every row."""
@@ -70,6 +84,43 @@ def result_row(scheme: str, result: BaseModel) -> dict[str, Any]:
         Any.
     """
     return {"scheme": scheme} | flat(result.model_dump(mode="json", by_alias=True), NOT_IN_ROWS)
+
+
+def row_of_any(experiment: str, headline: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the row of a result of any experiment, with the keys of `OF_ANY`.
+
+    Parameters
+    ----------
+    experiment, headline
+        Name of what was replayed, and the path of its time.
+    result
+        The JSON of its result, as objects.
+    """
+    spec = result["spec"]
+    described = [one for one in _within(result, "scheme") if isinstance(one, Mapping)]
+    systems = [one["name"] for one in _within(result, "system") if isinstance(one, Mapping)]
+    time: Any = result
+    for part in headline.split(".") if headline else ():
+        time = time[part]
+    row = {
+        "experiment": experiment,
+        "run_id": result["run_id"],
+        "version": result["version"],
+        "scheme": "+".join(dict.fromkeys(one["name"] for one in described)) or None,
+        "options": json.dumps(described[0]["options"], sort_keys=True) if described else None,
+        "lacking": ", ".join(dict.fromkeys(word for one in described for word in one["lacking"])),
+        "system": "+".join(dict.fromkeys(systems)) or None,
+        "overrides": json.dumps(spec.get("overrides", {}), sort_keys=True),
+        "headline_us": time if headline else None,
+    }
+    return {name: row[name] for name in OF_ANY}
+
+
+def _within(result: Mapping[str, Any], name: str) -> list[Any]:
+    """Values of a name in a result, or in the phases that it has in its place."""
+    phases = result.get("phases", [result.get("prefill"), result.get("decode")])
+    places = [result] if name in result else [one for one in phases if isinstance(one, Mapping)]
+    return [one[name] for one in places if name in one]
 
 
 def row_of(result: Mapping[str, Any]) -> dict[str, Any]:

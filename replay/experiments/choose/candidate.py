@@ -169,6 +169,12 @@ class StepTask:
             "scheme": {"options": dataclasses.asdict(scheme.options), "code": scheme.code},
         }
 
+    @property
+    def code(self) -> frozenset[str]:
+        """SHA-256 of the file that the scheme is of, if it is of one."""
+        code = self.description["scheme"]["code"]
+        return frozenset([code] if code else [])
+
     @functools.cached_property
     def id(self) -> str:
         """Identity of the cost."""

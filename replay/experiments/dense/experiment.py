@@ -27,12 +27,17 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
     title = "layer under tensor parallelism"
     spec = TensorSpec
     result = TensorResult
+    headline = "time_us"
     comparison = TensorComparison
     baselines = ("sp-nvls",)
     scheme_help = "A name of `moereplay tensor schemes`, or FILE.py:NAME, which executes the file."
     usual = "all that can run the layer"
     details = "bytes, critical path, SMs, skew, tables, and links over time"
     code = ("experiments/dense",)
+    lacking: ClassVar[Mapping[str, str]] = {
+        "explain": "phases are those of layers with experts; moereplay diff has every number",
+        "uncertainty": "draws are made of hardware under layers alone",
+    }
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-tensor/1": result_of_old
     }

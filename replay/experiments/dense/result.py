@@ -82,6 +82,8 @@ class TensorResult(ResultBase):
         SMs per GPU that do nothing but communicate, while a kernel of the scheme does.
     """
 
+    ENTERED = frozenset({"model", "sequence_parallel", "tp", "tokens", "sequence"})
+
     format: Literal["moereplay-tensor/2"] = "moereplay-tensor/2"
     spec: TensorSpec
     model: dict[str, JsonValue]

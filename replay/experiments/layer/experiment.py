@@ -41,6 +41,7 @@ class Layer(SchemeExperiment[RunSpec, TracedSetup, Result]):
     title = "layers of a trace"
     spec = RunSpec
     result = Result
+    headline = "totals.makespan_us"
     comparison = Comparison
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-result/1": result_of_first

@@ -33,9 +33,8 @@ from replay.report.spent import (
 )
 from replay.report.times import time_us, times_table
 from replay.report.traffic import purpose_bars, traffic_heats
-from replay.report.validity import experts_line, validity_line, validity_table
+from replay.report.validity import experts_line, is_without_error, validity_line, validity_table
 from replay.report.words import schemes_text
-from replay.studies.uncertainty.parts import WITHOUT_ERROR
 from tracegen.shared.display.content import Page, Section
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def _fastest_and_baseline(compared: Comparison, names: dict[str, Result]) -> dic
 
 def _rivals(names: dict[str, Result]) -> dict[str, Result]:
     """All but bounds, which nobody can build."""
-    return {name: one for name, one in names.items() if one.scheme.name not in WITHOUT_ERROR}
+    return {name: one for name, one in names.items() if not is_without_error(one.scheme.name)}
 
 
 def summary(compared: Comparison) -> str:

@@ -34,7 +34,9 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyResult]):
     usual = "deepep+deepep-ll, which is what deepep-ll stands for"
     details = "nothing: all tables are shown anyway"
     lacking: ClassVar[Mapping[str, str]] = {
-        "dry-run": "how many replays a batch takes follows from what the first of them give"
+        "dry-run": "how many replays a batch takes follows from what the first of them give",
+        "explain": "a batch is composed of many replays: moereplay diff has what each cause takes",
+        "uncertainty": "draws are made of hardware under layers alone",
     }
     code = ("steps", "experiments/serve")
 
@@ -67,6 +69,10 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyResult]):
             prefill_options={} if prompts == decoding else dict(options.get(prompts, {})),
         )
 
+    def schemes_of(self, reference: str) -> Sequence[str]:
+        """That of prompts and that of decoding, or that of both."""
+        return [one for one in reference.partition("+")[::2] if one]
+
     def schemes_in(self, name: str, spec: AnyServed) -> Sequence[str]:
         """That of prompts, and that of decoding."""
         return _names_of(spec)
@@ -88,6 +94,7 @@ class Serve(Serving[InferSpec, "Setup", InferResult]):
     title = "served batch"
     spec = InferSpec
     result = InferResult
+    headline = "time_us"
     comparison = InferComparison
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-infer/1": result_of_old

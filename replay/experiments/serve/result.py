@@ -162,6 +162,8 @@ class InferResult(ResultBase):
         Until the last request has its last token.
     """
 
+    ENTERED = frozenset({"model", "requests", "left_out"})
+
     format: Literal["moereplay-infer/2"] = "moereplay-infer/2"
     spec: InferSpec
     model: dict[str, JsonValue]

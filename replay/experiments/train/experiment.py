@@ -42,12 +42,15 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
     title = "training step"
     spec = TrainSpec
     result = TrainResult
+    headline = "step_us"
     comparison = TrainComparison
     baselines = ("deepep",)
     usual = "all that can train"
     details = "causes by stage, and memory"
     lacking: ClassVar[Mapping[str, str]] = {
-        "dry-run": "a step is composed of replays of its parts, and none says what all take"
+        "dry-run": "a step is composed of replays of its parts, and none says what all take",
+        "explain": "a step is composed of many replays: moereplay diff has what each cause takes",
+        "uncertainty": "draws are made of hardware under layers alone",
     }
     code = ("steps", "experiments/train")
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {

@@ -81,6 +81,11 @@ class TrainResult(ResultBase):
         What level one replayed, and what it left out.
     """
 
+    ENTERED = frozenset({
+        "model", "plan", "schedule", "precision", "recipe", "is_paired", "num_gpus", "peers",
+        "sequence", "tokens_per_step",
+    })  # fmt: skip
+
     format: Literal["moereplay-train/2"] = "moereplay-train/2"
     spec: TrainSpec
     model: dict[str, JsonValue]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from replay.errors import check_kind
-from replay.experiments.base.load import load_of
+from replay.errors import UserError
+from replay.experiments.base.result import ComparisonBase, ResultBase
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison, Result
-from replay.studies.differences.inputs import changes
+from replay.studies.differences import any_experiment as of_any
+from replay.studies.differences.inputs import changes, changes_of
 from replay.studies.differences.outcome import outcome
 from replay.studies.differences.pairs import Pair, pair
 from replay.studies.differences.parts import Change, Difference
@@ -19,7 +20,7 @@ from replay.studies.differences.parts import Change, Difference
 if TYPE_CHECKING:
     from replay.studies.differences.parts import Outcome
 
-Given = Result | Comparison | str | Path
+Given = ResultBase | ComparisonBase[Any] | str | Path
 
 
 def diff(before: Given, after: Given) -> Difference:
@@ -28,14 +29,18 @@ def diff(before: Given, after: Given) -> Difference:
     Parameters
     ----------
     before, after
-        Results or comparisons, or files of them; one result is a comparison of one scheme.
+        Results or comparisons of one experiment, or files of them; one result is a comparison of
+        one scheme. Causes are told of layers alone, whose results hold the critical path.
 
     Raises
     ------
     UserError
-        If a file cannot be read or holds neither.
+        If a file cannot be read or holds neither, or they are of two experiments.
     """
-    one, other = loaded(before), loaded(after)
+    one, other = of_any.loaded(before), of_any.loaded(after)
+    experiment = of_any.experiment_of(one, other)
+    if experiment is not LAYER:
+        return _of_others(experiment.name, one, other)
     paired = pair(_results(one), _results(other))
     inputs = changes(paired.pairs) + _of_comparisons(one, other)
     pairs = sorted(paired.pairs, key=lambda each: each.before.totals.makespan_us)
@@ -57,22 +62,65 @@ def diff(before: Given, after: Given) -> Difference:
     )
 
 
+def _of_others(experiment: str, one: Any, other: Any) -> Difference:
+    """What is not the same in results of another experiment than layers."""
+    before, after = ({each.name: each for each in _results_of(given)} for given in (one, other))
+    pairs = [(name, before[name], after[name]) for name in before if name in after]
+    if len(before) == len(after) == 1:
+        names = dict.fromkeys([*before, *after])
+        pairs = [(" -> ".join(names), *before.values(), *after.values())]
+        before, after = {pairs[0][0]: pairs[0][1]}, {pairs[0][0]: pairs[0][2]}
+    inputs = changes_of([(name, of_any.entered(a), of_any.entered(b)) for name, a, b in pairs])
+    inputs += _of_comparisons(one, other)
+    pairs = sorted(pairs, key=lambda each: each[1].headline_us)
+    outcomes = [of_any.outcome(*each) for each in pairs]
+    alone = [name for name in before if name not in after]
+    new = [name for name in after if name not in before]
+    same_out = not alone + new and all(of_any.is_same(a, b) for _, a, b in pairs)
+    notes = [] if pairs else ["the files have no scheme in common"]
+    if pairs and not same_out and not inputs and not alone + new:
+        notes = ["nothing else entered otherwise: other code gives other results"]
+    return Difference(
+        experiment=experiment,
+        is_same=same_out and not inputs,
+        inputs=inputs,
+        outcomes=outcomes,
+        only_before=alone,
+        only_after=new,
+        order_before=[name for name, _, _ in pairs],
+        order_after=[name for name, _, _ in sorted(pairs, key=lambda each: each[2].headline_us)],
+        swapped=_swapped(outcomes),
+        notes=notes,
+    )
+
+
+def _results_of(given: Any) -> list[Any]:
+    return list(given.results) if isinstance(given, ComparisonBase) else [given]
+
+
 def loaded(given: Given) -> Result | Comparison:
-    """Read a file, or take what is a result already."""
-    if isinstance(given, str | Path):
-        found: Result | Comparison = load_of(LAYER, given)
-        return found
-    check_kind("before or after", given, (Result, Comparison), "a Result, a Comparison or a file")
-    return given
+    """Read a file of layers, or take what is a result of them already.
+
+    Raises
+    ------
+    UserError
+        If it is of another experiment, saying why these cannot be explained.
+    """
+    found = of_any.loaded(given)
+    if not isinstance(found, Result | Comparison):
+        of_any.kind_of(found).check_offers("explain")
+        message = "explain takes results of layers"
+        raise UserError(message)
+    return found
 
 
 def _results(given: Result | Comparison) -> list[Result]:
     return given.results if isinstance(given, Comparison) else [given]
 
 
-def _of_comparisons(one: Result | Comparison, other: Result | Comparison) -> list[Change]:
+def _of_comparisons(one: object, other: object) -> list[Change]:
     """What two comparisons have beside their results."""
-    if not isinstance(one, Comparison) or not isinstance(other, Comparison):
+    if not isinstance(one, ComparisonBase) or not isinstance(other, ComparisonBase):
         return []
     found = []
     if one.baseline != other.baseline:

@@ -44,24 +44,34 @@ def entered(result: Result) -> dict[str, Any]:
 
 def changes(pairs: Sequence[Pair]) -> list[Change]:
     """What entered otherwise: once if it holds for all pairs, else with the pairs it holds for."""
+    return changes_of([(one.name, entered(one.before), entered(one.after)) for one in pairs])
+
+
+def changes_of(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> list[Change]:
+    """Do the same of what entered, by name of the pair: before, and after."""
     found: dict[tuple[str, str], tuple[Any, Any, list[str]]] = {}
-    for one in pairs:
-        before, after = entered(one.before), entered(one.after)
+    for name, before, after in pairs:
         for what in {**before, **after}:
             values = before.get(what), after.get(what)
             if values[0] != values[1]:
                 key = (what, repr(values))
-                found.setdefault(key, (*values, []))[2].append(one.name)
+                found.setdefault(key, (*values, []))[2].append(name)
     return [
         Change(
             what=what,
-            unit=unit_of(what) if what.startswith("system.") else "",
+            unit=_unit(what),
             before=before,
             after=after,
             schemes=[] if len(names) == len(pairs) else names,
         )
         for (what, _), (before, after, names) in found.items()
     ]
+
+
+def _unit(what: str) -> str:
+    """Unit of a hardware value, of the system or of that of a phase."""
+    _, is_hardware, key = f".{what}".partition(".system.")
+    return unit_of(f"system.{key}") if is_hardware else ""
 
 
 def _layers(result: Result) -> list[int]:

@@ -104,6 +104,8 @@ class Difference(Document):
 
     Attributes
     ----------
+    experiment
+        Name of what both are results of. Causes and phases are told of layers alone.
     is_same
         Whether all that entered and all that came out is.
     inputs
@@ -121,6 +123,7 @@ class Difference(Document):
     """
 
     format: Literal["moereplay-difference/1"] = DIFFERENCE_FORMAT
+    experiment: str = "layer"
     is_same: bool
     inputs: list[Change]
     outcomes: list[Outcome]

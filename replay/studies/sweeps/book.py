@@ -43,6 +43,7 @@ class Book:
             plan.study.name,
             {name for table in plan.tables for name in table.axes},
             [[column.header for column in table.columns] for table in plan.tables],
+            [table.grid.experiment for table in plan.tables],
         )
         self.columns = self._heads.columns(plan.points)
         self._data = data_set(store.files.folder("results", plan.study.name), self.columns, tell)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from replay.errors import UserError, unknown
-from replay.studies.sweeps.points import show
+from replay.studies.sweeps.points import check_labels, is_meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,15 +79,7 @@ def check_claim(claim: Claim, table: Filled) -> None:
     if claim.column not in headers:
         message = f"{where}: {unknown('column', claim.column, headers)}"
         raise UserError(message)
-    for name, wanted in _wanted(claim).items():
-        if name not in table.axes:
-            message = f"{where}: {unknown('axis', name, table.axes)}"
-            raise UserError(message)
-        known = [choice.label for choice in table.axes[name]]
-        for label in wanted:
-            if label not in known:
-                message = f"{where}: {unknown(f'value of axis {name!r}', label, known)}"
-                raise UserError(message)
+    check_labels(claim.where, table.axes, where)
     if claim.published <= 0:
         message = f"{where}: published = {claim.published:g} must be above 0"
         raise UserError(message)
@@ -96,7 +88,7 @@ def check_claim(claim: Claim, table: Filled) -> None:
 def replayed(claim: Claim, table: Filled) -> Replayed:
     """What the points that a claim is about come to, each as the mean over its seeds."""
     column = column_of(claim, table)
-    points = [labels for labels in table.rows() if _is_meant(claim, table, labels)]
+    points = [labels for labels in table.rows() if is_meant(claim.where, table.axes, labels)]
     cells = [table.cell(labels, column) for labels in points]
     values = [cell.mean for cell in cells if cell is not None]
     value = _reduced(claim.reduce, values) if values else None
@@ -106,19 +98,6 @@ def replayed(claim: Claim, table: Filled) -> Replayed:
 def column_of(claim: Claim, table: Filled) -> Column:
     """The column that a claim is about."""
     return next(column for column in table.columns if column.header == claim.column)
-
-
-def _wanted(claim: Claim) -> dict[str, list[str]]:
-    """Labels of the points that a claim is about, by axis."""
-    return {
-        name: [show(one) for one in value] if isinstance(value, list) else [show(value)]
-        for name, value in claim.where.items()
-    }
-
-
-def _is_meant(claim: Claim, table: Filled, labels: tuple[str, ...]) -> bool:
-    chosen = dict(zip(table.axes, labels, strict=True))
-    return all(chosen[name] in wanted for name, wanted in _wanted(claim).items())
 
 
 def _reduced(how: str, values: list[float]) -> float | None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from replay.errors import UserError, unknown
-from replay.experiments.layer.result import Result
 
 if TYPE_CHECKING:
     from replay.studies.sweeps.study import Column
@@ -42,9 +41,11 @@ def value_of(column: Column, result: Mapping[str, Any]) -> float | None:
         If what stands there is not a number, or a list of them that nothing reduces, or the value
         is beyond what a number holds.
     """
-    value = _number(column, column.path, result)
-    if value is None:
+    found = [_number(column, path, result) for path in paths_of(column)]
+    there = [one for one in found if one is not None]
+    if not there:
         return None
+    value = sum(there) if len(found) > 1 else there[0]
     if column.per is not None:
         per = _number(column, column.per, result)
         if not per:
@@ -52,9 +53,15 @@ def value_of(column: Column, result: Mapping[str, Any]) -> float | None:
         value /= per
     value *= column.scale
     if not math.isfinite(value):
-        message = f"column {column.header!r}: {column.path} times {column.scale:g} is {value}"
+        paths = " + ".join(paths_of(column))
+        message = f"column {column.header!r}: {paths} times {column.scale:g} is {value}"
         raise UserError(message)
     return value
+
+
+def paths_of(column: Column) -> list[str]:
+    """Paths whose values a column adds."""
+    return [column.path] if isinstance(column.path, str) else column.path
 
 
 def _number(column: Column, path: str, result: Mapping[str, Any]) -> float | None:
@@ -103,11 +110,13 @@ def _find(value: Any, parts: Sequence[str]) -> list[Any]:
     return []
 
 
-def check_path(column: Column, where: str) -> None:
+def check_path(column: Column, kind_of_result: type[BaseModel], where: str) -> None:
     """Refuse a path that no result can have, before the work that would fill it.
 
     Parameters
     ----------
+    kind_of_result
+        The class of what is replayed.
     where
         What to call the grid in errors.
 
@@ -116,11 +125,11 @@ def check_path(column: Column, where: str) -> None:
     UserError
         Naming the part that does not exist and what does.
     """
-    for path in (column.path, column.per):
+    for path in (*paths_of(column), column.per):
         if path is None:
             continue
         try:
-            kind = _walk(Result, path.split("."))
+            kind = _walk(kind_of_result, path.split("."))
         except UserError as error:
             message = f"{where}: column {column.header!r}: path {path!r}: {error}"
             raise UserError(message) from None

@@ -11,10 +11,14 @@ from replay.studies.sweeps.points import Point, place, points_of
 from replay.studies.sweeps.source import forget_files
 from replay.studies.sweeps.study import Study, load_study
 from replay.studies.sweeps.table import GridTable
-from replay.studies.sweeps.task import Task, make_task
+from replay.studies.sweeps.task import ExperimentTask, make_task
+from replay.studies.sweeps.traced import TracedTask
 
 if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
+
+
+AnyTask = TracedTask | ExperimentTask
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Plan:
     study: Study
     tables: list[GridTable]
     points: list[Point]
-    tasks: list[tuple[Task, list[Point]]]
+    tasks: list[tuple[AnyTask, list[Point]]]
 
 
 def plan_sweep(study: Study | str | Path, *, allow_code: AllowCode = False) -> Plan:
@@ -59,7 +63,7 @@ def plan_sweep(study: Study | str | Path, *, allow_code: AllowCode = False) -> P
     forget_files()
     tables = [GridTable(study, number) for number in range(len(study.grids))]
     points = points_of(study)
-    tasks: dict[str, tuple[Task, list[Point]]] = {}
+    tasks: dict[str, tuple[AnyTask, list[Point]]] = {}
     first_of_trace: dict[str, int] = {}
     checked: set[str | None] = set()
     for number, point in enumerate(points):

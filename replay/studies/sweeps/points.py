@@ -1,19 +1,28 @@
 """The settings of every point that a study spans, by name.
 
+Of any experiment:
+
 ==========================  =======================================================================
 setting                     is
 ==========================  =======================================================================
-``scheme``                  a scheme
+``scheme``                  a scheme, or what else `SchemeExperiment.under` takes for one
 ``SCHEME.OPTION``           an option of a scheme, heeded where ``scheme`` is that scheme
-``system``                  a preset or a TOML file
+``system``                  a preset or a TOML file, where the experiment has a machine
 ``system.SECTION.KEY``      a hardware value, such as ``system.link.links_per_gpu``
+others                      fields of the experiment's spec (`Spec.words`) that are no table or list
+==========================  =======================================================================
+
+Layers of a trace have no field for the trace, but groups for what it is made from:
+
+==========================  =======================================================================
+setting                     is
+==========================  =======================================================================
 ``trace.file``              a recorded trace: a name of the library, or a file; ``trace.model``
                             gives the shape of its model, where it has none
 ``trace.KEY``               what a trace is generated from: ``kind``, ``model``, ``layers`` (1
                             unless given), ``seed``, ``group_limited``, parameters of the kind
 ``shape.KEY``               a size in place of the model's, such as ``shape.topk``
 ``total_tokens``            tokens of all ranks, in place of ``tokens_per_rank``
-`RUN_SETTINGS`              those of `replay.experiments.layer.spec.RunSpec`
 ==========================  =======================================================================
 
 Ranks, tokens and phase of a generated trace are those of the run.
@@ -23,20 +32,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError, shown, unknown
-from replay.experiments.layer.spec import RunSpec
-from replay.schemes.registry import COMPARED
+from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
+from replay.schemes.registry import COMPARED, EVERY
+from replay.studies.sweeps.study import LAYER
 
 if TYPE_CHECKING:
+    from replay.experiments.base.experiment import AnyExperiment
     from replay.studies.sweeps.study import Grid, Scalar, Study
 
-REFERENCES = frozenset({"trace", "content_id", "model", "scheme", "options", "system", "overrides"})
-"""Settings of a replay that a study gives in groups of their own."""
-RUN_SETTINGS = tuple(word for word in RunSpec.words() if word not in REFERENCES)
+OF_THE_TRACE = frozenset({"trace", "content_id", "model"})
+"""Settings of layers in place of which a study gives what a trace is made from."""
 TRACE_SETTINGS: dict[str, tuple[type, ...]] = {
     "file": (str,),
     "kind": (str,),
@@ -45,14 +55,9 @@ TRACE_SETTINGS: dict[str, tuple[type, ...]] = {
     "seed": (int,),
     "group_limited": (bool,),
 }
-OTHER_SETTINGS: dict[str, tuple[type, ...]] = {
-    "scheme": (str,),
-    "system": (str,),
-    "total_tokens": (int,),
-}
 LEAST: dict[str, int] = {"total_tokens": 1, "trace.layers": 1, "trace.seed": 0}
-PREFIXES = ("trace", "shape", "system")
-SEED = "trace.seed"
+GROUPS = ("trace", "shape")
+"""Groups of settings that layers of a trace alone have."""
 LABEL = "label"
 MOST_POINTS = 100_000  # planning takes about a millisecond per point, and a replay far longer
 
@@ -79,12 +84,15 @@ class Point:
         Seed of the trace, where the grid has several.
     settings
         Everything the study says about it, by dotted name.
+    experiment
+        Name of what is replayed.
     """
 
     grid: int
     labels: tuple[str, ...]
     seed: int | None
     settings: Mapping[str, Scalar] = field(hash=False)
+    experiment: str = LAYER
 
 
 def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
@@ -116,7 +124,7 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
                 message = f"{where}: axis {name!r}: {label!r} sets nothing"
                 raise UserError(message)
             for key, entry in settings.items():
-                check_setting(key, entry, f"{where}: axis {name!r}")
+                check_setting(grid.experiment, key, entry, f"{where}: axis {name!r}")
             if not str(label).isprintable():
                 message = f"{where}: axis {name!r}: label {label!r} must be one line of text"
                 raise UserError(message)
@@ -127,10 +135,60 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
             message = f"{where}: axis {name!r} has two values called {twice!r}; give each a label"
             raise UserError(message)
         axes[name] = choices
+    for one in grid.leave_out:
+        check_labels(one, axes, f"{where}: leave_out")
+    for name in grid.geomean:
+        if name not in axes or name == grid.across:
+            possible = [one for one in axes if one != grid.across]
+            message = f"{where}: geomean: {unknown('axis of rows', name, possible)}"
+            raise UserError(message)
     if grid.across is not None and grid.across not in axes:
         message = f"{where}: across: {unknown('axis', grid.across, axes)}"
         raise UserError(message)
     return axes
+
+
+def is_meant(
+    where: Mapping[str, Scalar | list[Scalar]], axes: Iterable[str], labels: Sequence[str]
+) -> bool:
+    """Whether a point is among those that values of axes mean.
+
+    Parameters
+    ----------
+    axes, labels
+        Names of the axes of its grid, and the label of its value on each.
+    """
+    chosen = dict(zip(axes, labels, strict=True))
+    return all(
+        chosen[name] in [show(one) for one in (value if isinstance(value, list) else [value])]
+        for name, value in where.items()
+    )
+
+
+def check_labels(
+    where: Mapping[str, Scalar | list[Scalar]], axes: Mapping[str, Sequence[Choice]], place: str
+) -> None:
+    """Refuse values of axes that a grid has not.
+
+    Parameters
+    ----------
+    place
+        What to call them in errors.
+
+    Raises
+    ------
+    UserError
+        Saying what the grid has.
+    """
+    for name, value in where.items():
+        if name not in axes:
+            message = f"{place}: {unknown('axis', name, axes)}"
+            raise UserError(message)
+        known = [choice.label for choice in axes[name]]
+        for one in value if isinstance(value, list) else [value]:
+            if show(one) not in known:
+                message = f"{place}: {unknown(f'value of axis {name!r}', show(one), known)}"
+                raise UserError(message)
 
 
 def points_of(study: Study) -> list[Point]:
@@ -166,12 +224,15 @@ def place(study: Study, number: int) -> str:
 
 def _points_of_grid(grid: Grid, number: int, where: str) -> Iterator[Point]:
     for key, value in grid.fixed.items():
-        check_setting(key, value, f"{where}: fixed")
+        check_setting(grid.experiment, key, value, f"{where}: fixed")
     axes = axes_of(grid, where)
     if len(set(grid.seeds)) < len(grid.seeds):
         message = f"{where}: seeds = {grid.seeds}: each must be there once"
         raise UserError(message)
-    seen: dict[str, str] = {SEED: "seeds"} if grid.seeds else {}
+    seen: dict[str, str] = {}
+    if grid.seeds:
+        seed_setting = seed_of(grid.experiment, where)
+        seen[seed_setting] = "seeds"
     for name, choices in axes.items():
         for key in dict.fromkeys(key for choice in choices for key in choice.settings):
             if key in seen:
@@ -179,19 +240,43 @@ def _points_of_grid(grid: Grid, number: int, where: str) -> Iterator[Point]:
                 raise UserError(message)
             seen[key] = name
     for combination in itertools.product(*axes.values()):
+        labels = tuple(choice.label for choice in combination)
+        if any(is_meant(one, axes, labels) for one in grid.leave_out):
+            continue
         for seed in (*grid.seeds,) or (None,):
             settings = dict(grid.fixed)
             for choice in combination:
                 settings |= choice.settings
             if seed is not None:
-                settings[SEED] = seed
-            yield Point(number, tuple(choice.label for choice in combination), seed, settings)
+                settings[seed_setting] = seed
+            yield Point(number, labels, seed, settings, grid.experiment)
 
 
-def check_setting(key: str, value: Scalar, where: str) -> None:
+def seed_of(experiment: str, where: str) -> str:
+    """Name of the setting that a grid's seeds are values of.
+
+    Raises
+    ------
+    UserError
+        If the experiment draws nothing.
+    """
+    if experiment == LAYER:
+        return "trace.seed"
+    if "seed" not in EXPERIMENTS[experiment].spec.words():
+        message = f"{where}: seeds: a {EXPERIMENTS[experiment].title} draws nothing from a seed"
+        raise UserError(message)
+    return "seed"
+
+
+def check_setting(experiment: str, key: str, value: Scalar, where: str) -> None:
     """Refuse a setting that does not exist, or a value that is not of its type.
 
     Values of hardware, options and generators are checked by those who know them.
+
+    Parameters
+    ----------
+    experiment
+        Name of what is replayed.
 
     Raises
     ------
@@ -205,30 +290,54 @@ def check_setting(key: str, value: Scalar, where: str) -> None:
         message = f"{where}: {key} = {value}: expected a finite number"
         raise UserError(message)
     try:
-        if key in RUN_SETTINGS:
-            RunSpec.check_setting(key, value)
+        asked = EXPERIMENTS.find(experiment)
+        if key in plain_settings(asked):
+            asked.spec.check_setting(key, value)
         else:
-            _check_own_setting(key, value)
+            _check_own_setting(asked, key, value)
     except UserError as error:
         message = f"{where}: {error}"
         raise UserError(message) from None
 
 
-def _check_own_setting(key: str, value: Scalar) -> None:
-    """Refuse what `check_setting` refuses, of settings that are not those of a replay."""
-    wanted = OTHER_SETTINGS.get(key)
+def plain_settings(experiment: AnyExperiment) -> list[str]:
+    """Words of a spec's fields that a study may set: neither tables nor what traces are made of."""
+    words = experiment.spec.words()
+    tables = {"overrides", *experiment.spec.OPTIONS_OF.values()}
+    apart = OF_THE_TRACE if experiment.name == LAYER else frozenset()
+    return [word for word, name in words.items() if name not in tables and word not in apart]
+
+
+def groups_of(experiment: AnyExperiment) -> list[str]:
+    """Groups of settings that a study of an experiment has, schemes with their options apart."""
+    machine = ["system"] if "overrides" in experiment.spec.model_fields else []
+    return [*(GROUPS if experiment.name == LAYER else ()), *machine]
+
+
+def schemes_of(experiment: AnyExperiment) -> list[str]:
+    """Names of schemes whose options a study of an experiment may set."""
+    if experiment.name == LAYER:
+        return list(COMPARED)
+    return list(EVERY) if isinstance(experiment, SchemeExperiment) else []
+
+
+def _check_own_setting(experiment: AnyExperiment, key: str, value: Scalar) -> None:
+    """Refuse what `check_setting` refuses, of settings that are no fields of the spec."""
+    of_layers = {"total_tokens": (int,)} if experiment.name == LAYER else {}
+    wanted: tuple[type, ...] | None = of_layers.get(key)
     group, dot, name = key.partition(".")
-    is_group = group in PREFIXES or group in COMPARED
-    if wanted is None and group == "trace" and dot:
+    prefixes, schemes = groups_of(experiment), schemes_of(experiment)
+    is_group = group in prefixes or group in schemes
+    if wanted is None and group == "trace" and dot and is_group:
         wanted = TRACE_SETTINGS.get(name, (bool, int, float, str))
     if wanted is None and dot and is_group and not name:
         message = f"{key!r} names nothing in the group {group!r}"
         raise UserError(message)
     if wanted is None and dot and not is_group:
-        raise unknown("group of settings", group, [*PREFIXES, *COMPARED])
+        raise unknown("group of settings", group, [*prefixes, *schemes])
     if wanted is None and not dot:
-        forms = [f"{prefix}.KEY" for prefix in PREFIXES] + ["SCHEME.OPTION"]
-        raise unknown("setting", key, [*RUN_SETTINGS, *OTHER_SETTINGS, *forms])
+        forms = [f"{prefix}.KEY" for prefix in prefixes] + ["SCHEME.OPTION"] * bool(schemes)
+        raise unknown("setting", key, [*plain_settings(experiment), *of_layers, *forms])
     if wanted is not None and type(value) not in wanted:
         names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         message = f"{key} = {value!r}: expected {' or '.join(names[t] for t in wanted)}"

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.experiment import EXPERIMENTS
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines
 from replay.studies.sweeps.plan import Plan
 from replay.studies.sweeps.rows import Row
+from replay.studies.sweeps.study import LAYER
 from replay.studies.sweeps.table import markdown, settings_text
 from replay.studies.sweeps.tables import shown
 from tracegen.shared.display import escape
@@ -129,6 +131,9 @@ class SweepResult(Shown):
             seeds = ", ".join(map(str, table.grid.seeds))
             if seeds:
                 fixed += f"; mean (least-largest) over seeds {seeds}"
+            if table.grid.experiment != LAYER:
+                title = EXPERIMENTS[table.grid.experiment].title
+                fixed = f"experiment={table.grid.experiment} ({title}){', ' * bool(fixed)}{fixed}"
             lines += [f"Fixed: {escape.markdown(fixed)}.", ""] if fixed else []
         return "\n".join(lines)
 

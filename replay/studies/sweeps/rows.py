@@ -11,8 +11,9 @@ column             is
 ``refused``        why it cannot run
 ``failed``         what went wrong while it ran
 settings           as the study gives them, such as ``trace.skew``
+``experiment``     what was replayed, where that is not layers of a trace
 `COLUMNS`          the replay, such as ``scheme``, ``ranks``, ``makespan_us``; of a point without a
-                   result, what its settings say
+                   result, what its settings say; of other experiments than layers, `OF_ANY`
 =================  ================================================================================
 """
 
@@ -26,10 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
 from replay.experiments.base.crews.store import MOST_BYTES, Outcome, Store
-from replay.experiments.base.rows import COLUMNS, row_of
-from replay.experiments.layer.result import Result
+from replay.experiments.base.experiment import EXPERIMENTS
+from replay.experiments.base.load import kind_of_result
+from replay.experiments.base.rows import COLUMNS, OF_ANY, row_of, row_of_any
 from replay.files import parse_json
-from replay.studies.sweeps.points import SEED, Point, show
+from replay.studies.sweeps.points import Point, seed_of, show
+from replay.studies.sweeps.study import LAYER
 from tracegen.shared.display.frames import data_frame
 
 if TYPE_CHECKING:
@@ -52,11 +55,20 @@ class Heads:
         Names of the axes of all its grids.
     headers
         Of each grid, the headers of its columns.
+    experiments
+        Of each grid, the name of what is replayed.
     """
 
     study: str
     axes: Set[str]
     headers: Sequence[Sequence[str]]
+    experiments: Sequence[str]
+
+    @property
+    def of_results(self) -> dict[str, type]:
+        """Columns that results give."""
+        others = {} if set(self.experiments) == {LAYER} else OF_ANY
+        return others | (COLUMNS if LAYER in self.experiments else {})
 
     def columns(self, points: Iterable[Point]) -> dict[str, type]:
         """Names and types of the columns, which depend on the study and not on its results."""
@@ -65,12 +77,13 @@ class Heads:
         columns |= {"seed": int}
         columns |= {f"value.{header}": float for headers in self.headers for header in headers}
         columns |= {"refused": str, "failed": str}
+        known = self.of_results
         kinds: dict[str, set[type]] = {}
         for point in points:
             for name, value in point.settings.items():
                 kinds.setdefault(name, set()).add(type(value))
-        settings = {name: _kind(kinds[name]) for name in sorted(kinds) if name not in COLUMNS}
-        return columns | settings | COLUMNS
+        settings = {name: _kind(kinds[name]) for name in sorted(kinds) if name not in known}
+        return columns | settings | known
 
     def row(
         self,
@@ -106,8 +119,13 @@ class Heads:
             for name, value in point.settings.items()
             if name in columns
         }
-        if outcome.result is not None:
+        if "experiment" in columns:
+            row["experiment"] = point.experiment
+        if outcome.result is not None and point.experiment == LAYER:
             row |= row_of(outcome.result)
+        elif outcome.result is not None:
+            headline = EXPERIMENTS[point.experiment].headline
+            row |= row_of_any(point.experiment, headline, outcome.result)
         row["run_id"] = identity
         return row
 
@@ -131,7 +149,7 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
     UserError
         If the folder holds no finished sweep, or pandas is not installed.
     """
-    store = Store(folder, Result)
+    store = Store(folder, kind_of_result)
     path = store.folder / "sweep.json"
     try:
         document = parse_json(store.files.read_text(path.name, MOST_BYTES))
@@ -140,6 +158,7 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
             document["name"],
             {name for grid in grids for name in grid["axes"]},
             [[column["header"] for column in grid["columns"]] for grid in grids],
+            [grid.get("experiment", LAYER) for grid in grids],
         )
         asked = [one for number, grid in enumerate(grids) for one in _asked(number, grid)]
     except FileNotFoundError:
@@ -172,6 +191,7 @@ class _Asked:
 
 def _asked(number: int, grid: Mapping[str, Any]) -> Iterator[_Asked]:
     """Every point of a grid. There is a row per combination of labels, and a point per seed."""
+    experiment = grid.get("experiment", LAYER)
     seeds_per_row = max(1, len(grid["seeds"]))
     for position, one in enumerate(grid["points"]):
         row = grid["rows"][position // seeds_per_row]
@@ -180,6 +200,6 @@ def _asked(number: int, grid: Mapping[str, Any]) -> Iterator[_Asked]:
             choices = grid["axes"][name]
             settings |= next(each["settings"] for each in choices if each["label"] == label)
         if one["seed"] is not None:
-            settings[SEED] = one["seed"]
-        point = Point(number, tuple(one["labels"]), one["seed"], settings)
+            settings[seed_of(experiment, f"grid {number}")] = one["seed"]
+        point = Point(number, tuple(one["labels"]), one["seed"], settings, experiment)
         yield _Asked(point, row["labels"], one["id"], one["values"], row.get("failed"))

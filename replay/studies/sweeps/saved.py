@@ -64,6 +64,7 @@ class SavedGrid(_Read):
 
     title: str
     notes: str
+    experiment: str = "layer"
     fixed: dict[str, Any]
     seeds: list[int]
     axes: dict[str, list[SavedChoice]]

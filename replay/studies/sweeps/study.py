@@ -19,9 +19,11 @@ A study is a TOML file::
     header = "layer us"
     path = "totals.mean_layer_us"
 
-Several tables take ``[[grid]]`` with ``fixed``, ``axes``, ``columns`` of their own; what stands at
-the top holds for each. `replay.studies.sweeps.points` says which settings there are. A grid that
-repeats what a paper measured has ``[[grid.claims]]``, see `Claim`.
+What is replayed is the `experiment` that the file names, layers of a trace unless it says another,
+such as ``experiment = "train"``. Several tables take ``[[grid]]`` with ``experiment``, ``fixed``,
+``axes``, ``columns`` of their own; what stands at the top holds for each.
+`replay.studies.sweeps.points` says which settings there are. A grid that repeats what a paper
+measured has ``[[grid.claims]]``, see `Claim`.
 """
 
 from __future__ import annotations
@@ -37,10 +39,16 @@ from replay.files import is_file, parse_toml, read_text
 from tracegen.shared.strict import StrictDocument
 
 PACKAGE = "replay.studies"
+LAYER = "layer"
+"""The experiment of a grid that names none."""
 
 Scalar = bool | int | float | str
 Text = Annotated[str, Field(min_length=1)]
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\r\n]+$")]
+
+
+Labels = dict[str, Scalar | list[Scalar]]
+"""Values of axes, one or several of each."""
 
 
 class Column(StrictDocument):
@@ -53,6 +61,7 @@ class Column(StrictDocument):
     path
         Where it stands in the JSON of a result: names and positions joined by dots, ``*`` for all
         entries of a list or of a table, such as ``layers.0.measures.wire_bytes.dispatch.uplink``.
+        Of several paths the values are added, each reduced before.
     reduce
         What to make of a list: its ``min``, ``mean``, ``max`` or ``sum``.
     per
@@ -67,7 +76,7 @@ class Column(StrictDocument):
     """
 
     header: Line
-    path: Text
+    path: Text | Annotated[list[Text], Field(min_length=1)]
     reduce: Literal["min", "mean", "max", "sum"] | None = None
     per: Text | None = None
     scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -96,7 +105,7 @@ class Claim(StrictDocument):
     says: Line
     published: float = Field(allow_inf_nan=False)
     column: Line
-    where: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
+    where: Labels = Field(default_factory=dict)
     reduce: Literal["min", "max", "mean", "geomean"] = "geomean"
 
 
@@ -107,6 +116,8 @@ class Grid(StrictDocument):
     ----------
     title, notes
         Heading and remarks of the table.
+    experiment
+        Name of what is replayed, one of `replay.experiments.base.experiment.EXPERIMENTS`.
     fixed
         Settings of all its points, by dotted name.
     axes
@@ -115,7 +126,13 @@ class Grid(StrictDocument):
     across
         An axis whose values become columns instead of rows.
     seeds
-        Seeds of the synthetic trace; the table shows mean, least and largest over them.
+        Seeds of the synthetic trace, or of what else an experiment draws; the table shows mean,
+        least and largest over them.
+    leave_out
+        Combinations that are not asked for: values of axes, one or a list, each.
+    geomean
+        Axes over whose values a last row has geometric means, of columns that are ratios: with a
+        baseline, or `per` something.
     columns
         What to show.
     claims
@@ -124,10 +141,13 @@ class Grid(StrictDocument):
 
     title: str = ""
     notes: str = ""
+    experiment: str = LAYER
     fixed: dict[str, Scalar] = Field(default_factory=dict)
     axes: dict[str, list[Scalar | dict[str, Scalar]]] = Field(default_factory=dict)
     across: str | None = None
     seeds: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
+    leave_out: list[Labels] = Field(default_factory=list)
+    geomean: list[str] = Field(default_factory=list)
     columns: list[Column] = Field(default_factory=list)
     claims: list[Claim] = Field(default_factory=list)
 
@@ -238,7 +258,7 @@ def parse_study(text: str, name: str, where: str) -> Study:
         raise UserError(message) from None
 
 
-_SHARED = {"fixed", "seeds", "columns"}  # given once, they hold for every grid
+_SHARED = {"experiment", "fixed", "seeds", "columns"}  # given once, they hold for every grid
 
 
 def _known(given: dict[str, Any], here: set[str], also: set[str], where: str) -> None:
@@ -251,7 +271,7 @@ def _known(given: dict[str, Any], here: set[str], also: set[str], where: str) ->
 def _complete(shared: dict[str, Any], grid: dict[str, Any], where: str) -> dict[str, Any]:
     """A grid with what the file gives for all of them, and dotted names in place of tables."""
     flat = dict(grid)
-    for key in ("seeds", "columns"):
+    for key in ("experiment", "seeds", "columns"):
         if key in shared:
             flat.setdefault(key, shared[key])
     for source in (shared, grid):

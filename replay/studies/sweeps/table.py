@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
+from replay.experiments.base.experiment import EXPERIMENTS
 from replay.studies.sweeps.claims import check_claim, claims_json
 from replay.studies.sweeps.columns import check_path
-from replay.studies.sweeps.points import Choice, axes_of, place, show
-from replay.studies.sweeps.study import Column
+from replay.studies.sweeps.points import Choice, axes_of, is_meant, place, show
+from replay.studies.sweeps.study import LAYER, Column
 from tracegen.shared.display import escape
 
 if TYPE_CHECKING:
+    from replay.experiments.base.experiment import AnyExperiment
     from replay.studies.sweeps.study import Grid, Study
 
 Labels = tuple[str, ...]
 
 DEFAULT_COLUMN = Column(header="layer us", path="totals.mean_layer_us")
+"""What is shown of layers where nothing is asked for; of other experiments, their headline."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class GridTable:
         self.grid: Grid = study.grids[number]
         self.where = place(study, number)
         self.axes: dict[str, list[Choice]] = axes_of(self.grid, self.where)
-        self.columns = self.grid.columns or [DEFAULT_COLUMN]
+        experiment = EXPERIMENTS.find(self.grid.experiment)
+        self.columns = self.grid.columns or [_default_column(experiment, self.where)]
         # By labels and seed: one value a column; None for a point that was refused.
         self.values: dict[tuple[Labels, int | None], list[float | None]] = {}
         self.refused: dict[Labels, str] = {}
@@ -76,7 +81,7 @@ class GridTable:
             if headers.count(column.header) > 1:
                 message = f"{self.where}: two columns are called {column.header!r}"
                 raise UserError(message)
-            check_path(column, self.where)
+            check_path(column, experiment.result, self.where)
             self._baseline(column, tuple(choices[0].label for choices in self.axes.values()))
         for claim in self.grid.claims:
             check_claim(claim, self)
@@ -136,7 +141,11 @@ class GridTable:
     def rows(self) -> list[Labels]:
         """Labels of all points, in order."""
         names = [[choice.label for choice in choices] for choices in self.axes.values()]
-        return list(itertools.product(*names))
+        return [
+            labels
+            for labels in itertools.product(*names)
+            if not any(is_meant(one, self.axes, labels) for one in self.grid.leave_out)
+        ]
 
     def empty_columns(self) -> list[str]:
         """Headers of the columns that no point of the grid has a value for."""
@@ -151,6 +160,7 @@ class GridTable:
         return {
             "title": self.grid.title,
             "notes": self.grid.notes,
+            **({} if self.grid.experiment == LAYER else {"experiment": self.grid.experiment}),
             "fixed": dict(self.grid.fixed),
             "seeds": list(self.grid.seeds),
             "axes": {
@@ -206,8 +216,33 @@ class GridTable:
             for block, column in shown:
                 labels = tuple(block if name == across else chosen[name] for name in names)
                 row.append(self.cell(labels, column) or self._nothing(labels, notes))
+        if self.grid.geomean:
+            rows |= self._geometric_means(down, [column for _, column in shown], rows)
         headings = [(f"{block} {column.header}".strip(), column) for block, column in shown]
         return down, headings, list(rows.items()), notes
+
+    def _geometric_means(
+        self,
+        down: Sequence[str],
+        columns: Sequence[Column],
+        rows: Mapping[Labels, Sequence[Cell | str]],
+    ) -> dict[Labels, list[Cell | str]]:
+        """Rows of means over the values of some axes, of columns that are ratios."""
+        groups: dict[Labels, list[Sequence[Cell | str]]] = {}
+        for key, row in rows.items():
+            over = (
+                "geometric mean" if name in self.grid.geomean else label
+                for name, label in zip(down, key, strict=True)
+            )
+            groups.setdefault(tuple(over), []).append(row)
+        is_ratio = [bool(one.speedup_over or one.relative_to or one.per) for one in columns]
+        return {
+            key: [
+                _geometric_mean(cells) if ratio else ""
+                for cells, ratio in zip(zip(*group, strict=True), is_ratio, strict=True)
+            ]
+            for key, group in groups.items()
+        }
 
     def lines(self) -> tuple[list[str], list[list[str]], list[str]]:
         """Headings, rows of text, and footnotes."""
@@ -236,6 +271,25 @@ class GridTable:
                     notes.append(reasons[labels])
                 return f"{word} [{notes.index(reasons[labels]) + 1}]"
         return "-"
+
+
+def _geometric_mean(cells: Iterable[Cell | str]) -> Cell | str:
+    """That of the means that are there; nothing where there is none."""
+    means = [cell.mean for cell in cells if not isinstance(cell, str)]
+    if not means or min(means) <= 0:
+        return ""
+    mean = math.exp(sum(map(math.log, means)) / len(means))
+    return Cell(mean, mean, mean, len(means))
+
+
+def _default_column(experiment: AnyExperiment, where: str) -> Column:
+    """What is shown where nothing is asked for."""
+    if experiment.name == LAYER:
+        return DEFAULT_COLUMN
+    if not experiment.headline:
+        message = f"{where}: a {experiment.title} has no one time: say columns"
+        raise UserError(message)
+    return Column(header=experiment.headline.replace("_us", " us"), path=experiment.headline)
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int) -> list[str]:

@@ -6,69 +6,104 @@ give the same bytes; see `replay.experiments.base.identity`.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import hwmodel
-from replay.errors import UserError
-from replay.experiments.base.spec import DEFAULT_SYSTEM
-from replay.experiments.layer.replay import carry_out
-from replay.experiments.layer.setup import Setup, find_scheme, set_up, spec_of
-from replay.schemes import Scheme
-from replay.schemes.registry import COMPARED
-from replay.studies.sweeps.points import PREFIXES, Point
-from replay.studies.sweeps.source import Source, generated, recorded
+from replay.errors import RefusedError
+from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
+from replay.experiments.base.host_memory import limit_of
+from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.schemes.registry import EVERY, find
+from replay.studies.sweeps.points import Point
+from replay.studies.sweeps.study import LAYER
+from replay.studies.sweeps.traced import TracedTask, traced_task
 
 if TYPE_CHECKING:
-    from hwmodel import System
-    from replay.experiments.layer.result import Result
+    from replay.experiments.base.experiment import AnyExperiment
+    from replay.experiments.base.result import ResultBase
+    from replay.experiments.base.spec import Spec
     from replay.schemes.outside import AllowCode
-    from replay.studies.sweeps.study import Scalar
-    from tracegen import RoutingTrace
+
+
+class Kinship:
+    """What points share that differ in the scheme alone: the last one that was set up.
+
+    Parameters
+    ----------
+    key
+        Equal for such points.
+    """
+
+    file = None
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.last: Any = None
+
+    def check(self) -> None:
+        """Nothing is recorded."""
+
+    def load(self) -> Kinship:
+        """Give what the first of them leaves to the others."""
+        return self
 
 
 @dataclass(frozen=True)
-class Task:
-    """One replay.
+class ExperimentTask:
+    """One replay of any experiment.
 
     Attributes
     ----------
+    experiment, spec
+        What is replayed, and its settings.
+    id
+        Identity of the replay.
     source
-        The trace.
-    setup
-        Everything else that decides the result.
+        What it has in common with others.
+    code
+        SHA-256 of the files that its schemes are of.
+    refused
+        Why the scheme or the machine cannot do it; empty where they can.
     """
 
-    source: Source
-    setup: Setup
-
-    @property
-    def id(self) -> str:
-        """Identity of the replay."""
-        return self.setup.run_id
+    experiment: str
+    spec: Spec
+    id: str
+    source: Kinship
+    code: frozenset[str]
+    refused: str = ""
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """Everything that decides the result."""
-        return self.setup.description
+        """What was asked for, in words; `id` has it by value."""
+        return {
+            "experiment": self.experiment,
+            "settings": self.spec.settings(),
+            "code": sorted(self.code),
+        }
 
-    def run(self, trace: RoutingTrace) -> Result:
+    def run(self, shared: Kinship) -> ResultBase:
         """Replay.
 
         Raises
         ------
         UserError
-            If scheme, system and trace do not fit together.
+            If what was asked for does not fit together.
         """
-        # The spec refers to no trace: one that lies in two files has one identity and one result.
-        spec = self.setup.spec.changed(content_id=trace.content_id)
-        return carry_out(dataclasses.replace(self.setup, spec=spec), trace)
+        if self.refused:
+            raise RefusedError(self.refused)
+        experiment = EXPERIMENTS[self.experiment]
+        setup = experiment.setup(self.spec, {}, like=shared.last, allow_code=self.code)
+        if setup.run_id != self.id:  # a file that both name was another for the one before
+            setup = experiment.setup(self.spec, {}, allow_code=self.code)
+        shared.last = setup
+        experiment.check_fit([setup], limit_of(None))
+        result: ResultBase = experiment.replay(setup)
+        return result
 
 
-def make_task(point: Point, allow_code: AllowCode = False) -> Task:
+def make_task(point: Point, allow_code: AllowCode = False) -> TracedTask | ExperimentTask:
     """Find and check everything that a point asks for, as far as possible before it runs.
 
     Parameters
@@ -83,53 +118,71 @@ def make_task(point: Point, allow_code: AllowCode = False) -> Task:
     UserError
         If something named does not exist, or a value is not possible for it.
     """
-    groups: dict[str, dict[str, Scalar]] = {name: {} for name in (*PREFIXES, *COMPARED)}
+    if point.experiment == LAYER:  # their traces are made of settings that no spec has
+        return traced_task(point, allow_code)
+    experiment = EXPERIMENTS.find(point.experiment)
+    spec = spec_of(point, allow_code)
+    kin = Kinship(identity({"experiment": experiment.name, "settings": _without_scheme(spec)}))
+    code = _code_in(spec, allow_code)
+    try:
+        found = experiment.setup(spec, {}, allow_code=allow_code).run_id
+    except RefusedError as error:
+        reason = str(error)
+        return ExperimentTask(
+            experiment.name, spec, _refused_id(experiment, spec, reason), kin, code, reason
+        )
+    return ExperimentTask(experiment.name, spec, found, kin, code)
+
+
+def spec_of(point: Point, allow_code: AllowCode = False) -> Spec:
+    """Make the spec that a point of an experiment asks for, but for layers of a trace.
+
+    Parameters and errors as those of `make_task`.
+    """
+    experiment = EXPERIMENTS.find(point.experiment)
     settings: dict[str, Any] = {}
+    options: dict[str, dict[str, Any]] = {}
     for key, value in point.settings.items():
         group, dot, name = key.partition(".")
-        if dot:
-            groups[group][name] = value
-        else:
+        if not dot:
             settings[key] = value
-    scheme = _scheme(settings.pop("scheme", None), groups, allow_code)
-    system = _system(
-        settings.pop("system", DEFAULT_SYSTEM), tuple(sorted(groups["system"].items()))
-    )
-    if "total_tokens" in settings:
-        _share_tokens(settings, system)
-    spec, _, _ = spec_of(None, {**settings, "system": system, "scheme": scheme})
-    if "file" in groups["trace"]:
-        source = recorded(groups["trace"], groups["shape"])
-    else:
-        source, spec = generated(groups["trace"], groups["shape"], spec, system)
-    task = Task(source, set_up(spec, source.identity, system, scheme))
-    assert task.id  # what it is made of, a placement file for one, can be read
-    return task
+        elif group == "system":
+            settings.setdefault("overrides", {})[name] = value
+        else:
+            options.setdefault(group, {})[name] = value
+    for other, given in options.items():  # mistakes in the options of others are mistakes too
+        EVERY[other].with_options({name: str(value) for name, value in given.items()})
+    scheme = settings.pop("scheme", None)
+    spec = experiment.spec(**settings)
+    if not isinstance(experiment, SchemeExperiment):
+        return spec
+    reference = experiment.reference(spec) if scheme is None else str(scheme)
+    for one in experiment.schemes_of(reference):
+        find(one, None, allow_code=allow_code)
+    made: Spec = experiment.under(spec, reference, options)[1]
+    return made
 
 
-def _scheme(name: Any, groups: Mapping[str, Mapping[str, Scalar]], allow_code: AllowCode) -> Scheme:
-    chosen = find_scheme(name, allow_code=allow_code)
-    for other, scheme in COMPARED.items():  # mistakes in the options of others are mistakes too
-        # As text, like on the command line: a whole number will do for an option with a fraction.
-        options = {key: str(value) for key, value in groups[other].items()}
-        if options:
-            changed = scheme.with_options(options)
-            chosen = changed if scheme is chosen else chosen
-    return chosen
+def _without_scheme(spec: Spec) -> dict[str, Any]:
+    """Settings that schemes do not decide."""
+    own = {*spec.OPTIONS_OF, *spec.OPTIONS_OF.values()}
+    return spec.model_dump(mode="json", exclude=own)
 
 
-@functools.lru_cache(maxsize=64)
-def _system(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> System:
-    return hwmodel.load(name, dict(overrides))
+def _code_in(spec: Spec, allow_code: AllowCode) -> frozenset[str]:
+    """SHA-256 of the files that its schemes are of."""
+    values = spec.model_dump(include=set(spec.OPTIONS_OF))
+    named = [str(one) for one in values.values() if one]
+    codes = [find(one, None, allow_code=allow_code).code for one in named]
+    return frozenset(one for one in codes if one)
 
 
-def _share_tokens(settings: dict[str, Any], system: System) -> None:
-    total = settings.pop("total_tokens")
-    if "tokens_per_rank" in settings:
-        message = "total_tokens and tokens_per_rank say the same thing: give one"
-        raise UserError(message)
-    ranks = settings.setdefault("ranks", system.num_gpus)
-    if total % ranks:
-        message = f"total_tokens = {total} cannot be shared equally by {ranks} ranks"
-        raise UserError(message)
-    settings["tokens_per_rank"] = total // ranks
+def _refused_id(experiment: AnyExperiment, spec: Spec, reason: str) -> str:
+    """Identity of a refusal, which holds its reason: what refuses is asked each time."""
+    rooms = tuple(experiment.code)
+    return identity({
+        "code": [code_identity(), code_of(rooms)],
+        "experiment": experiment.name,
+        "settings": spec.model_dump(mode="json"),
+        "refused": reason,
+    })  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,14 @@ from replay.errors import UserError
 from replay.experiments.base.compare import compare, run
 from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
 from replay.experiments.base.load import load_of, load_result
+from replay.report.difference import difference_tables
 from replay.report.pages import page
+from replay.report.text import render
 from replay.schemes import find
+from replay.studies.differences.diff import diff
+from replay.studies.sweeps.plan import plan_sweep
+from replay.studies.sweeps.run import sweep
+from replay.studies.sweeps.study import Column, Grid, Study
 
 
 class Case(NamedTuple):
@@ -277,3 +284,86 @@ def test_a_result_is_made_again_by_its_spec(name: str) -> None:
     calls: list[None] = []
     again = run(EXPERIMENTS[name], result.spec, progress=lambda: calls.append(None))
     assert again == result and calls
+
+
+@every
+def test_a_study_spans_it(name: str, tmp_path: Path) -> None:
+    """A point is the very result of a replay, with its identity, its options and its scheme."""
+    case, experiment = CASES[name], EXPERIMENTS[name]
+    words = {field: word for word, field in experiment.spec.words().items()} | {
+        "trace": "trace.file" if name == "layer" else "trace"
+    }
+    given = {words.get(key, key): value for key, value in case.settings.items()}
+    first, second = case.schemes
+    option, value = case.option
+    changed = {"label": "changed", "scheme": first, f"{first}.{option}": value}
+    asked = Grid(
+        experiment=name,
+        fixed=given,
+        axes={"scheme": [first, second, changed]},
+        columns=[Column(header="one", path=experiment.headline or "caches.0.positions")],
+    )
+    study = Study(name="one", title="t", question="q", grids=[asked])
+    plan = plan_sweep(study)
+    found = sweep(plan, tmp_path)
+    assert (found.num_computed, found.num_failed, found.num_refused) == (3, 0, 0)
+    again = sweep(study, tmp_path)
+    assert (again.num_computed, again.num_reused) == (0, 3) and again.to_json() == found.to_json()
+    expected = [*compared(name).results, run(experiment, compared(name).results[0].spec.changed(
+        options={option: value}))]  # fmt: skip
+    for result, identity in zip(expected, found.identities, strict=True):
+        document = json.loads((tmp_path / "points" / f"{identity}.json").read_text())
+        stored = experiment.result.model_validate(document["result"])
+        if name != "layer":  # whose points name no trace
+            assert stored == result and identity == result.run_id
+        assert stored.headline_us == result.headline_us
+        if experiment.headline:
+            at = document["result"]
+            for part in experiment.headline.split("."):
+                at = at[part]
+            assert at == result.headline_us
+
+
+WITHOUT_A_TIME = ("arrivals", "collective", "place", "choose")
+TIMED = [name for name in CASES if name not in WITHOUT_A_TIME]
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_difference_names_what_entered_and_every_number_that_came_out(name: str) -> None:
+    before = compared(name)
+    same = diff(before, before)
+    assert same.is_same and not same.inputs and not same.notes
+    spec = before.results[0].spec
+    after = run(EXPERIMENTS[name], spec.changed(overrides={"link.links_per_gpu": 8}))
+    found = diff(before.results[0], after)
+    entered = {one.what: one for one in found.inputs}
+    links = next(one for what, one in entered.items() if what.endswith("system.link.links_per_gpu"))
+    assert (links.before, links.after) == (18, 8)
+    (one,) = found.outcomes
+    assert (one.before_us, one.after_us) == (before.results[0].headline_us, after.headline_us)
+    assert one.after_us > one.before_us and one.quantities and not found.is_same
+    assert one.name in render(difference_tables(found))
+    if name != "layer":
+        shares = [abs(each.after / each.before - 1) for each in one.quantities if each.before]
+        assert shares == sorted(shares, reverse=True)
+        headline = EXPERIMENTS[name].headline
+        of_it = next(each for each in one.quantities if each.name == headline)
+        assert (of_it.unit, of_it.before, of_it.after) == ("us", one.before_us, one.after_us)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_difference_is_of_one_experiment(name: str, tmp_path: Path) -> None:
+    other = next(one for one in TIMED if one != name)
+    with pytest.raises(UserError, match="diff takes two of one kind"):
+        diff(compared(name), compared(other).results[0])
+    file = tmp_path / "difference.json"
+    diff(*compared(name).results).save(file)
+    found = load_result(file)
+    assert found.experiment == name and len(found.outcomes) == 1
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_TIME)
+def test_who_has_no_difference_says_why(name: str) -> None:
+    why = re.escape(EXPERIMENTS[name].lacking["diff"])
+    with pytest.raises(UserError, match=f"has no diff: {why}"):
+        EXPERIMENTS[name].check_offers("diff")

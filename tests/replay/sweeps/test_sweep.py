@@ -33,7 +33,7 @@ from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.run import sweep
 from replay.studies.sweeps.source import recorded
 from replay.studies.sweeps.study import Column, Grid, Study, parse_study
-from replay.studies.sweeps.table import markdown
+from replay.studies.sweeps.table import GridTable, markdown
 from replay.studies.sweeps.task import make_task
 
 STUDY = """
@@ -797,8 +797,32 @@ def test_every_study_is_listed() -> None:
         assert load_study(name).question.strip() in shown
 
 
+def is_of_layers(name: str) -> bool:
+    """Whether all points of a study are layers of a trace: its page is then what `sweep` writes."""
+    return all(grid.experiment == "layer" for grid in load_study(name).grids)
+
+
+OF_LAYERS = [name for name in study_names() if is_of_layers(name)]
+BY_HAND = {"cais": "replay/experiments/dense/CAIS.md"}
+"""Pages of other studies that do not lie beside them."""
+
+
+@every("name", sorted(set(study_names()) - set(OF_LAYERS)))
+def test_a_page_that_is_written_by_hand_names_its_study_and_all_its_labels(name: str) -> None:
+    asked = load_study(name)
+    where = Path(__file__).parents[3] / BY_HAND.get(name, f"replay/studies/{name}.md")
+    shipped = where.read_text("utf-8")
+    assert f"`moereplay sweep {name} -o FOLDER`" in shipped
+    tables = [GridTable(asked, number) for number in range(len(asked.grids))]
+    if name not in BY_HAND:
+        assert f"# {asked.title}\n\n{asked.question.strip()}\n" in shipped
+        axes = [choices for table in tables for choices in table.axes.values()]
+        assert all(one.label in shipped for choices in axes for one in choices)
+    assert len(points_of(asked)) > 10
+
+
 @pytest.mark.extended
-@every("name", study_names())
+@every("name", OF_LAYERS)
 def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
     """Prose, headings, labels and settings agree; the numbers take minutes and are not checked."""
     plan = plan_sweep(name)
@@ -869,7 +893,7 @@ def made_small(grid: Grid) -> Grid:
 @pytest.mark.parametrize(
     "name",
     mostly_extended(
-        [name for name in study_names() if any(grid.claims for grid in load_study(name).grids)],
+        [name for name in OF_LAYERS if any(grid.claims for grid in load_study(name).grids)],
         ["moe-hub-layers"],
     ),
 )

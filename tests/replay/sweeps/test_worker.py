@@ -12,7 +12,7 @@ from replay.errors import UserError
 from replay.experiments.base.crews import worker
 from replay.experiments.base.crews.store import point_text, read_point
 from replay.experiments.base.crews.worker import Job, Worker
-from replay.experiments.layer.result import Result
+from replay.experiments.base.load import kind_of_result
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.task import make_task
 
@@ -42,7 +42,7 @@ def test_an_error_is_told_in_a_line_with_where_it_was(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("replay.studies.sweeps.task.carry_out", fail)
+    monkeypatch.setattr("replay.studies.sweeps.traced.carry_out", fail)
     failure = Worker()([job])[0][0].failure
     assert failure is not None and failure.message == "MemoryError: no message"
     assert "in fail" in failure.traceback[-1] and len(failure.traceback) <= worker.MOST_FRAMES
@@ -50,8 +50,8 @@ def test_an_error_is_told_in_a_line_with_where_it_was(
 
 def test_a_text_that_was_damaged_on_its_way_is_noticed(job: Job) -> None:
     text = Worker()([job])[0][0].text
-    outcome, problem = read_point(text, job.id, Result)
+    outcome, problem = read_point(text, job.id, kind_of_result)
     assert outcome is not None and not problem
     assert point_text(job.id, {}, outcome) != text
     for harmed in (text.replace("makespan", "makespam"), text[:-9], "[]"):
-        assert read_point(harmed, job.id, Result)[0] is None
+        assert read_point(harmed, job.id, kind_of_result)[0] is None

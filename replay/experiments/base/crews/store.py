@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,14 +73,19 @@ class Store:
     ----------
     folder
         Made with the first point that is written.
-    kind
-        The class of their results.
+    kind_of
+        Gives the class of a result by its JSON, or raises `UserError`; or that class, if there is
+        but one.
     """
 
-    def __init__(self, folder: str | Path, kind: type[BaseModel]) -> None:
+    def __init__(
+        self, folder: str | Path, kind_of: type[BaseModel] | Callable[[Any], type[BaseModel]]
+    ) -> None:
         self.files = ManagedFolder(folder)
         self.folder = self.files.path
-        self.kind = kind
+        self.kind_of: Callable[[Any], type[BaseModel]] = (
+            (lambda _: kind_of) if isinstance(kind_of, type) else kind_of
+        )
         self._points, self._failures = self.files.folder("points"), self.files.folder("failures")
 
     def check(self, names: Iterable[str]) -> None:
@@ -122,7 +127,7 @@ class Store:
             return None, f"{name} cannot be read: {error.strerror}"
         except UnicodeDecodeError as error:
             return None, f"{name} is damaged: {error}"
-        outcome, problem = read_point(text, identity, self.kind)
+        outcome, problem = read_point(text, identity, self.kind_of)
         return outcome, problem and f"{name} {problem}"
 
     def write(self, identity: str, text: str) -> None:
@@ -175,13 +180,15 @@ def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) 
     return _json(document)
 
 
-def read_point(text: str, identity: str, kind: type[BaseModel]) -> tuple[Outcome | None, str]:
+def read_point(
+    text: str, identity: str, kind_of: Callable[[Any], type[BaseModel]]
+) -> tuple[Outcome | None, str]:
     """What became of a point by the text of its file, or None and what is wrong with the text.
 
     Parameters
     ----------
-    kind
-        The class of its result.
+    kind_of
+        Gives the class of its result.
     """
     from replay.experiments.base.load import validated
 
@@ -202,7 +209,7 @@ def read_point(text: str, identity: str, kind: type[BaseModel]) -> tuple[Outcome
     try:
         # A checksum says that nothing was torn, not who wrote it.
         if result is not None:
-            validated(kind, result, "its result")
+            validated(kind_of(result), result, "its result")
     except UserError as error:
         return None, f"is not believed: {error}"
     return Outcome(result, refused), ""

@@ -126,7 +126,7 @@ class Work:
     def _keep(self, job: Job, done: Done) -> Finished:
         failure = done.failure
         if failure is None:
-            outcome, problem = read_point(done.text, job.id, self._store.kind)
+            outcome, problem = read_point(done.text, job.id, self._store.kind_of)
             if outcome is not None:
                 self._store.write(job.id, done.text)
                 return Finished(job.id, outcome, is_found=False)

@@ -66,6 +66,10 @@ class Task(Protocol):
     def description(self) -> Mapping[str, Any]:
         """What decides the result."""
 
+    @property
+    def code(self) -> frozenset[str]:
+        """SHA-256 of the files that it executes, where these are not moereplay's."""
+
     def run(self, read: Any) -> Carried:
         """Do it; a `UserError` says why it cannot be done."""
 
@@ -97,8 +101,7 @@ class Job:
     @classmethod
     def of(cls, task: Task, point: Asks, make: Callable[[Any, AllowCode], Task]) -> Self:
         """Have a task carried out that was made here."""
-        code = task.description["scheme"]["code"]
-        return cls(task.id, task.source.key, point, make, frozenset([code] if code else []))
+        return cls(task.id, task.source.key, point, make, task.code)
 
 
 @dataclass(frozen=True)

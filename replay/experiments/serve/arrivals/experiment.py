@@ -31,6 +31,10 @@ class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult]):
     spec = ArrivalSpec
     result = ArrivalResult
     comparison = ArrivalComparison
+    lacking: ClassVar[Mapping[str, str]] = {
+        **Serving.lacking,
+        "diff": "it has no one time: limits are kept up to a rate, or at none",
+    }
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-arrivals/1": result_of_old,
         "moereplay-arrivals-comparison/1": comparison_of_old,
