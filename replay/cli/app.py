@@ -29,7 +29,9 @@ import replay.cli.tensor
 import replay.cli.training
 import replay.cli.validate
 import tracegen.cli
+from replay.cli.experiments import command_of
 from replay.errors import UserError
+from replay.experiments.base.experiment import EXPERIMENTS
 from tracegen.shared import screen
 
 if TYPE_CHECKING:
@@ -59,6 +61,10 @@ app.command()(replay.cli.sweep.sweep)
 app.command()(replay.cli.training.train)
 app.command()(replay.cli.choose.choose)
 app.add_typer(replay.cli.tensor.app, name="tensor")
+OWN = {"layer", "dense", "collective", "place", "train", "serve", "arrivals", "choose"}
+"""Experiments whose commands are written out; of others the experiment makes it."""
+for _name in sorted(set(EXPERIMENTS) - OWN):
+    app.command(EXPERIMENTS[_name].command)(command_of(_name))
 
 SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 """What a machine says of open files, memory and processes where it gives no more of them."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay.cli.options import JsonOption, settings_of, takes_settings
+from replay.cli.experiments import ResultCall, asks
 from replay.cli.screen import show
-from replay.experiments.place.spec import PlaceSpec
-from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
@@ -20,41 +17,32 @@ if TYPE_CHECKING:
     from replay.experiments.place.setup import PlaceSetup
 
 
-@takes_settings(spec=PlaceSpec)
-@delivers
+@asks("place")
 def place(
-    given: Mapping[str, Any],
+    call: ResultCall,
     out: Annotated[Path | None, file_option("--out", help="Write the map to this file.")] = None,
     form: Annotated[
         str,
         typer.Option("--format", help="Of that file: sglang, vllm, vllm-ascend or tensorrt."),
     ] = "sglang",
-    json_: JsonOption = None,
-    *,
-    deliver: Delivery,
 ) -> None:
     """Place experts by the loads of a trace, or by loads alone, and say how long that lasts.
 
     The map is a file for --placement file:PATH, and for the engine whose format it has.
     """
     from replay.errors import unknown
-    from replay.experiments.place.experiment import EXPERIMENT
     from replay.experiments.place.tables import fitted_on, imbalance_table, rows_table
     from replay.files import write_text
     from replay.model.work.expert_maps import FORMATS
-    from replay.report.pages import page
 
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
-    setup = EXPERIMENT.setup(PlaceSpec(**settings_of(given)), {})
-    result = EXPERIMENT.replay(setup)
+    setup = call.setup()
     for note in setup.notes:
         print(f"note: {note}", file=sys.stderr)
+    result = call.carry_out(setup)
     if out is not None:
         write_text(out, _map_text(form, result, setup))
-    if json_ is not None:
-        result.save(json_)
-    deliver(lambda: page(result))
     on = fitted_on(result)
     print(
         f"{result.num_experts} experts in {result.num_slots} slots on {result.num_ranks} GPUs: "

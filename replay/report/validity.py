@@ -33,6 +33,11 @@ NOTES = (
 )
 
 
+def is_without_error(name: str) -> bool:
+    """Tell whether a scheme models no software, of which no error of the model is known."""
+    return name in WITHOUT_ERROR
+
+
 def validity_table(results: Sequence[Result]) -> Table:
     """Error of each scheme's communication: measured over predicted time of such kernels."""
     columns = [Column("scheme"), Column("measurements of its kernels")]

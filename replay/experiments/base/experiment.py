@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from replay.errors import UserError, unknown
-from replay.experiments.base.result import AnyResult, ComparisonBase
+from replay.experiments.base.result import AnyResult, ComparisonBase, Document
 from replay.experiments.base.spec import Spec
 
 if TYPE_CHECKING:
@@ -132,6 +132,27 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
             Saying what it needs, what is there and what would fit.
         """
 
+    def documents(self) -> tuple[type[Document], ...]:
+        """Give the classes of what is saved and shown."""
+        return (self.result,)
+
+    def shown(self, result: Any, *, details: bool) -> Any:
+        """Tables of a result, or of a comparison, for the screen: those of its page.
+
+        Parameters
+        ----------
+        details
+            Whether all are wanted, or what was asked for first.
+        """
+        from rich.console import Group
+
+        from tracegen.shared.display.content import Table
+        from tracegen.shared.display.shown import page_of
+
+        items = [item for section in page_of(result).sections for item in section.items]
+        tables = [item for item in items if isinstance(item, Table)]
+        return Group(*(tables if details else tables[:1]))
+
     def check_offers(self, feature: str) -> None:
         """Refuse a feature that the experiment cannot offer.
 
@@ -232,15 +253,9 @@ class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
             if values.get(options)
         }
 
-    def shown(self, compared: Any, *, details: bool) -> Any:
-        """Tables of a comparison for the screen.
-
-        Parameters
-        ----------
-        details
-            Whether all are wanted, or the ranking alone.
-        """
-        raise NotImplementedError
+    def documents(self) -> tuple[type[Document], ...]:
+        """Give the classes of a result and of several."""
+        return (self.result, self.comparison)
 
     def baseline(self, results: Sequence[AnyResult]) -> str:
         """Name of the result that speed-ups are given over where nothing is asked for."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from replay.errors import UserError, check_kind, shown
-from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, SchemeExperiment
+from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment
 from replay.files import exists, is_folder, parse_json, read_text
 
 MOST = 1e30  # of any number: floating-point operations of a year on all machines that there are
@@ -138,10 +138,8 @@ class DocumentKind:
 
 def _of_experiments(experiments: Any) -> Iterator[DocumentKind]:
     for one in experiments:
-        compared = one.comparison if isinstance(one, SchemeExperiment) else None
-        for made in (one.result, compared):
-            if made is not None:
-                yield DocumentKind(made, one.older)
+        for made in one.documents():
+            yield DocumentKind(made, one.older)
 
 
 def _of_others() -> Iterator[DocumentKind]:

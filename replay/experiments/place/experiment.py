@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import Experiment
-from replay.experiments.place.replay import carry_out
 from replay.experiments.place.result import PlacementResult, result_of_old
-from replay.experiments.place.setup import CODE, PlaceSetup
-from replay.experiments.place.spec import PlaceSpec
+from replay.experiments.place.spec import CODE, PlaceSpec
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import Observer, Progress
+    from replay.experiments.place.setup import PlaceSetup
     from replay.schemes.outside import AllowCode
 
 GIVEN = ("trace", "loads")
 NO_TIME = "a placement has no time; moereplay compare --placement replays layers with it"
 
 
-class Place(Experiment[PlaceSpec, PlaceSetup, PlacementResult]):
+class Place(Experiment[PlaceSpec, "PlaceSetup", PlacementResult]):
     """Experts on GPUs by the loads of a trace, or by loads alone, and how long that lasts."""
 
     name = "place"
@@ -51,6 +50,8 @@ class Place(Experiment[PlaceSpec, PlaceSetup, PlacementResult]):
         allow_code: AllowCode = False,
     ) -> PlaceSetup:
         """A trace may be given as ``trace``, counts as ``loads``."""
+        from replay.experiments.place.setup import PlaceSetup
+
         for name in given:
             if name not in GIVEN:
                 raise unknown("object", name, GIVEN)
@@ -64,6 +65,8 @@ class Place(Experiment[PlaceSpec, PlaceSetup, PlacementResult]):
         observe: Observer | None = None,
     ) -> PlacementResult:
         """An observer is called with the demand and the placement of each layer."""
+        from replay.experiments.place.replay import carry_out
+
         result = carry_out(setup, observe=observe)
         if progress is not None:
             progress()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from replay.errors import UserError
 from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.place.demand import CountedDemand, ExpertDemand, TokenDemand
-from replay.experiments.place.spec import EITHER
+from replay.experiments.place.spec import CODE, EITHER
 from replay.model.work.map_arrays import WhichLayer
 from replay.model.work.placement import identify
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tracegen.importers.loads import Loads
     from tracegen.models import ModelShape
 
-CODE = ("experiments/place",)
-"""Rooms that enter the identity beside those of every replay."""
 WINDOWS = 4
 """Windows that are looked at where none are asked for."""
 MOST_STEPS = 10_000  # of a trace: some take a minute and 100 MB already

@@ -24,6 +24,10 @@ def _said(name: str) -> str:
     return str(RunSpec.model_fields[name].description)
 
 
+CODE = ("experiments/place",)
+"""Rooms that decide a placement, beside those of every replay."""
+
+
 class PlaceSpec(Spec):
     """Everything that decides a placement; what is None is taken from the trace or the loads.
 

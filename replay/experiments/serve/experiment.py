@@ -34,7 +34,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyResult]):
     usual = "deepep+deepep-ll, which is what deepep-ll stands for"
     details = "nothing: all tables are shown anyway"
     lacking: ClassVar[Mapping[str, str]] = {
-        "dry_run": "how many replays a batch takes follows from what the first of them give",
+        "dry-run": "how many replays a batch takes follows from what the first of them give",
         "explain": "a batch is composed of many replays: moereplay diff has what each cause takes",
         "uncertainty": "draws are made of hardware under layers alone",
     }

@@ -48,7 +48,7 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
     usual = "all that can train"
     details = "causes by stage, and memory"
     lacking: ClassVar[Mapping[str, str]] = {
-        "dry_run": "a step is composed of replays of its parts, and none says what all take",
+        "dry-run": "a step is composed of replays of its parts, and none says what all take",
         "explain": "a step is composed of many replays: moereplay diff has what each cause takes",
         "uncertainty": "draws are made of hardware under layers alone",
     }

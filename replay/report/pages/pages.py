@@ -5,30 +5,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from pydantic import BaseModel
+
 from replay.errors import UserError, shown
+from replay.experiments.base.experiment import EXPERIMENTS
+from replay.experiments.base.result import ComparisonBase, ResultBase
 from tracegen.shared.display.content import Page
 
 MAKERS: dict[str, str] = {
-    "Comparison": "replay.report.pages.comparison",
-    "Result": "replay.report.pages.run",
     "Difference": "replay.report.pages.difference",
-    "PlacementResult": "replay.experiments.place.page",
     "SavedSweep": "replay.studies.sweeps.page",
     "SavedValidation": "replay.studies.validate.page",
     "SweepResult": "replay.studies.sweeps.page",
-    "TensorComparison": "replay.experiments.dense.page",
-    "TensorResult": "replay.experiments.dense.page",
-    "CollectiveResult": "replay.experiments.collective.page",
-    "TrainComparison": "replay.experiments.train.page",
-    "TrainResult": "replay.experiments.train.page",
-    "InferComparison": "replay.experiments.serve.page",
-    "InferResult": "replay.experiments.serve.page",
-    "ArrivalComparison": "replay.experiments.serve.arrivals.page",
-    "ArrivalResult": "replay.experiments.serve.arrivals.page",
-    "SearchResult": "replay.experiments.choose.page",
     "Explanation": "replay.report.pages.explanation",
 }
-"""Module whose `page` shows a kind of result, by the name of its class."""
+"""Modules whose `page` shows what studies give, by the name of its class."""
 
 
 def page(result: Any) -> Page:
@@ -44,9 +35,28 @@ def page(result: Any) -> Page:
     UserError
         If there is no page for such a thing.
     """
+    if isinstance(result, ResultBase | ComparisonBase):
+        found: Page = importlib.import_module(home_of(type(result))).page(result)
+        return found
     for kind in type(result).__mro__:
         if kind.__name__ in MAKERS:
             made: Page = importlib.import_module(MAKERS[kind.__name__]).page(result)
             return made
-    message = f"there is no report of {shown(result)}; of these there is: {', '.join(MAKERS)}"
+    there = ", ".join([*EXPERIMENTS, *MAKERS])
+    message = f"there is no report of {shown(result)}; of these there is: {there}"
+    raise UserError(message)
+
+
+def home_of(kind: type[BaseModel]) -> str:
+    """Find the module whose `page` shows results of a class: that of the experiment's folder.
+
+    Raises
+    ------
+    UserError
+        If the class is of no experiment.
+    """
+    for experiment in EXPERIMENTS.values():
+        if issubclass(kind, experiment.documents()):
+            return f"{type(experiment).__module__.rpartition('.')[0]}.page"
+    message = f"there is no report of {kind.__name__}; of these there is: {', '.join(EXPERIMENTS)}"
     raise UserError(message)

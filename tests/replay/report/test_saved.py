@@ -20,7 +20,7 @@ from replay.experiments.base.load import load_result as load
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.place import experiment as place
 from replay.report.pages import page
-from replay.report.pages.pages import MAKERS
+from replay.report.pages.pages import MAKERS, home_of
 from replay.report.pages.several import as_comparison, page_of_several
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ def test_formats_count_from_one_and_older_ones_are_read(kind: DocumentKind) -> N
 
 @every("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_kind_has_a_page(kind: DocumentKind) -> None:
-    module = importlib.import_module(MAKERS[kind.made.__name__])
+    module = importlib.import_module(MAKERS.get(kind.made.__name__) or home_of(kind.made))
     assert callable(module.page)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
+from replay.experiments.layer.result import Result
+from replay.experiments.layer.result_page import page as result_page
 from replay.report.command import compare_command
 from replay.report.limits import bounds_heat, roofline, use_heat
 from replay.report.mechanisms import mechanism_table
@@ -31,19 +33,21 @@ from replay.report.spent import (
 )
 from replay.report.times import time_us, times_table
 from replay.report.traffic import purpose_bars, traffic_heats
-from replay.report.validity import experts_line, validity_line, validity_table
+from replay.report.validity import experts_line, is_without_error, validity_line, validity_table
 from replay.report.words import schemes_text
-from replay.studies.uncertainty.parts import WITHOUT_ERROR
 from tracegen.shared.display.content import Page, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.experiments.layer.result import Comparison, Result
+    from replay.experiments.layer.result import Comparison
 
 
-def page(compared: Comparison) -> Page:
-    """Make the page of a comparison, the fastest first."""
+def page(result: Result | Comparison) -> Page:
+    """Make the page of one result, or of a comparison, the fastest first."""
+    if isinstance(result, Result):
+        return result_page(result)
+    compared = result
     return Page(
         title=f"{_subject(compared)}: {schemes_text(len(compared.results))}",
         summary=summary(compared),
@@ -128,7 +132,7 @@ def _fastest_and_baseline(compared: Comparison, names: dict[str, Result]) -> dic
 
 def _rivals(names: dict[str, Result]) -> dict[str, Result]:
     """All but bounds, which nobody can build."""
-    return {name: one for name, one in names.items() if one.scheme.name not in WITHOUT_ERROR}
+    return {name: one for name, one in names.items() if not is_without_error(one.scheme.name)}
 
 
 def summary(compared: Comparison) -> str:
