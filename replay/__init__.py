@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import EXPERIMENTS
     from replay.experiments.base.load import load_result
     from replay.experiments.base.result import __version__
+    from replay.experiments.choose.experiment import run as choose
+    from replay.experiments.collective.experiment import run as collective
     from replay.experiments.dense.experiment import run as dense
     from replay.experiments.dense.result import TensorComparison, TensorResult
     from replay.experiments.dense.spec import TensorSpec
     from replay.experiments.layer.replay import run
     from replay.experiments.layer.result import Comparison, Result
     from replay.experiments.layer.spec import RunSpec
+    from replay.experiments.place.experiment import run as place
     from replay.experiments.serve.experiment import run as serve
     from replay.experiments.serve.result import InferComparison, InferResult
     from replay.experiments.serve.spec import InferSpec
@@ -65,11 +68,14 @@ __all__ = [
     "UserError",
     "__version__",
     "assess",
+    "choose",
+    "collective",
     "compare",
     "dense",
     "diff",
     "explain",
     "load_result",
+    "place",
     "run",
     "serve",
     "summary",
@@ -99,11 +105,14 @@ _HOMES = {
     "UserError": "replay.errors",
     "__version__": "replay.experiments.base.result",
     "assess": "replay.studies.uncertainty.assess",
+    "choose": "replay.experiments.choose.experiment:run",
+    "collective": "replay.experiments.collective.experiment:run",
     "compare": "replay.experiments.ask",
     "dense": "replay.experiments.dense.experiment:run",
     "diff": "replay.studies.differences.diff",
     "explain": "replay.studies.differences.explanation",
     "load_result": "replay.experiments.base.load",
+    "place": "replay.experiments.place.experiment:run",
     "run": "replay.experiments.layer.replay",
     "serve": "replay.experiments.serve.experiment:run",
     "summary": "replay.report.text",
