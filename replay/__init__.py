@@ -21,8 +21,6 @@ from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
     from replay.errors import UserError
-    from replay.experiments import dense as tensor
-    from replay.experiments import train as training
     from replay.experiments.ask import compare
     from replay.experiments.base.experiment import EXPERIMENTS
     from replay.experiments.base.load import load_result
@@ -80,9 +78,7 @@ __all__ = [
     "serve",
     "summary",
     "sweep",
-    "tensor",
     "train",
-    "training",
 ]
 
 # Loaded on first use: a command's --help should not wait for what it does not need.

@@ -17,7 +17,8 @@ from made.text import anchor_of, escaped
 from pydantic import BaseModel, Field
 
 import hwmodel.specs
-from replay.studies.sweeps.points import RUN_SETTINGS
+from replay.experiments.layer.experiment import EXPERIMENT
+from replay.studies.sweeps.points import plain_settings
 
 WRITTEN = {path.name: path.read_text(encoding="utf-8") for path in (HERE / "files").glob("*.md")}
 
@@ -57,7 +58,7 @@ def test_every_table_of_a_machine_has_a_heading() -> None:
 
 def test_settings_of_a_study_are_among_those_of_a_replay() -> None:
     keys = {key.name for key in keys_of(files.models()["run"].model)}
-    assert set(RUN_SETTINGS) <= keys
+    assert set(plain_settings(EXPERIMENT)) <= keys
 
 
 def test_every_example_can_be_read_and_is_on_a_page() -> None:

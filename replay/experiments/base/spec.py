@@ -79,6 +79,11 @@ class Spec(BaseModel):
             super().__init__(**settings)
         except ValidationError as error:
             raise mistake(type(self), error) from None
+        except UnicodeEncodeError:  # of what pydantic says about such a text
+            name, value = next(one for one in settings.items() if _is_no_text(one[1]))
+            words = {field: word for word, field in self.words().items()}
+            message = f"{words.get(name, name)} = {shown(value)}: half of a character is in it"
+            raise UserError(message) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -232,6 +237,11 @@ def mistake(kind: type[Spec], error: ValidationError) -> UserError:
     where = ".".join([word, *(str(part) for part in first["loc"][1:2])])
     problem = f"expected {expected}" if expected else first["msg"].lower()
     return UserError(f"{where} = {shown(value)}: {problem}")
+
+
+def _is_no_text(value: Any) -> bool:
+    """Whether half of a character is in a text, or in what holds texts."""
+    return any("\ud800" <= one <= "\udfff" for one in str(value))
 
 
 def plain(value: Any) -> Any:

@@ -18,11 +18,12 @@ import replay
 import tracegen
 from replay.cli.app import app
 from replay.errors import UserError
+from replay.experiments.layer.experiment import EXPERIMENT
 from replay.experiments.layer.spec import RunSpec
 from replay.model.work.batch import PHASES
 from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes import SCHEMES
-from replay.studies.sweeps.points import REFERENCES, RUN_SETTINGS
+from replay.studies.sweeps.points import OF_THE_TRACE, plain_settings
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 VALUES = st.one_of(
@@ -141,7 +142,8 @@ def test_every_field_is_an_option_of_the_command_line(command: str) -> None:
 
 
 def test_every_field_is_a_setting_of_a_study() -> None:
-    assert set(RUN_SETTINGS) | REFERENCES == RunSpec.words().keys()
+    groups = OF_THE_TRACE | {"options", "overrides"}
+    assert set(plain_settings(EXPERIMENT)) == RunSpec.words().keys() - groups
 
 
 # ---- running again -----------------------------------------------------------------------------

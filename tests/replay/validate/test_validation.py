@@ -90,7 +90,8 @@ def documented(outcome):
             continue
         assert held, bound.name
         assert abs(numbers["bias"]) <= bound.mape_percent, bound.name
-    lines = map(cells, documented_lines())
+    # Markdown has a backslash before what would mean something to it.
+    lines = [cells(line.replace("\\", "")) for line in documented_lines()]
     return [line for line in lines if line[0] == outcome.table.name]
 
 

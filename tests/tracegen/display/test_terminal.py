@@ -58,7 +58,8 @@ def test_a_line_is_shared_until_nobody_lacks_or_nothing_is_left(
     assert sum(found) == min(sum(most), sum(least) + more)
 
 
-WORDS = st.text(alphabet="abcxyz", min_size=1, max_size=12)
+WORDS = st.text(alphabet="abcxyz", min_size=1, max_size=9)
+"""Names that fit the narrowest screen with a number beside them."""
 
 
 @settings(max_examples=60, deadline=None)
