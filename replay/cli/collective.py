@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from replay.cli.experiments import ResultCall, asks
+from replay.cli.results import ResultCall, asks
 from replay.cli.screen import show
 
 

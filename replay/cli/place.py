@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay.cli.experiments import ResultCall, asks
+from replay.cli.results import ResultCall, asks
 from replay.cli.screen import show
 from tracegen.cli.outputs import file_option
 

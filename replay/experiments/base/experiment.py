@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from replay.errors import UserError, unknown
-from replay.experiments.base.result import AnyResult, ComparisonBase, Document
+from replay.experiments.base.result import AnyResult, AnyTimed, ComparisonBase, Document
 from replay.experiments.base.spec import Spec
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
             raise UserError(message)
 
 
-class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
+class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyTimed]):
     """One question that several schemes answer, whose results can be compared.
 
     Attributes
@@ -235,8 +235,15 @@ class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
         return [reference]
 
     def estimate(self, setup: AnySetup) -> tuple[str, str, str]:
-        """Tasks, memory and time that a replay takes, in words, found out before it is made."""
-        raise NotImplementedError
+        """Tasks, memory and time that a replay takes, in words, found out before it is made.
+
+        Raises
+        ------
+        UserError
+            If nothing says so.
+        """
+        message = f"moereplay {self.command} has no dry-run: nothing says what a replay takes"
+        raise UserError(message)
 
     def reference(self, spec: AnySpec) -> str:
         """Reference to the schemes of a spec, as `under` takes it."""
@@ -257,16 +264,16 @@ class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyResult]):
         """Give the classes of a result and of several."""
         return (self.result, self.comparison)
 
-    def baseline(self, results: Sequence[AnyResult]) -> str:
+    def baseline(self, results: Sequence[AnyTimed]) -> str:
         """Name of the result that speed-ups are given over where nothing is asked for."""
         ran = [one.name for one in results]
         return next((name for name in self.baselines if name in ran), ran[0])
 
     def compared(
-        self, baseline: str, results: Sequence[AnyResult], left_out: Mapping[str, str]
-    ) -> ComparisonBase[AnyResult]:
+        self, baseline: str, results: Sequence[AnyTimed], left_out: Mapping[str, str]
+    ) -> ComparisonBase[AnyTimed]:
         """Put results beside each other."""
-        made: ComparisonBase[AnyResult] = self.comparison(
+        made: ComparisonBase[AnyTimed] = self.comparison(
             baseline=baseline, results=list(results), left_out=dict(left_out)
         )
         return made

@@ -8,6 +8,7 @@ gives the same bytes.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -167,20 +168,25 @@ class ResultBase(Document):
         """Options that were asked for, by name of the scheme."""
         return {self.name: self.spec.options}  # type: ignore[attr-defined]  # of those with one
 
-    @property
-    def headline_us(self) -> float:
-        """Time that speed-ups are ratios of, in microseconds."""
-        raise NotImplementedError
-
     def _rows(self) -> list[dict[str, Any]]:
         """One."""
         return [result_row(self.name, self)]
 
 
+class TimedResult(ResultBase):
+    """A result with a time, by which it can be compared."""
+
+    @property
+    @abstractmethod
+    def headline_us(self) -> float:
+        """Time that speed-ups are ratios of, in microseconds."""
+
+
 AnyResult = TypeVar("AnyResult", bound=ResultBase)
+AnyTimed = TypeVar("AnyTimed", bound=TimedResult)
 
 
-class ComparisonBase(Document, Generic[AnyResult]):
+class ComparisonBase(Document, Generic[AnyTimed]):
     """Several results that differ in the scheme.
 
     Attributes
@@ -192,7 +198,7 @@ class ComparisonBase(Document, Generic[AnyResult]):
     """
 
     baseline: str
-    results: list[AnyResult] = Field(min_length=1)
+    results: list[AnyTimed] = Field(min_length=1)
     left_out: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -205,11 +211,11 @@ class ComparisonBase(Document, Generic[AnyResult]):
         return [one.name for one in self.results]
 
     @property
-    def base(self) -> AnyResult:
+    def base(self) -> AnyTimed:
         """The baseline's result."""
         return self[self.baseline]
 
-    def __getitem__(self, name: str) -> AnyResult:
+    def __getitem__(self, name: str) -> AnyTimed:
         """Result by its name."""
         for result in self.results:
             if result.name == name:
@@ -221,7 +227,7 @@ class ComparisonBase(Document, Generic[AnyResult]):
         return self.base.headline_us / self[name].headline_us
 
     @property
-    def ranking(self) -> list[AnyResult]:
+    def ranking(self) -> list[AnyTimed]:
         """The results, the fastest first; equal ones in their order."""
         return sorted(self.results, key=lambda one: one.headline_us)
 

@@ -13,9 +13,9 @@ from pydantic import JsonValue
 
 from replay.experiments.base.result import (
     ComparisonBase,
-    ResultBase,
     SchemeDescription,
     SystemDescription,
+    TimedResult,
     scheme_of_old,
 )
 from replay.experiments.dense.spec import TensorSpec
@@ -65,7 +65,7 @@ class Direction(Strict):
     utilisation: float
 
 
-class TensorResult(ResultBase):
+class TensorResult(TimedResult):
     """One replay.
 
     Attributes

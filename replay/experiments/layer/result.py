@@ -20,9 +20,9 @@ from replay.errors import UserError
 from replay.experiments.base.names import named, row_names
 from replay.experiments.base.result import (
     ComparisonBase,
-    ResultBase,
     SchemeDescription,
     SystemDescription,
+    TimedResult,
 )
 from replay.experiments.base.rows import COLUMNS, row_of
 from replay.experiments.layer.bands import Uncertainty
@@ -146,7 +146,7 @@ class Whole(Strict):
     confidence: float
 
 
-class Result(ResultBase):
+class Result(TimedResult):
     """One trace on one system under one scheme, and everything needed to run it again.
 
     Attributes

@@ -10,7 +10,7 @@ from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import AnySetup, SchemeExperiment
 from replay.experiments.base.load import load_of
-from replay.experiments.base.result import AnyResult
+from replay.experiments.base.result import AnyTimed
 from replay.experiments.serve.result import InferComparison, InferResult, named, result_of_old
 from replay.experiments.serve.spec import InferSpec
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AnyServed = TypeVar("AnyServed", bound=InferSpec)
 
 
-class Serving(SchemeExperiment[AnyServed, AnySetup, AnyResult]):
+class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed]):
     """What serving under one scheme of prompts and one of decoding has alike."""
 
     baselines = ("deepep-ll",)

@@ -12,9 +12,9 @@ from pydantic import JsonValue
 
 from replay.experiments.base.result import (
     ComparisonBase,
-    ResultBase,
     SchemeDescription,
     SystemDescription,
+    TimedResult,
     scheme_of_old,
 )
 from replay.experiments.serve.spec import PREFILL_SCHEMES, InferSpec
@@ -153,7 +153,7 @@ class Handover(Strict):
     exposed_us: float
 
 
-class InferResult(ResultBase):
+class InferResult(TimedResult):
     """One batch of requests, prefilled and decoded.
 
     Attributes

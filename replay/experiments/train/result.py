@@ -12,9 +12,9 @@ from pydantic import JsonValue
 
 from replay.experiments.base.result import (
     ComparisonBase,
-    ResultBase,
     SchemeDescription,
     SystemDescription,
+    TimedResult,
     scheme_of_old,
 )
 from replay.experiments.base.rows import result_row
@@ -50,7 +50,7 @@ class Efficiency(Strict):
     mfu: float
 
 
-class TrainResult(ResultBase):
+class TrainResult(TimedResult):
     """One training step.
 
     Attributes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import UserError, check_kind
 from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
 from replay.experiments.base.load import load_result
-from replay.experiments.base.result import ComparisonBase, ResultBase
+from replay.experiments.base.result import ComparisonBase, TimedResult
 from replay.studies.differences.parts import Outcome, Quantity
 from replay.studies.differences.path import ps
 
@@ -29,7 +29,7 @@ def loaded(given: object) -> Any:
         If it is neither, or its file cannot be read.
     """
     found = load_result(given) if isinstance(given, str | Path) else given
-    kinds = (ResultBase, ComparisonBase)
+    kinds = (TimedResult, ComparisonBase)
     check_kind("before or after", found, kinds, "a result, a comparison or a file of one")
     return found
 
@@ -61,7 +61,7 @@ def kind_of(given: object) -> AnyExperiment:
     raise UserError(message)
 
 
-def entered(result: ResultBase) -> dict[str, Any]:
+def entered(result: TimedResult) -> dict[str, Any]:
     """Everything that entered a result, by dotted name."""
     document = result.model_dump(mode="json", by_alias=True)
     found: dict[str, Any] = {"version of moereplay": document["version"]}
@@ -80,7 +80,7 @@ def entered(result: ResultBase) -> dict[str, Any]:
     return found
 
 
-def outcome(name: str, before: ResultBase, after: ResultBase) -> Outcome:
+def outcome(name: str, before: TimedResult, after: TimedResult) -> Outcome:
     """Compare what came out of two results: the time, and every number by its path.
 
     Numbers whose share of change is largest come first; of a list of numbers it is the mean.
@@ -100,7 +100,7 @@ def outcome(name: str, before: ResultBase, after: ResultBase) -> Outcome:
     )  # fmt: skip
 
 
-def is_same(before: ResultBase, after: ResultBase) -> bool:
+def is_same(before: TimedResult, after: TimedResult) -> bool:
     """Whether all that came out is the same."""
     return dict(_came_out(before)) == dict(_came_out(after))
 
@@ -109,7 +109,7 @@ def _share(one: Quantity) -> float:
     return abs(one.after / one.before - 1) if one.before else float("inf")
 
 
-def _came_out(result: ResultBase) -> Iterator[tuple[str, float]]:
+def _came_out(result: TimedResult) -> Iterator[tuple[str, float]]:
     document = result.model_dump(mode="json", by_alias=True)
     apart = {"format", "run_id", "version", "spec", *result.ENTERED}
     for name, value in document.items():

@@ -13,9 +13,9 @@ from pydantic import Field, JsonValue
 
 from replay.experiments.base.result import (
     ComparisonBase,
-    ResultBase,
     SchemeDescription,
     SystemDescription,
+    TimedResult,
 )
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.capacity import Capacity
@@ -43,7 +43,7 @@ class ArrivalPhase(Strict):
     system: SystemDescription
 
 
-class ArrivalResult(ResultBase):
+class ArrivalResult(TimedResult):
     """Requests that arrived, served under one scheme for prompts and one for decoding.
 
     Attributes
