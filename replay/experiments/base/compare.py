@@ -124,6 +124,7 @@ def run(
     """
     made = spec_of(experiment, spec, settings)
     execute((settings[name] for name in made.OPTIONS_OF if name in settings), allow_code=True)
+    experiment.check_given(given or {})
     setup = experiment.setup(made, given or {}, allow_code=allow_code)
     experiment.check_fit([setup], limit_of(max_memory), report)
     return experiment.replay(setup, progress=progress, observe=observe)
@@ -237,6 +238,7 @@ def compare(
         If something asked for does not exist or does not fit together, or not into memory.
     """
     kind = with_schemes(experiment)
+    kind.check_given(given or {})
     if "scheme" in settings:
         message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
         raise UserError(message)

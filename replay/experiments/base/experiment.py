@@ -43,6 +43,8 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         Classes of its settings and of its result.
     headline
         Path of `ResultBase.headline_us` in the JSON of a result; empty where it has no one time.
+    objects
+        Settings in whose place an object may be given, such as a trace that is in memory.
     code
         Rooms whose source enters the identity of a result beside those of every replay, as
         ``"experiments/train"`` names a folder of the package.
@@ -57,6 +59,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     spec: ClassVar[type[Spec]]
     result: ClassVar[type[Any]]
     headline: ClassVar[str] = ""
+    objects: ClassVar[Sequence[str]] = ()
     code: ClassVar[Sequence[str]] = ()
     lacking: ClassVar[Mapping[str, str]] = {}
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {}
@@ -152,6 +155,18 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         items = [item for section in page_of(result).sections for item in section.items]
         tables = [item for item in items if isinstance(item, Table)]
         return Group(*(tables if details else tables[:1]))
+
+    def check_given(self, given: Mapping[str, Any]) -> None:
+        """Refuse objects that stand for no setting.
+
+        Raises
+        ------
+        UserError
+            With the settings for which objects may be given.
+        """
+        for name in given:
+            if name not in self.objects:
+                raise unknown("object", name, self.objects)
 
     def check_offers(self, feature: str) -> None:
         """Refuse a feature that the experiment cannot offer.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import Experiment
 from replay.experiments.choose.replay import carry_out
@@ -29,6 +28,7 @@ class Choose(Experiment[ChooseSpec, ChooseSetup, SearchResult]):
     title = "search of shapes and plans"
     spec = ChooseSpec
     result = SearchResult
+    objects = ("space",)
     code = CODE
     lacking: ClassVar[Mapping[str, str]] = {
         "compare": "systems with their schemes are parts of one result: --system, repeatable",
@@ -50,9 +50,6 @@ class Choose(Experiment[ChooseSpec, ChooseSetup, SearchResult]):
         allow_code: AllowCode = False,
     ) -> ChooseSetup:
         """A space may be given as ``space``."""
-        for name in given:
-            if name != "space":
-                raise unknown("object", name, ("space",))
         return ChooseSetup.of(spec, given, allow_code=allow_code)
 
     def replay(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import Experiment
 from replay.experiments.collective.replay import carry_out
@@ -50,8 +49,6 @@ class CollectiveAlone(Experiment[CollectiveSpec, CollectiveSetup, CollectiveResu
         allow_code: AllowCode = False,
     ) -> CollectiveSetup:
         """Nothing is given beside the spec."""
-        if given:
-            raise unknown("object", next(iter(given)), ())
         return CollectiveSetup.of(spec)
 
     def steps(self, setup: CollectiveSetup) -> int:

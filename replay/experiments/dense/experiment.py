@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import SchemeExperiment
 from replay.experiments.base.load import load_of
@@ -68,8 +67,6 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
         """Nothing is given beside the spec."""
         from replay.experiments.dense.setup import Setup
 
-        if given:
-            raise unknown("object", next(iter(given)), ())
         return Setup.of(spec, allow_code=allow_code)
 
     def check_fit(

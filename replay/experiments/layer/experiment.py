@@ -41,6 +41,7 @@ class Layer(SchemeExperiment[RunSpec, TracedSetup, Result]):
     title = "layers of a trace"
     spec = RunSpec
     result = Result
+    objects = ("trace", "system", "scheme")
     headline = "totals.makespan_us"
     comparison = Comparison
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import Experiment
 from replay.experiments.place.result import PlacementResult, result_of_old
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from replay.experiments.place.setup import PlaceSetup
     from replay.schemes.outside import AllowCode
 
-GIVEN = ("trace", "loads")
 NO_TIME = "a placement has no time; moereplay compare --placement replays layers with it"
 
 
@@ -28,6 +26,7 @@ class Place(Experiment[PlaceSpec, "PlaceSetup", PlacementResult]):
     title = "placement of experts"
     spec = PlaceSpec
     result = PlacementResult
+    objects = ("trace", "loads")
     code = CODE
     lacking: ClassVar[Mapping[str, str]] = {
         "compare": NO_TIME,
@@ -52,9 +51,6 @@ class Place(Experiment[PlaceSpec, "PlaceSetup", PlacementResult]):
         """A trace may be given as ``trace``, counts as ``loads``."""
         from replay.experiments.place.setup import PlaceSetup
 
-        for name in given:
-            if name not in GIVEN:
-                raise unknown("object", name, GIVEN)
         return PlaceSetup.of(spec, given)
 
     def replay(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import AnySetup, SchemeExperiment
 from replay.experiments.base.load import load_of
@@ -111,8 +110,6 @@ class Serve(Serving[InferSpec, "Setup", InferResult]):
         """Nothing is given beside the spec."""
         from replay.experiments.serve.setup import Setup
 
-        if given:
-            raise unknown("object", next(iter(given)), ())
         return Setup.of(spec, allow_code=allow_code)
 
     def replay(

@@ -42,6 +42,7 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
     title = "training step"
     spec = TrainSpec
     result = TrainResult
+    objects = ("model",)
     headline = "step_us"
     comparison = TrainComparison
     baselines = ("deepep",)

@@ -367,3 +367,9 @@ def test_who_has_no_difference_says_why(name: str) -> None:
     why = re.escape(EXPERIMENTS[name].lacking["diff"])
     with pytest.raises(UserError, match=f"has no diff: {why}"):
         EXPERIMENTS[name].check_offers("diff")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_object_that_stands_for_no_setting_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="unknown object 'colour'"):
+        run(EXPERIMENTS[name], given={"colour": 1})

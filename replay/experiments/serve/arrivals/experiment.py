@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.serve.arrivals.result import (
     ArrivalComparison,
@@ -51,8 +50,6 @@ class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult]):
         """Nothing is given beside the spec; the requests are the same under all schemes."""
         from replay.experiments.serve.arrivals.replay import ArrivalSetup
 
-        if given:
-            raise unknown("object", next(iter(given)), ())
         return ArrivalSetup.of(spec, None if like is None else like.requests, allow_code=allow_code)
 
     def replay(
