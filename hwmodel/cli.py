@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Machines that a replay can run on.
 
 
 def _fail(error: UserError) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+    print(screen.error_line(str(error)), file=sys.stderr)
     raise typer.Exit(2)
 
 

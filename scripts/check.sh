@@ -5,7 +5,7 @@
 #   quick    format, lint, types, and the tests that are neither golden results nor a contract of schemes, and
 #            start no processes, for while one works
 #   full     both tiers of tests: in the place of one case of each kind all cases, long runs, statistics,
-#            clusters, every page of the documentation (tests/oracle/tiers.py); CI runs the default tier
+#            clusters, every page of the documentation (tests/oracle/tiers.py); CI always runs it
 #   capture  installs torch and transformers first; without them the tests of capture are skipped;
 #            and runs these tests with the lowest transformers too
 #   lowest   nothing but tests (not of schemes) with the lowest versions that pyproject.toml allows, and that
@@ -188,7 +188,7 @@ if [ -n "${CI:-}" ]; then
 else
     python scripts/site/build.py --check
 fi
-if [ "${1:-}" = full ]; then
+if [ "${1:-}" = full ] || [ -n "${CI:-}" ]; then
     echo "== tests, both tiers"; pytest -q -n 2 --dist worksteal -m "not bench"
 else
     echo "== tests";      pytest -q -n 2 --dist worksteal

@@ -70,8 +70,6 @@ SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 """What a machine says of open files, memory and processes where it gives no more of them."""
 TRACEBACK = "MOEREPLAY_TRACEBACK"
 SOURCES = Path(__file__).parents[2]
-LONGEST = 2000
-"""Characters of a line of an error; what is given may be longer than what there is to say."""
 
 # Typer keeps a copy of click of its own and exports only some of its errors.
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # not None
@@ -180,12 +178,7 @@ def _of_ours(error: Exception) -> str:
 def _complain(*lines: str) -> None:
     with contextlib.suppress(OSError):  # nobody listens
         for line in lines:
-            text = (
-                line
-                if len(line) <= LONGEST
-                else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
-            )
-            print(f"error: {text}", file=sys.stderr)
+            print(screen.error_line(line), file=sys.stderr)
 
 
 def _explain(error: Any, words: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from tracegen.shared import output
 from tracegen.shared.errors import UserError
-from tracegen.shared.screen import plain
+from tracegen.shared.screen import error_line, plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 """Option of the commands that describe something."""
@@ -28,7 +28,7 @@ def user_errors() -> Iterator[None]:
         yield
     except UserError as error:
         for line in (str(error), *getattr(error, "__notes__", ())):
-            typer.echo(f"error: {plain(line)}", err=True)
+            typer.echo(error_line(line), err=True)
         raise typer.Exit(2) from None
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 PIPED_WIDTH = 100
+LONGEST_ERROR = 2000  # characters: what is given may be longer than what there is to say
 """Characters in a line of what is printed into a pipe or a file."""
 
 
@@ -37,6 +38,21 @@ def plain(text: str) -> str:
     if text.isascii() and text.replace("\n", "").isprintable():
         return text
     return "".join(c if _is_harmless(c) else ascii(c)[1:-1] for c in text)
+
+
+def error_line(text: str) -> str:
+    """Put an error into words for a terminal: what it begins and ends with, where it is long.
+
+    Parameters
+    ----------
+    text
+        What was given, what is possible, where; control characters are left out.
+    """
+    said = plain(text)
+    if len(said) > LONGEST_ERROR:
+        half = LONGEST_ERROR // 2
+        said = f"{said[:half]} ... {said[-half:]}"
+    return f"error: {said}"
 
 
 def _is_harmless(c: str) -> bool:
