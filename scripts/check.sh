@@ -82,7 +82,8 @@ lowest_capture() {
     local folder=$root/.venv-lowest-capture
     PYTHONPATH=$folder python -c "import sys, transformers
 sys.exit(not transformers.__file__.startswith('$folder'))"
-    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal -m "not bench" tests/tracegen/capture
+    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal \
+        -m "not bench and not extended" tests/tracegen/capture
 }
 
 lowest() {

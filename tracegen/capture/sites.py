@@ -106,7 +106,16 @@ def _experts(name: str, module: nn.Module) -> Site | None:
             kwargs[argument] if argument in kwargs else args[place]
             for argument, place in zip((ids, weights), places, strict=True)
         ]
-        return found[0].reshape(-1, found[0].shape[-1]), found[1].reshape(-1, found[1].shape[-1])
+        read_ids, read_weights = (one.reshape(-1, one.shape[-1]) for one in found)
+        if read_ids.shape != read_weights.shape:
+            # transformers 5.0 hands weights of all experts to experts that look them up by slot.
+            msg = (
+                f"{name}: gate weights of shape {tuple(read_weights.shape)} are not of its expert "
+                f"ids, {tuple(read_ids.shape)}, so that the model weighs other experts than it "
+                "runs; some models did so in transformers 5.0, and later versions mended it"
+            )
+            raise UserError(msg)
+        return read_ids, read_weights
 
     return Site(
         name=name,

@@ -35,6 +35,22 @@ def test_a_hook_after_ours_is_recorded_as_the_experts_received_it(tmp_path: Path
     assert not (trace.layer_ids(0) == [6, 7]).all()
 
 
+def test_weights_of_other_experts_than_the_ids_are_refused(tmp_path: Path) -> None:
+    """PhiMoE in transformers 5.0: weights of all experts, looked up by slot."""
+
+    def of_all(_module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden, ids, weights = args
+        return hidden, ids, torch.zeros(len(ids), 8).scatter(1, ids, weights)
+
+    model = tiny_families.tiny_model("mixtral")
+    model.model.layers[1].mlp.experts.register_forward_pre_hook(of_all)
+    with (
+        pytest.raises(tracegen.UserError, match=r"layers\.1\..*\(4, 8\) are not of .*\(4, 2\)"),
+        tracegen.capture(model, tmp_path / "a.h5"),
+    ):
+        model(input_ids=IDS)
+
+
 @pytest.mark.parametrize("where", ["before", "inside"])
 def test_a_replaced_forward_is_refused(tmp_path: Path, where: str) -> None:
     model = tiny_families.tiny_model("mixtral")
