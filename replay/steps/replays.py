@@ -6,6 +6,7 @@ has most nearly as many rows. All else is the same in all layers and micro-batch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from replay.steps.layer_passes import LayerPasses
 from replay.steps.parameters import left_out
 from replay.steps.routing import Routing
 from replay.steps.shared import Shared
-from replay.steps.slicing import check_slices
 from replay.steps.times import PartTimes, StepTimes
 from tracegen.generate import generate
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from replay.steps.plan import Plan
     from replay.steps.times import Ints
     from tracegen import ModelShape, RoutingTrace
+
+Links = Mapping[tuple[int, bool, int], "ChainLink"]
+"""Passes over layers by sample, whether they are backward, and place among the MoE layers."""
 
 MOST_EXACT = 64
 """GPUs of a group of experts whose nodes are all replayed; of larger ones `SAMPLED_NODES` are."""
@@ -98,13 +101,8 @@ class StepReplays:
         How forward passes run beside backward passes; None for not at all. Parts of a scheme that
         has no code for it, and those whose backward pass makes its forward pass again, have no such
         times.
-    settings
-        Other fields of `replay.experiments.layer.spec.RunSpec`, such as ``placement``.
-
-    Raises
-    ------
-    UserError
-        If model, system and plan do not fit together.
+    placement
+        As of `replay.experiments.layer.spec.RunSpec`.
     """
 
     def __init__(
@@ -123,32 +121,36 @@ class StepReplays:
         splits_backward: bool = False,
         beside: Pairing | None = None,
         seed: int = 0,
-        **settings: Any,
+        placement: Any = "contiguous",
     ) -> None:
-        check_slices(shape, system, plan, sequence)
         self._shape, self._system, self._plan, self._sequence = shape, system, plan, sequence
         self._precision = precision or shape.default_precision
         self._splits_backward, self._beside = splits_backward, beside
-        self._num_layers, self._num_samples, self._settings = layers, samples, settings
+        self._num_layers, self._num_samples, self._placement = layers, samples, placement
         self._tokens = plan.tokens_per_gpu(sequence)
         self._shared = Shared(
             shape, system, plan, sequence, self._precision, splits_backward=splits_backward
         )
         self._nodes = sample_nodes or self._nodes_by_size()
-        self._given = trace is not None
-        made = routing or Routing()
-        self._routing = "trace" if self._given else f"{made.kind} {dict(made.parameters)}".strip()
-        self._trace = trace or generate(
-            made.kind,
-            shape,
-            ranks=plan.ep,
-            tokens_per_rank=self._tokens,
-            layers=min(layers, shape.num_moe_layers),
-            seed=seed,
-            steps=samples,
-            **made.parameters,
-        )
+        self._given = trace
+        self._routing, self._seed = routing or Routing(), seed
         self._places: tuple[Ints, ...] | None = None
+
+    @functools.cached_property
+    def _trace(self) -> RoutingTrace:
+        """Routing of all samples, which is not generated before something is replayed."""
+        if self._given is not None:
+            return self._given
+        return generate(
+            self._routing.kind,
+            self._shape,
+            ranks=self._plan.ep,
+            tokens_per_rank=self._tokens,
+            layers=min(self._num_layers, self._shape.num_moe_layers),
+            seed=self._seed,
+            steps=self._num_samples,
+            **self._routing.parameters,
+        )
 
     def _nodes_by_size(self) -> int | None:
         ranks, size = self._plan.ep, self._system.fabric.gpus_per_domain
@@ -157,13 +159,13 @@ class StepReplays:
 
     # ---- under a scheme --------------------------------------------------------------------------
 
-    def under(self, scheme: str | Scheme, options: Mapping[str, Any] | None = None) -> StepTimes:
+    def under(self, scheme: str | Scheme) -> StepTimes:
         """Replay the parts under a scheme.
 
         Parameters
         ----------
-        scheme, options
-            As of `replay.experiments.layer.replay.run`.
+        scheme
+            As of `replay.experiments.layer.replay.run`, with its options.
 
         Raises
         ------
@@ -172,13 +174,13 @@ class StepReplays:
         UserError
             If scheme, system and trace do not fit together.
         """
-        ready, links = self._prepared(scheme, dict(options or {}))
+        ready, links = self._prepared(scheme)
         for link in (links[0, False, 0], links[0, True, 0]):
             check_code_for(ready.scheme, link.work(), self._system)
         shared = self._shared
         passes = LayerPasses(
             self._system,
-            ready.tuned(self._settings.get("tune"))[0].scheme,
+            ready.tuned(None)[0].scheme,
             ready.launch,
             shared.parts,
             shared.context,
@@ -199,23 +201,21 @@ class StepReplays:
     @property
     def facts(self) -> Facts:
         """What was replayed; complete once a scheme has been."""
-        shape, plan = self._shape, self._plan
-        places = self._places or ()
+        shape, plan, drawn = self._shape, self._plan, self._routing
+        routing = "trace" if self._given is not None else f"{drawn.kind} {dict(drawn.parameters)}"
         return Facts(
             sequence=self._sequence,
             tokens_per_gpu=self._tokens,
             gpus=plan.peers,
             expert_gpus=plan.ep,
             moe_layers=shape.num_moe_layers,
-            replayed_layers=tuple(tuple(np.unique(one).tolist()) for one in places),
+            replayed_layers=tuple(tuple(np.unique(one).tolist()) for one in self._places or ()),
             sampled_nodes=self._nodes,
-            routing=self._routing,
+            routing=routing,
             left_out=left_out(shape),
         )
 
-    def _prepared(
-        self, scheme: str | Scheme, options: dict[str, Any]
-    ) -> tuple[Replay, dict[tuple[int, bool, int], ChainLink]]:
+    def _prepared(self, scheme: str | Scheme) -> tuple[Replay, Links]:
         """A replay of both passes made ready, and its links by sample, pass and place."""
         settings = {
             "scheme": scheme,
@@ -228,8 +228,7 @@ class StepReplays:
             "steps": self._num_samples,
             "sample_nodes": self._nodes,
             "precision": self._precision,
-            **({"options": options} if options else {}),
-            **self._settings,
+            "placement": self._placement,
         }
         spec, system, found = spec_of(None, settings)
         setup: Setup = set_up(spec, {"content_id": self._trace.content_id}, system, found)
@@ -238,20 +237,14 @@ class StepReplays:
         links = {(one.step, one.is_backward, one.layer_index): one for one in ready.links}
         return ready, links
 
-    def _layers(
-        self, passes: LayerPasses, links: Mapping[tuple[int, bool, int], ChainLink]
-    ) -> list[list[PartTimes]]:
+    def _layers(self, passes: LayerPasses, links: Links) -> list[list[PartTimes]]:
         dense = passes.dense() if self._shape.dense_layers else None
         if self._places is None:
             self._places = tuple(self._stand_ins(links, s) for s in range(self._num_samples))
         return [self._sample(passes, links, sample, dense) for sample in range(self._num_samples)]
 
     def _sample(
-        self,
-        passes: LayerPasses,
-        links: Mapping[tuple[int, bool, int], ChainLink],
-        sample: int,
-        dense: PartTimes | None,
+        self, passes: LayerPasses, links: Links, sample: int, dense: PartTimes | None
     ) -> list[PartTimes]:
         """Passes over all layers, with one sample of routing."""
         assert self._places is not None
@@ -272,7 +265,7 @@ class StepReplays:
             place += 1
         return layers
 
-    def _stand_ins(self, links: Mapping[tuple[int, bool, int], ChainLink], sample: int) -> Ints:
+    def _stand_ins(self, links: Links, sample: int) -> Ints:
         """(place,): the MoE layer of the trace that is replayed for each.
 
         Layers in order of their busiest GPU's rows are cut into as many groups of neighbours as

@@ -102,8 +102,8 @@ def possible(
     )  # fmt: skip
     bounded: list[Bounded] = []
     for sizes, shape in fitting:
-        total, active = shapes.count(shape)
-        flop = parameters.flop_per_token(shape, space.sequence, mtp=space.mtp).training
+        count = parameters.count(shape)
+        flop = parameters.flop_per_token(shape, space.sequence, mtp=space.mtp)
         for plan, schedule in found:
             reason = plans.refused(
                 plan, registry.find(schedule), shape, system, recipe, space.sequence
@@ -122,8 +122,8 @@ def possible(
                     tokens=plan.tokens_per_step(space.sequence),
                     flop_per_token=flop,
                     peak_flop_per_s=peak * 1e12 * system.num_gpus,
-                    total=total,
-                    active=active,
+                    total=count.total,
+                    active=count.active - count.embedding,
                 )
             )
     return Possible(where, bounded, len(fitting) * len(found), left_out)

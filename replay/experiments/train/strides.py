@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
-from replay.errors import RefusedError, UserError
+from replay.errors import RefusedError
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
 from replay.steps.times import PartTimes, StepTimes, Timed
 
@@ -87,8 +87,7 @@ class Strides:
             If the schedule cannot be made for these sizes, or needs gradients of weights that can
             be put off and a layer's cannot.
         """
-        if reason := schedule.refuses(shape):
-            raise UserError(reason)
+        schedule.check(shape)
         made = _Layout(times, chunks)
         for stage, slots in enumerate(schedule.order(shape)):
             for slot in slots:

@@ -9,7 +9,6 @@ import pytest
 
 import hwmodel
 from replay.engine import GraphBuilder
-from replay.errors import UserError
 from replay.model.compute.dense_layers import DenseParts
 from replay.model.compute.slices import Slices
 from replay.model.machine.kinds import KIND_NAMES
@@ -221,13 +220,6 @@ def test_slices_take_their_part_of_the_work(plain: StepTimes) -> None:
     assert whole(other) - whole(one) == pytest.approx(exchanges, rel=0.2)
     halves = made(cp=2, dp=2).layers[0][0].forward
     assert (halves.causes["dense"] < one.causes["dense"]).all()  # of half of the tokens
-
-
-def test_what_does_not_come_out_even_is_refused() -> None:
-    with pytest.raises(UserError, match="tp 3 does not divide attention heads of small, 16"):
-        made(tp=3, dp=4, ep=3, micro_batch=3)
-    with pytest.raises(UserError, match="system 'dgx-h100' has 8"):
-        made(ep=16, dp=16)
 
 
 # ---- ends and copies ---------------------------------------------------------------------------

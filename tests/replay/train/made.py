@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ class MadeReplays:
             sampled_nodes=None, routing="by hand", left_out=("nothing but this",),
         )  # fmt: skip
 
-    def under(self, scheme: Scheme | str, options: Mapping[str, Any] | None = None) -> StepTimes:
+    def under(self, scheme: Scheme | str) -> StepTimes:
         name = (find(scheme) if isinstance(scheme, str) else scheme).name
         if name not in EXCHANGE_MS:
             message = f"scheme {name!r}: no backward pass"
