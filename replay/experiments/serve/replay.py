@@ -19,7 +19,7 @@ from replay.experiments.serve.result import (
     PhaseResult,
     Replayed,
 )
-from replay.experiments.serve.room import Room, check, least_room_of, room_of
+from replay.experiments.serve.room import Room, least_room_of, room_of
 from replay.experiments.serve.setup import Setup, Side
 
 if TYPE_CHECKING:
@@ -138,14 +138,14 @@ def _check_fit(setup: Setup) -> None:
             setup.shape, side.system.hbm.num_bytes, side.num_gpus, side.tp,
             setup.precision.gemm, int(setup.drafts.count > 0),
         )  # fmt: skip
-        check(least, _positions(setup, phase, side), where[phase])
+        least.check(_positions(setup, phase, side), where[phase])
     for phase in sides:
         times = setup.times[phase]
         layers = times.prefill if phase == "prefill" else times.decode
         most = times.most[phase == "prefill"]
         layers.near(most, layers.positions, most)
     for phase, side in checked:
-        check(_room(setup, phase, side), _positions(setup, phase, side), where[phase])
+        _room(setup, phase, side).check(_positions(setup, phase, side), where[phase])
 
 
 def _room(setup: Setup, phase: Phase, side: Side) -> Room:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from replay.experiments.serve.iteration import Load
@@ -16,11 +17,11 @@ from replay.experiments.serve.layers import first_launch_ps
 from replay.experiments.serve.parts import Parts, Rows
 from replay.experiments.serve.stream import Spent, Stream
 from replay.model.compute.dense_kernels import BF16
+from replay.steps.groups import Groups
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.experiments.serve.layers import Layers, Moe
-    from replay.experiments.serve.slices import Slices
     from tracegen import ModelShape
 
 SPENT: tuple[Spent, ...] = ("attention", "dense", "experts", "exchange", "head", "launches")
@@ -41,8 +42,6 @@ class ReplayedTimes:
         agree on one kind of kernels per iteration (SGLang's ``is_extend_in_batch``).
     parts
         What workers do beside them, with the heads of one GPU.
-    slices
-        Collectives of the GPUs of a worker.
     num_workers
         Groups of GPUs with requests of their own.
     tp
@@ -56,7 +55,6 @@ class ReplayedTimes:
     prefill: Layers
     decode: Layers
     parts: Parts
-    slices: Slices
     num_workers: int
     tp: int
     most: dict[bool, int]
@@ -83,13 +81,12 @@ class ReplayedTimes:
         self._add_beside(spent, loads, Parts.ends, 1)
         queries = max(load.queries for load in loads if load.decoding or load.prefill)
         for draft in range(1, queries):  # the first takes all verified tokens, the others one each
-            one = [self._drafted(load, 1 if draft > 1 else load.queries) for load in loads]
+            one = [
+                Load(load.decoding, 1 if draft > 1 else load.queries, load.positions)
+                for load in loads
+            ]
             self._add_layers(spent, one, Parts.draft, 1)
         return spent
-
-    @staticmethod
-    def _drafted(load: Load, queries: int) -> Load:
-        return Load(load.decoding, queries, load.positions)
 
     def _layers(self, loads: Sequence[Load]) -> Layers:
         return self.prefill if any(load.prefill for load in loads) else self.decode
@@ -138,7 +135,24 @@ class ReplayedTimes:
             spent[what] += count * int(time_ps[slowest])
         if slices:
             nbytes = int(rows.worker.max()) * self.shape.hidden * BF16
-            spent["attention"] += count * self.slices.time_ps(nbytes)
+            spent["attention"] += count * self.slicing_ps(nbytes)
+
+    def slicing_ps(self, nbytes: int) -> int:
+        """Gather rows of so many bytes in all before attention, and sum and scatter them behind.
+
+        An all-gather and a reduce-scatter, each a kernel, over the GPUs of a worker: neighbours, in
+        one NVLink domain.
+        """
+        if self.tp == 1 or not nbytes:
+            return 0
+        gathered = self.groups.collective_ps("all_gather", nbytes, self.tp)
+        scattered = self.groups.collective_ps("reduce_scatter", nbytes, self.tp)
+        return 2 * self.groups.gap_ps + gathered + scattered
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Collectives of a worker's GPUs."""
+        return Groups(self.system)
 
 
 def _positions(loads: Sequence[Load]) -> int:

@@ -11,7 +11,6 @@ from replay.engine import GraphBuilder, schedule
 from replay.experiments.collective.experiment import run as collective
 from replay.experiments.serve.iteration import Load, Piece
 from replay.experiments.serve.parts import Rows, sliced
-from replay.experiments.serve.slices import Slices
 from replay.experiments.serve.stream import Stream
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.compute.dense import Between
@@ -157,16 +156,19 @@ def test_only_asked_rows_pass_the_head() -> None:
     assert few > int(found.system.hbm.stream_ps(vocab * hidden * 2)) * 0.9
 
 
-def test_sliced_attention_reads_the_cache_of_latents_whole_and_adds_collectives() -> None:
+def test_sliced_attention_reads_the_cache_of_latents_whole_and_adds_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one, two = times(), times(tp=2)
     single = one.spent_ps([Load(32, 1, 32 * 8000)] * RANKS)
     cut = two.spent_ps([Load(64, 1, 64 * 8000)] * (RANKS // 2))
     assert two.num_workers == RANKS // 2
     assert cut["exchange"] == single["exchange"]
     assert cut["experts"] == single["experts"]
-    collectives = two.shape.num_layers * two.slices.time_ps(64 * two.shape.hidden * 2)
-    alone = dataclasses.replace(two, slices=one.slices)
-    gathered = cut["attention"] - alone.spent_ps([Load(64, 1, 64 * 8000)] * 2)["attention"]
+    collectives = two.shape.num_layers * two.slicing_ps(64 * two.shape.hidden * 2)
+    with monkeypatch.context() as alone:
+        alone.setattr(ReplayedTimes, "slicing_ps", lambda self, nbytes: 0)
+        gathered = cut["attention"] - two.spent_ps([Load(64, 1, 64 * 8000)] * 2)["attention"]
     assert gathered == collectives > 0
     # Twice the requests of a GPU's own: every GPU of the worker reads all their latent vectors.
     width = (two.shape.kv_lora_rank or 0) + (two.shape.qk_rope_head_dim or 0)
@@ -217,16 +219,17 @@ def test_slices_have_fewer_heads() -> None:
 
 
 def test_slices_gather_and_scatter() -> None:
-    slices = times(tp=2).slices
+    sliced_over_two = times(tp=2)
     nbytes = 64 * times().shape.hidden * 2
     each = collective(op="allgather", bytes=nbytes, ranks=2).rows[0].time_us
     back = collective(op="reducescatter", bytes=nbytes, ranks=2).rows[0].time_us
-    assert slices.time_ps(nbytes) == pytest.approx((each + back) * 1e6)
-    assert slices.time_ps(0) == times().slices.time_ps(nbytes) == 0
+    assert sliced_over_two.slicing_ps(nbytes) == pytest.approx((each + back) * 1e6)
+    assert sliced_over_two.slicing_ps(0) == times().slicing_ps(nbytes) == 0
 
 
 def test_slices_are_copied_by_engines_where_there_is_no_nccl() -> None:
     """Two Ascend NPUs have one link of 28 GB/s, over which half of the rows go each way, twice."""
     npus, nbytes = hwmodel.load("atlas-800t-a2"), 1 << 24
     wire_ps = 2 * (nbytes // 2) * 1e12 / 28e9
-    assert wire_ps < Slices(npus, 2).time_ps(nbytes) < 2 * wire_ps
+    found = dataclasses.replace(times(), system=npus, tp=2).slicing_ps(nbytes)
+    assert wire_ps < found < 2 * wire_ps
