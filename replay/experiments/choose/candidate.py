@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import hwmodel
 import tracegen.models
@@ -120,13 +120,6 @@ class Candidate:
             overrides=dict(self.overrides),
             **dict(self.settings_of_all),
         )
-
-
-class StepCost(Protocol):
-    """Gives what a candidate's step takes; `UserError` says why it cannot be made."""
-
-    def __call__(self, candidate: Candidate) -> Cost:
-        """Find it out."""
 
 
 def simulated(candidate: Candidate) -> Cost:

@@ -40,7 +40,8 @@ def carry_out(
         first = [row for row, _ in ranked.rows[: spec.again]]
         if spec.share is not None and len(first) > 1:
             made = turns(first, simulator, spec.share, spec.by)
-            varied[one.where.system] = Sensitivity.of(spec.share, len(first), made)
+            found = Sensitivity(share=spec.share, candidates=len(first), changed=made)
+            varied[one.where.system] = found
 
     ranked = search(
         setup.possible, folder, top=spec.top, by=spec.by, most=spec.most, crew=crew, then=vary,

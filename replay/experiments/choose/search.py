@@ -17,12 +17,12 @@ import hwmodel
 import tracegen.models
 from replay.experiments.base.crews.hiring import workers_for
 from replay.experiments.base.crews.leases import Leases
-from replay.experiments.base.crews.store import Store
+from replay.experiments.base.crews.store import Outcome, Store
 from replay.experiments.base.crews.work import Work
 from replay.experiments.base.crews.worker import Job
 from replay.experiments.choose import bound, plans, shapes
 from replay.experiments.choose.candidate import Candidate, Cost, make_task
-from replay.experiments.choose.ranking import Bounded, By, Outcome, Ranked, rank
+from replay.experiments.choose.ranking import Bounded, By, Ranked, rank
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.setup import DEFAULT_RECIPES
 from replay.model.work.precision import Precision
@@ -58,25 +58,11 @@ class Possible:
     left_out: Counter[str]
 
 
-Models = tuple[list[tuple[shapes.Sizes, "ModelShape"]], Counter[str]]
-"""Models within a budget, and how many are none by reason."""
-
-
 def everywhere(space: Space, *, allow_code: AllowCode = False) -> list[Possible]:
-    """Find the candidates of a space on each of its systems, as `possible` does on one."""
-    models = shapes.within(space, tracegen.models.load(space.model))
-    return [possible(space, where, models, allow_code=allow_code) for where in space.systems]
-
-
-def possible(
-    space: Space, where: Where, models: Models | None = None, *, allow_code: AllowCode = False
-) -> Possible:
-    """Find the candidates of a space on one of its systems.
+    """Find the candidates of a space on each of its systems.
 
     Parameters
     ----------
-    models
-        What `replay.experiments.choose.shapes.within` gives of the space, if that is known.
     allow_code
         Whether a scheme's file that the space names may be executed, see `replay.schemes.find`.
 
@@ -85,13 +71,24 @@ def possible(
     UserError
         If something that the space names does not exist, or it is too large.
     """
-    base, system = tracegen.models.load(space.model), hwmodel.load(where.system)
-    find(where.scheme, allow_code=allow_code)
+    models = shapes.within(space, tracegen.models.load(space.model))
     parse(space.routing)
+    for where in space.systems:
+        find(where.scheme, allow_code=allow_code)
+    return [_possible(space, where, *models) for where in space.systems]
+
+
+def _possible(
+    space: Space,
+    where: Where,
+    fitting: Sequence[tuple[shapes.Sizes, ModelShape]],
+    reasons: Counter[str],
+) -> Possible:
+    """The candidates on one of the systems."""
+    base, system = tracegen.models.load(space.model), hwmodel.load(where.system)
     precision = Precision(space.precision or base.default_precision)
     recipe = recipes.find(space.recipe or DEFAULT_RECIPES[precision.gemm])
     peak = float(system.describe()[f"compute.{precision.gemm}_peak_TFLOP_per_s"])
-    fitting, reasons = models or shapes.within(space, base)
     found, without = plans.plans(space, system)
     left_out = reasons + without
     shared = tuple(
@@ -142,14 +139,8 @@ class Simulator:
         known: dict[str, Outcome] = {}
         jobs = dict(zip(ids, asked, strict=True))
         for finished in Work([*jobs.values()], self._store, self._leases, self._crew).outcomes():
-            found = finished.outcome
-            known[finished.id] = _outcome(found.result, found.refused, found.failed)
+            known[finished.id] = finished.outcome
         return iter([known[identity] for identity in ids])
-
-
-def _outcome(result: dict[str, object] | None, refused: str | None, failed: str | None) -> Outcome:
-    cost = None if result is None else Cost.model_validate(result)
-    return Outcome(cost, refused or "", failed or "")
 
 
 def search(
