@@ -99,7 +99,7 @@ def compose(
     UserError
         If the schedule cannot be made for these sizes or times.
     """
-    return _Composition(Strides.of(order, shape, times, chunks), shape, times, jitter).result()
+    return _Composition(Strides(order, shape, times, chunks), shape, times, jitter).result()
 
 
 class _Composition:
