@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,37 +39,6 @@ MOST_EXACT = 64
 """GPUs of a group of experts whose nodes are all replayed; of larger ones `SAMPLED_NODES` are."""
 
 SAMPLED_NODES = 2
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What times were replayed from.
-
-    Attributes
-    ----------
-    sequence, tokens_per_gpu
-        Tokens of a sequence; rows of a micro-batch that a GPU owns.
-    gpus, expert_gpus
-        GPUs that meet, and those that routed experts are spread over.
-    moe_layers, replayed_layers
-        MoE layers of the model, and by sample of routing the places of those that were replayed.
-    sampled_nodes
-        Nodes that are replayed in full; None for all.
-    routing
-        Where the routing comes from.
-    left_out
-        Parts of the model that no time is charged for.
-    """
-
-    sequence: int
-    tokens_per_gpu: int
-    gpus: int
-    expert_gpus: int
-    moe_layers: int
-    replayed_layers: tuple[tuple[int, ...], ...]
-    sampled_nodes: int | None
-    routing: str
-    left_out: tuple[str, ...]
 
 
 class StepReplays:
@@ -199,21 +167,28 @@ class StepReplays:
         )
 
     @property
-    def facts(self) -> Facts:
-        """What was replayed; complete once a scheme has been."""
-        shape, plan, drawn = self._shape, self._plan, self._routing
-        routing = "trace" if self._given is not None else f"{drawn.kind} {dict(drawn.parameters)}"
-        return Facts(
-            sequence=self._sequence,
-            tokens_per_gpu=self._tokens,
-            gpus=plan.peers,
-            expert_gpus=plan.ep,
-            moe_layers=shape.num_moe_layers,
-            replayed_layers=tuple(tuple(np.unique(one).tolist()) for one in self._places or ()),
-            sampled_nodes=self._nodes,
-            routing=routing,
-            left_out=left_out(shape),
-        )
+    def facts(self) -> dict[str, Any]:
+        """What times were replayed from, as JSON; complete once a scheme has been replayed.
+
+        *sequence*, *tokens_per_gpu*: tokens of a sequence; rows of a micro-batch that a GPU owns.
+        *gpus*, *expert_gpus*: GPUs that meet, and those that routed experts are spread over.
+        *moe_layers*, *replayed_layers*: MoE layers of the model, and by sample of routing the
+        places of those that were replayed. *sampled_nodes*: nodes that are replayed in full; None
+        for all. *routing*: where it comes from. *left_out*: parts of the model that no time is
+        charged for.
+        """
+        drawn = f"{self._routing.kind} {dict(self._routing.parameters)}"
+        return {
+            "sequence": self._sequence,
+            "tokens_per_gpu": self._tokens,
+            "gpus": self._plan.peers,
+            "expert_gpus": self._plan.ep,
+            "moe_layers": self._shape.num_moe_layers,
+            "replayed_layers": [np.unique(one).tolist() for one in self._places or ()],
+            "sampled_nodes": self._nodes,
+            "routing": drawn if self._given is None else "trace",
+            "left_out": list(left_out(self._shape)),
+        }
 
     def _prepared(self, scheme: str | Scheme) -> tuple[Replay, Links]:
         """A replay of both passes made ready, and its links by sample, pass and place."""

@@ -1,28 +1,17 @@
-"""A whole search: what is possible, what it is bounded by, and simulation by the studies' workers.
-
-The folder is that of a study (SWEEPS.md): a file for each simulated step, named by its identity, so
-that the same command goes on where another one ended, and several share the work.
-"""
+"""Candidates of a space: what is possible, and what it is bounded by."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hwmodel
 import tracegen.models
-from replay.experiments.base.crews.hiring import workers_for
-from replay.experiments.base.crews.leases import Leases
-from replay.experiments.base.crews.store import Outcome, Store
-from replay.experiments.base.crews.work import Work
-from replay.experiments.base.crews.worker import Job
 from replay.experiments.choose import bound, plans, shapes
-from replay.experiments.choose.candidate import Candidate, Cost, make_task
-from replay.experiments.choose.ranking import Bounded, By, Ranked, rank
+from replay.experiments.choose.candidate import Candidate
+from replay.experiments.choose.ranking import Bounded
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.setup import DEFAULT_RECIPES
 from replay.model.work.precision import Precision
@@ -31,8 +20,6 @@ from replay.steps import parameters, recipes
 from replay.steps.routing import parse
 
 if TYPE_CHECKING:
-    from replay.experiments.base.crews.crew import Crew
-    from replay.experiments.base.experiment import Report
     from replay.experiments.choose.space import Space, Where
     from replay.schemes.outside import AllowCode
     from tracegen.models import ModelShape
@@ -124,66 +111,3 @@ def _possible(
                 )
             )
     return Possible(where, bounded, len(fitting) * len(found), left_out)
-
-
-class Simulator:
-    """Gives costs of candidates, of those that are in the folder without simulating them again."""
-
-    def __init__(self, store: Store, leases: Leases, crew: Crew) -> None:
-        self._store, self._leases, self._crew = store, leases, crew
-
-    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Outcome]:
-        """Give the outcome of each."""
-        asked = [Job.of(make_task(one), one, make_task) for one in candidates]
-        ids = [job.id for job in asked]
-        known: dict[str, Outcome] = {}
-        jobs = dict(zip(ids, asked, strict=True))
-        for finished in Work([*jobs.values()], self._store, self._leases, self._crew).outcomes():
-            known[finished.id] = finished.outcome
-        return iter([known[identity] for identity in ids])
-
-
-def search(
-    found: Sequence[Possible],
-    folder: str | Path,
-    *,
-    top: int,
-    by: By = "tokens",
-    most: int | None = None,
-    crew: AbstractContextManager[Crew] | None = None,
-    then: Callable[[Possible, Ranked, Simulator], None] | None = None,
-    report: Report = lambda _: None,
-) -> list[Ranked]:
-    """Rank the candidates of every system.
-
-    Parameters
-    ----------
-    folder
-        Where costs are kept; made if it is not there.
-    top, by, most
-        As of `replay.experiments.choose.ranking.rank`.
-    crew
-        Those who simulate, as `replay.experiments.base.crews.hiring.workers_for` gives them; None
-        for this process.
-    then
-        Called for every system with what was found and the simulator, while its workers are there.
-    report
-        Called with a line on what is worth to know.
-
-    Raises
-    ------
-    UserError
-        If the folder cannot be written to, or there are no workers.
-    """
-    store = Store(folder, Cost)
-    ranked = []
-    with (
-        Leases(store.folder, report) as leases,
-        crew or workers_for(None, None, None, report) as workers,
-    ):
-        for one in found:
-            simulator = Simulator(store, leases, workers)
-            ranked.append(rank(one.bounded, simulator, top=top, by=by, most=most))
-            if then is not None:
-                then(one, ranked[-1], simulator)
-    return ranked

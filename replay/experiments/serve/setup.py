@@ -14,8 +14,8 @@ from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.layer.setup import Setup as Replay
 from replay.experiments.layer.setup import check_needs, set_up
 from replay.experiments.layer.spec import RunSpec
+from replay.experiments.serve.batch import BatchLengths, batch_lengths
 from replay.experiments.serve.layers import Layers
-from replay.experiments.serve.lengths import BatchLengths, of_batch
 from replay.experiments.serve.parts import Parts, sliced
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.rules import Drafts
@@ -128,7 +128,7 @@ class Setup:
                 phase: _replay(spec, phase, side.system, allow_code)
                 for phase, side in phases.items()
             },
-            lengths=of_batch(spec, trace, decode.num_gpus),
+            lengths=batch_lengths(spec, trace, decode.num_gpus),
             drafts=_drafts(spec.speculative),
         )
 

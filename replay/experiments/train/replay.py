@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -57,7 +56,7 @@ def carry_out(
         moe_share=_share(step, *MOE),
         bubble_share=_share(step, "pipeline"),
         memory=[dataclasses.asdict(stage) for stage in setup.memory],
-        replayed=json.loads(json.dumps(dataclasses.asdict(setup.replays.facts))),  # lists
+        replayed=setup.replays.facts,
     )
 
 

@@ -10,7 +10,7 @@ from loops import every
 from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.choose import experiment as choose_experiment
-from replay.experiments.choose import search
+from replay.experiments.choose import replay, search
 from replay.experiments.choose.candidate import Candidate, make_task, simulated
 from replay.experiments.choose.result import SearchResult
 from replay.experiments.choose.search import Possible, everywhere
@@ -111,7 +111,7 @@ def test_a_search_goes_on_from_its_folder(
         made.append(candidate)
         return make_task(candidate, *allowed)
 
-    monkeypatch.setattr(search, "make_task", counted)
+    monkeypatch.setattr(replay, "make_task", counted)
     ran: list[object] = []
     monkeypatch.setattr(
         "replay.experiments.choose.candidate.simulated",

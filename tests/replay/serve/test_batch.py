@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from replay.experiments.serve.batch import cut_up, decode, prefill
+from replay.experiments.serve.batch import BatchLengths, cut_up, decode, prefill
 from replay.experiments.serve.handover import arrived_ps
 from replay.experiments.serve.iteration import Load, Piece
-from replay.experiments.serve.lengths import BatchLengths
 from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.times import SPENT, ReplayedTimes
 

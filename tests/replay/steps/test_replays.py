@@ -91,7 +91,7 @@ def test_the_middle_of_a_traces_layers_stands_for_all() -> None:
     replays = StepReplays(SHAPE, H100, plan, sequence=TOKENS, layers=1, trace=trace)
     replays.under("ideal")
     rows = [np.bincount(trace.expert_ids[layer].ravel() // 2).max() for layer in range(3)]
-    assert replays.facts.replayed_layers == ((int(np.argsort(rows)[1]),),)
+    assert replays.facts["replayed_layers"] == [[int(np.argsort(rows)[1])]]
 
 
 def test_both_halves_of_a_backward_pass_are_about_all_of_it(plain: StepTimes) -> None:
@@ -279,4 +279,4 @@ def test_gpus_of_other_nodes_take_the_times_of_those_that_stand_for_them() -> No
     met = replays.under("nccl-alltoall").layers[0][1].forward.met
     assert met.shape == (8,)
     assert (met.reshape(4, 2) == met[:2]).all()
-    assert replays.facts.sampled_nodes == 1
+    assert replays.facts["sampled_nodes"] == 1

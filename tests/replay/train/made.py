@@ -10,7 +10,6 @@ from replay.schemes import Scheme, find
 from replay.schemes.ep.base import LayerRefusedError
 from replay.steps.chunks import chunks_of
 from replay.steps.plan import Plan
-from replay.steps.replays import Facts
 from replay.steps.times import Hop, PartTimes, StepTimes, Timed
 
 MS = 1_000_000_000  # picoseconds
@@ -23,11 +22,12 @@ class MadeReplays:
 
     def __init__(self, shape: Any, system: Any, plan: Plan, *, sequence: int, **_: Any) -> None:
         self.shape, self.plan = shape, plan
-        self.facts = Facts(
-            sequence=sequence, tokens_per_gpu=plan.tokens_per_gpu(sequence), gpus=plan.peers,
-            expert_gpus=plan.ep, moe_layers=shape.num_moe_layers, replayed_layers=((0, 5),),
-            sampled_nodes=None, routing="by hand", left_out=("nothing but this",),
-        )  # fmt: skip
+        self.facts = {
+            "sequence": sequence, "tokens_per_gpu": plan.tokens_per_gpu(sequence),
+            "gpus": plan.peers, "expert_gpus": plan.ep, "moe_layers": shape.num_moe_layers,
+            "replayed_layers": [[0, 5]], "sampled_nodes": None, "routing": "by hand",
+            "left_out": ["nothing but this"],
+        }  # fmt: skip
 
     def under(self, scheme: Scheme | str) -> StepTimes:
         name = (find(scheme) if isinstance(scheme, str) else scheme).name
