@@ -79,6 +79,8 @@ class Layers:
     tolerance
         By how much of an MoE layer's time a straight line between two numbers of tokens may be
         off in their middle, before the stretch is cut there.
+    most
+        Tokens per GPU that no iteration, and so no replay, has more of.
     largest_error
         Of the lines that are used: how much the longest was off in its middle, as a share; the
         middle is exact since.
@@ -94,6 +96,7 @@ class Layers:
     parts: Parts
     positions: int
     tolerance: float
+    most: int
     largest_error: float = 0.0
     replays: int = 0
     memory: Memory | None = None
@@ -129,19 +132,17 @@ class Layers:
         ends = self._replayed(tokens, low), self._replayed(tokens, 2 * low)
         return between(*ends, share)
 
-    def near(self, tokens: float, positions: int, most: int) -> Moe:
+    def near(self, tokens: float, positions: int) -> Moe:
         """Time of a layer with some tokens per GPU: exact, or on a line between exact times.
 
         Parameters
         ----------
         tokens
             Per GPU; at least one is replayed.
-        most
-            No replay has more tokens per GPU.
         """
-        tokens = min(max(tokens, 1.0), float(most))
+        tokens = min(max(tokens, 1.0), float(self.most))
         low = 1 << int(tokens).bit_length() - 1
-        high = min(2 * low, most)
+        high = min(2 * low, self.most)
         return self._line(tokens, low, high, positions, MOST_CUTS)
 
     def _line(self, tokens: float, low: int, high: int, positions: int, cuts: int) -> Moe:

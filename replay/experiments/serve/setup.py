@@ -149,21 +149,25 @@ class Setup:
         return {"decode": decode, "prefill": self._times(self.prefill) if self.is_apart else decode}
 
     def _times(self, side: Side) -> ReplayedTimes:
-        per_gpu = self.spec.requests * self.drafts.queries
-        longest = int(self.lengths.prompts_of(side.workers).max(initial=1))
         return ReplayedTimes(
             system=side.system,
             shape=self.shape,
-            prefill=self._layers("prefill", side),
-            decode=self._layers("decode", side),
+            layers={
+                "prefill": self._layers("prefill", side),
+                "decode": self._layers("decode", side),
+            },
             parts=Parts(sliced(self.shape, side.tp), self.precision.gemm),
             num_workers=side.workers,
             tp=side.tp,
-            most={True: min(self.spec.chunk, -(-longest // side.tp)), False: per_gpu},
         )
 
     def _layers(self, phase: Phase, side: Side) -> Layers:
         kept = int(self.lengths.prompt.mean() + self.lengths.output.mean() / 2)
+        longest = int(self.lengths.prompts_of(side.workers).max(initial=1))
+        most = {
+            "prefill": min(self.spec.chunk, -(-longest // side.tp)),
+            "decode": self.spec.requests * self.drafts.queries,
+        }
         return Layers(
             setup=self.replays[phase],
             routing=self._source(side),
@@ -171,6 +175,7 @@ class Setup:
             parts=Parts(self.shape, self.precision.gemm),
             positions=kept if phase == "decode" else 0,
             tolerance=self.spec.tolerance,
+            most=most[phase],
         )
 
     def _source(self, side: Side) -> RoutingSource:

@@ -7,7 +7,7 @@ its rows have to leave the fullest worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import first_launch_ps
 from replay.experiments.serve.parts import Parts, Rows
+from replay.experiments.serve.room import Room, room_of
 from replay.experiments.serve.stream import Spent, Stream
 from replay.model.compute.dense_kernels import BF16
 from replay.steps.groups import Groups
@@ -22,6 +23,7 @@ from replay.steps.groups import Groups
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.experiments.serve.layers import Layers, Moe
+    from replay.model.work.batch import Phase
     from tracegen import ModelShape
 
 SPENT: tuple[Spent, ...] = ("attention", "dense", "experts", "exchange", "head", "launches")
@@ -37,27 +39,40 @@ class ReplayedTimes:
         The machine.
     shape
         Shape of the model.
-    prefill, decode
-        MoE layers where any worker has a piece of a prompt, and where none has: an engine's ranks
-        agree on one kind of kernels per iteration (SGLang's ``is_extend_in_batch``).
+    layers
+        MoE layers where any worker has a piece of a prompt, ``prefill``, and where none has,
+        ``decode``: an engine's ranks agree on one kind of kernels per iteration (SGLang's
+        ``is_extend_in_batch``).
     parts
         What workers do beside them, with the heads of one GPU.
     num_workers
         Groups of GPUs with requests of their own.
     tp
         GPUs of each.
-    most
-        Tokens per GPU that no iteration has more of, by whether any worker has a piece.
     """
 
     system: System
     shape: ModelShape
-    prefill: Layers
-    decode: Layers
+    layers: Mapping[Phase, Layers]
     parts: Parts
     num_workers: int
     tp: int
-    most: dict[bool, int]
+
+    def room(self, phases: Sequence[Phase], capacity: int, num_drafting: int) -> Room:
+        """Memory of a GPU, once the largest iteration of each of some phases is replayed.
+
+        Parameters
+        ----------
+        capacity, num_drafting
+            As of `replay.experiments.serve.room.room_of`.
+        """
+        memories = []
+        for layers in (self.layers[phase] for phase in phases):
+            layers.near(layers.most, layers.positions)
+            assert layers.memory is not None
+            memories.append(layers.memory)
+        gemm_type = self.parts.precision
+        return room_of(self.shape, memories, capacity, self.tp, gemm_type, num_drafting)
 
     def time_ps(self, loads: Sequence[Load]) -> int:
         """Time of an iteration: (worker,) loads; nothing where all are empty.
@@ -89,7 +104,7 @@ class ReplayedTimes:
         return spent
 
     def _layers(self, loads: Sequence[Load]) -> Layers:
-        return self.prefill if any(load.prefill for load in loads) else self.decode
+        return self.layers["prefill" if any(load.prefill for load in loads) else "decode"]
 
     def _add_layers(
         self,
@@ -107,11 +122,9 @@ class ReplayedTimes:
     def _moe(self, loads: Sequence[Load]) -> Moe:
         """An MoE layer: experts of the mean of the rows, exchange of the fullest worker's."""
         tokens = [load.tokens / self.tp for load in loads]
-        layers, has_prompt = self._layers(loads), any(load.prefill for load in loads)
-        positions = _positions(loads)
-        most = self.most[has_prompt]
-        mean = layers.near(sum(tokens) / len(tokens), positions, most)
-        fullest = layers.near(max(tokens), positions, most)
+        layers, positions = self._layers(loads), _positions(loads)
+        mean = layers.near(sum(tokens) / len(tokens), positions)
+        fullest = layers.near(max(tokens), positions)
         return mean._replace(exchange=fullest.exchange)
 
     def _add_beside(

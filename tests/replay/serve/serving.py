@@ -51,17 +51,16 @@ def times(
             Parts(shape, precision.gemm),
             before,
             tolerance,
+            most,
         )
     system = setup.system
     return ReplayedTimes(
         system,
         shape,
-        layers["prefill"],
-        layers["decode"],
+        layers,  # type: ignore[arg-type]  # by the two phases
         Parts(sliced(shape, tp), precision.gemm),
         RANKS // tp,
         tp,
-        {True: most, False: most},
     )
 
 

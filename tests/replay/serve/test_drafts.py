@@ -189,8 +189,8 @@ def test_one_layer_makes_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_iteration_has_the_drafts_of_every_request_at_most() -> None:
     made = Setup.of(SMALL.changed(speculative="3:0.5"))
-    assert made.times["decode"].most == {True: 256, False: 8 * 4}
-    assert Setup.of(SMALL).times["decode"].most == {True: 256, False: 8}
+    assert made.times["decode"].layers["decode"].most == 8 * 4
+    assert Setup.of(SMALL).times["decode"].layers["decode"].most == 8
 
 
 def test_sixteen_drafts_are_possible_and_no_more() -> None:
@@ -214,5 +214,6 @@ def test_requests_that_arrive_are_decoded_with_the_drafts_asked_for(
     found = arrive(asked, speculative="2:0.75")
     ((drafts, pool),) = seen
     assert drafts == Drafts(2, 0.75, seed=9)
-    assert cast("ReplayedTimes", pool.times).most == {True: 256, False: 8 * 3}
+    layers = cast("ReplayedTimes", pool.times).layers
+    assert {phase: one.most for phase, one in layers.items()} == {"prefill": 256, "decode": 8 * 3}
     assert [cache.position_bytes for cache in found.caches] == [17 * KEYS]

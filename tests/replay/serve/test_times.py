@@ -180,8 +180,8 @@ def test_the_fullest_worker_decides_what_leaves_and_the_mean_what_is_computed() 
     found = times(most=256)
     loads = [Load(each, 1, each * 1000) for each in (128, 32, 32, 64)]
     spent, count = found.spent_ps(loads), found.shape.num_moe_layers
-    assert spent["exchange"] == count * round(found.decode.near(128, 0, 256).exchange)
-    assert spent["experts"] == count * round(found.decode.near(64, 0, 256).experts)
+    assert spent["exchange"] == count * round(found.layers["decode"].near(128, 0).exchange)
+    assert spent["experts"] == count * round(found.layers["decode"].near(64, 0).experts)
 
 
 def test_an_iteration_with_a_prompt_runs_under_the_scheme_of_prompts() -> None:
@@ -190,7 +190,7 @@ def test_an_iteration_with_a_prompt_runs_under_the_scheme_of_prompts() -> None:
     prompt = Load(prefill=(Piece(64, 0),))
     mixed = found.spent_ps([*loads, prompt])
     count = found.shape.num_moe_layers
-    assert mixed["exchange"] == count * round(found.prefill.at(64, 0).exchange)
+    assert mixed["exchange"] == count * round(found.layers["prefill"].at(64, 0).exchange)
     assert found.spent_ps([*loads, loads[0]])["exchange"] < mixed["exchange"]
     assert found.time_ps([Load()] * RANKS) == 0
 
@@ -201,9 +201,9 @@ def test_turns_hide_what_travels_and_are_begun_once() -> None:
     plain, cut = apart.spent_ps(loads), turns.spent_ps(loads)
     assert cut["attention"] == plain["attention"]
     assert cut["exchange"] < plain["exchange"]
-    moe = turns.decode.at(64, 16000)
+    moe = turns.layers["decode"].at(64, 16000)
     assert moe.once > 0
-    ends = [turns.decode.at(64, positions) for positions in (8192, 16384)]
+    ends = [turns.layers["decode"].at(64, positions) for positions in (8192, 16384)]
     share = (16000 - 8192) / 8192
     assert moe.total == pytest.approx(ends[0].total * (1 - share) + ends[1].total * share)
 

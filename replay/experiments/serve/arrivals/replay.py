@@ -18,7 +18,7 @@ from replay.experiments.serve.arrivals.result import ArrivalPhase, ArrivalResult
 from replay.experiments.serve.arrivals.spec import OF_ARRIVALS, ArrivalSpec
 from replay.experiments.serve.measures import measure
 from replay.experiments.serve.requests import drawn, lengths
-from replay.experiments.serve.room import GB, room_of
+from replay.experiments.serve.room import GB
 from replay.experiments.serve.rules import Batching
 from replay.experiments.serve.serving import Pool, serve
 from replay.experiments.serve.setup import Setup, Side
@@ -168,7 +168,7 @@ def _rate(text: str) -> float | None:
 
 def _pools(setup: Setup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, Pool], list[Cache]]:
     """Pools of prefill and of decoding, which are the same where the same GPUs do both."""
-    spec, queries = setup.spec, setup.drafts.queries
+    spec = setup.spec
     phases: dict[Phase, Side] = {"prefill": setup.prefill, "decode": setup.decode}
     pools: list[Pool] = []
     caches: list[Cache] = []
@@ -179,20 +179,12 @@ def _pools(setup: Setup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, 
         prompts = spec.chunk
         if asked.policy == "whole-prompts":
             prompts = max(prompts, -(-longest // side.tp))
-        times = dataclasses.replace(
-            setup.times[phase], most={True: prompts, False: spec.requests * queries}
-        )
-        used = [times.prefill, times.decode]
-        if setup.is_apart:
-            used = used[:1] if phase == "prefill" else used[1:]
-        for layers in used:
-            most = times.most[layers is times.prefill]
-            layers.near(most, layers.positions, most)
-        room = room_of(
-            setup.shape, [one.memory for one in used if one.memory is not None],
-            int(side.system.hbm.num_bytes * asked.memory), side.tp, setup.precision.gemm,
-            int(setup.drafts.count > 0),
-        )  # fmt: skip
+        known = setup.times[phase].layers
+        prefill = dataclasses.replace(known["prefill"], most=prompts)
+        times = dataclasses.replace(setup.times[phase], layers={**known, "prefill": prefill})
+        used: list[Phase] = [phase] if setup.is_apart else ["prefill", "decode"]
+        capacity = int(side.system.hbm.num_bytes * asked.memory)
+        room = times.room(used, capacity, int(setup.drafts.count > 0))
         if room.positions < asked.block:
             message = (
                 f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}: "
