@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,19 +42,20 @@ MOST_EXACT = 64
 SAMPLED_NODES = 2
 
 
+@dataclass(eq=False)
 class StepReplays:
     """Replays of a step's parts for one model, system and plan, under one scheme after the other.
 
-    Parameters
+    Attributes
     ----------
     sequence
         Tokens of every sequence; attention is over whole sequences, whatever requests a trace has.
     precision
-        Number type of GEMMs and rows; None for the model's own.
+        Number type of GEMMs and rows.
     trace
-        Routing of the MoE layers; sample s of it are tokens that follow those of the samples
-        before. None generates as many layers as are replayed, which the model's layers take in
-        turn.
+        Trace whose routing the MoE layers have; sample s of it are tokens that follow those of the
+        samples before. None generates as many layers as are replayed, which the model's layers take
+        in turn.
     routing, seed
         What is generated.
     layers
@@ -73,57 +75,53 @@ class StepReplays:
         As of `replay.experiments.layer.spec.RunSpec`.
     """
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        system: System,
-        plan: Plan,
-        *,
-        sequence: int = 4096,
-        precision: str | None = None,
-        trace: RoutingTrace | None = None,
-        routing: Routing | None = None,
-        layers: int = 2,
-        samples: int = 1,
-        sample_nodes: int | None = None,
-        splits_backward: bool = False,
-        beside: Pairing | None = None,
-        seed: int = 0,
-        placement: Any = "contiguous",
-    ) -> None:
-        self._shape, self._system, self._plan, self._sequence = shape, system, plan, sequence
-        self._precision = precision or shape.default_precision
-        self._splits_backward, self._beside = splits_backward, beside
-        self._num_layers, self._num_samples, self._placement = layers, samples, placement
-        self._tokens = plan.tokens_per_gpu(sequence)
-        self._shared = Shared(
-            shape, system, plan, sequence, self._precision, splits_backward=splits_backward
-        )
-        self._nodes = sample_nodes or self._nodes_by_size()
-        self._given = trace
-        self._routing, self._seed = routing or Routing(), seed
-        self._places: tuple[Ints, ...] | None = None
+    shape: ModelShape
+    system: System
+    plan: Plan
+    sequence: int
+    precision: str
+    trace: RoutingTrace | None = None
+    routing: Routing = field(default_factory=Routing)
+    layers: int = 2
+    samples: int = 1
+    sample_nodes: int | None = None
+    splits_backward: bool = False
+    beside: Pairing | None = None
+    seed: int = 0
+    placement: str = "contiguous"
+    _places: tuple[Ints, ...] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def _tokens(self) -> int:
+        return self.plan.tokens_per_gpu(self.sequence)
+
+    @property
+    def _nodes(self) -> int | None:
+        ranks, size = self.plan.ep, self.system.fabric.gpus_per_domain
+        several = ranks > MOST_EXACT and ranks % size == 0 and ranks // size > SAMPLED_NODES
+        return self.sample_nodes or (SAMPLED_NODES if several else None)
 
     @functools.cached_property
-    def _trace(self) -> RoutingTrace:
-        """Routing of all samples, which is not generated before something is replayed."""
-        if self._given is not None:
-            return self._given
-        return generate(
-            self._routing.kind,
-            self._shape,
-            ranks=self._plan.ep,
-            tokens_per_rank=self._tokens,
-            layers=min(self._num_layers, self._shape.num_moe_layers),
-            seed=self._seed,
-            steps=self._num_samples,
-            **self._routing.parameters,
+    def _shared(self) -> Shared:
+        return Shared(
+            self.shape, self.system, self.plan, self.sequence, self.precision, self.splits_backward
         )
 
-    def _nodes_by_size(self) -> int | None:
-        ranks, size = self._plan.ep, self._system.fabric.gpus_per_domain
-        several = ranks > MOST_EXACT and ranks % size == 0 and ranks // size > SAMPLED_NODES
-        return SAMPLED_NODES if several else None
+    @functools.cached_property
+    def _routed(self) -> RoutingTrace:
+        """Routing of all samples, which is not generated before something is replayed."""
+        if self.trace is not None:
+            return self.trace
+        return generate(
+            self.routing.kind,
+            self.shape,
+            ranks=self.plan.ep,
+            tokens_per_rank=self._tokens,
+            layers=min(self.layers, self.shape.num_moe_layers),
+            seed=self.seed,
+            steps=self.samples,
+            **self.routing.parameters,
+        )
 
     # ---- under a scheme --------------------------------------------------------------------------
 
@@ -144,20 +142,20 @@ class StepReplays:
         """
         ready, links = self._prepared(scheme)
         for link in (links[0, False, 0], links[0, True, 0]):
-            check_code_for(ready.scheme, link.work(), self._system)
+            check_code_for(ready.scheme, link.work(), self.system)
         shared = self._shared
         passes = LayerPasses(
-            self._system,
+            self.system,
             ready.tuned(None)[0].scheme,
             ready.launch,
             shared.parts,
             shared.context,
-            self._plan.recompute,
-            self._splits_backward,
-            self._beside,
+            self.plan.recompute,
+            self.splits_backward,
+            self.beside,
         )
         return StepTimes(
-            num_ranks=self._plan.peers,
+            num_ranks=self.plan.peers,
             layers=self._layers(passes, links),
             embedding=shared.embedding,
             head=shared.head,
@@ -177,57 +175,57 @@ class StepReplays:
         for all. *routing*: where it comes from. *left_out*: parts of the model that no time is
         charged for.
         """
-        drawn = f"{self._routing.kind} {dict(self._routing.parameters)}"
+        drawn = f"{self.routing.kind} {dict(self.routing.parameters)}"
         return {
-            "sequence": self._sequence,
+            "sequence": self.sequence,
             "tokens_per_gpu": self._tokens,
-            "gpus": self._plan.peers,
-            "expert_gpus": self._plan.ep,
-            "moe_layers": self._shape.num_moe_layers,
+            "gpus": self.plan.peers,
+            "expert_gpus": self.plan.ep,
+            "moe_layers": self.shape.num_moe_layers,
             "replayed_layers": [np.unique(one).tolist() for one in self._places or ()],
             "sampled_nodes": self._nodes,
-            "routing": drawn if self._given is None else "trace",
-            "left_out": list(left_out(self._shape)),
+            "routing": drawn if self.trace is None else "trace",
+            "left_out": list(left_out(self.shape)),
         }
 
     def _prepared(self, scheme: str | Scheme) -> tuple[Replay, Links]:
         """A replay of both passes made ready, and its links by sample, pass and place."""
         settings = {
             "scheme": scheme,
-            "system": self._system,
+            "system": self.system,
             "direction": "training",
             "barrier": True,
-            "ranks": self._plan.ep,
+            "ranks": self.plan.ep,
             "tokens_per_rank": self._tokens,
             "phase": "prefill",
-            "steps": self._num_samples,
+            "steps": self.samples,
             "sample_nodes": self._nodes,
-            "precision": self._precision,
-            "placement": self._placement,
+            "precision": self.precision,
+            "placement": self.placement,
         }
         spec, system, found = spec_of(None, settings)
-        setup: Setup = set_up(spec, {"content_id": self._trace.content_id}, system, found)
-        check_all(setup, self._trace)
-        ready = setup.prepared(self._trace)
+        setup: Setup = set_up(spec, {"content_id": self._routed.content_id}, system, found)
+        check_all(setup, self._routed)
+        ready = setup.prepared(self._routed)
         links = {(one.step, one.is_backward, one.layer_index): one for one in ready.links}
         return ready, links
 
     def _layers(self, passes: LayerPasses, links: Links) -> list[list[PartTimes]]:
-        dense = passes.dense() if self._shape.dense_layers else None
+        dense = passes.dense() if self.shape.dense_layers else None
         if self._places is None:
-            self._places = tuple(self._stand_ins(links, s) for s in range(self._num_samples))
-        return [self._sample(passes, links, sample, dense) for sample in range(self._num_samples)]
+            self._places = tuple(self._stand_ins(links, s) for s in range(self.samples))
+        return [self._sample(passes, links, sample, dense) for sample in range(self.samples)]
 
     def _sample(
         self, passes: LayerPasses, links: Links, sample: int, dense: PartTimes | None
     ) -> list[PartTimes]:
         """Passes over all layers, with one sample of routing."""
         assert self._places is not None
-        stands_for, shape = self._places[sample], self._shape
+        stands_for, shape = self._places[sample], self.shape
         known: dict[tuple[int, bool], PartTimes] = {}
         layers: list[PartTimes] = []
         place = 0
-        for layer in range(shape.num_layers + self._plan.mtp):
+        for layer in range(shape.num_layers + self.plan.mtp):
             if layer in shape.dense_layers:
                 assert dense is not None
                 layers.append(dense)
@@ -246,12 +244,12 @@ class StepReplays:
         Layers in order of their busiest GPU's rows are cut into as many groups of neighbours as
         layers are replayed; the middle one of each group stands for all of it.
         """
-        count = self._trace.num_layers
+        count = self._routed.num_layers
         stands_for = np.arange(count)
-        if self._num_layers >= count:
+        if self.layers >= count:
             return stands_for
         busiest = [_busiest(links[sample, False, place]) for place in range(count)]
-        for group in np.array_split(np.argsort(busiest, kind="stable"), self._num_layers):
+        for group in np.array_split(np.argsort(busiest, kind="stable"), self.layers):
             stands_for[group] = group[len(group) // 2]
         return stands_for
 

@@ -288,8 +288,8 @@ def unit_of(rows: Sequence[Row]) -> tuple[str, float]:
 def _row(one: Bounded, cost: Cost) -> Row:
     return Row(
         sizes=dict(one.candidate.sizes),
-        plan=one.candidate.plan,
-        schedule=one.candidate.schedule,
+        plan=one.candidate.spec.plan,
+        schedule=str(one.candidate.spec.schedule),
         total_parameters=one.total,
         active_parameters=one.active,
         least_us=one.least_us,

@@ -14,6 +14,7 @@ from replay.experiments.choose.candidate import Candidate
 from replay.experiments.choose.ranking import Bounded
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.setup import DEFAULT_RECIPES
+from replay.experiments.train.spec import TrainSpec
 from replay.model.work.precision import Precision
 from replay.schemes.registry import find
 from replay.steps import parameters, recipes
@@ -78,11 +79,10 @@ def _possible(
     peak = float(system.describe()[f"compute.{precision.gemm}_peak_TFLOP_per_s"])
     found, without = plans.plans(space, system)
     left_out = reasons + without
-    shared = tuple(
-        sorted({
-            "sequence": space.sequence, "precision": space.precision, "recipe": recipe.name,
-            "routing": space.routing, "layers_sampled": space.layers_sampled, "seed": space.seed,
-        }.items())
+    shared = TrainSpec(
+        model=space.model, system=where.system, scheme=where.scheme, sequence=space.sequence,
+        precision=space.precision, recipe=recipe.name, routing=space.routing,
+        layers_sampled=space.layers_sampled, seed=space.seed,
     )  # fmt: skip
     bounded: list[Bounded] = []
     for sizes, shape in fitting:
@@ -95,13 +95,10 @@ def _possible(
             if reason:
                 left_out[reason] += 1
                 continue
-            candidate = Candidate(
-                space.model, sizes, plans.text_of(plan), schedule, where.system, where.scheme,
-                shared,
-            )  # fmt: skip
+            own = {"plan": plans.text_of(plan), "schedule": schedule}
             bounded.append(
                 Bounded(
-                    candidate=candidate,
+                    candidate=Candidate(shared.model_copy(update=own), sizes),
                     least_us=bound.least_us(shape, plan, schedule, space.sequence, peak),
                     tokens=plan.tokens_per_step(space.sequence),
                     flop_per_token=flop,

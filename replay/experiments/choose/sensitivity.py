@@ -41,7 +41,7 @@ def turns(best: Sequence[Bounded], costs: Costs, share: float, by: By) -> list[C
         By how much values are lower and higher, such as 0.1.
     """
     found = []
-    asked = changes(best[0].candidate.system, share)
+    asked = changes(str(best[0].candidate.spec.system), share)
     every = [one.candidate.with_overrides({key: v}) for key, v in asked for one in best]
     outcomes = [*costs(every)]
     for place, (key, value) in enumerate(asked):

@@ -112,7 +112,7 @@ class Setup:
         routing = parse(spec.routing)
         replays = StepReplays(
             shape, system, plan,
-            sequence=sequence, precision=spec.precision, trace=trace, routing=routing,
+            sequence=sequence, precision=precision.name, trace=trace, routing=routing,
             layers=spec.layers_sampled, samples=spec.samples, sample_nodes=spec.sample_nodes,
             splits_backward=schedule.splits_backward, beside=schedule.beside, seed=spec.seed,
             placement=spec.placement,

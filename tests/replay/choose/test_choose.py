@@ -78,10 +78,10 @@ def test_a_cost_is_that_of_the_training_step(space: Path, folder: Path) -> None:
     first = choice_in(folder).systems[0].rows[0]
     (one,) = (
         one.candidate for one in candidates_of(space).bounded
-        if (dict(one.candidate.sizes), one.candidate.plan) == (first.sizes, first.plan)
+        if (dict(one.candidate.sizes), one.candidate.spec.plan) == (first.sizes, first.plan)
     )  # fmt: skip
     assert simulated(one) == first.cost
-    result = run(one.spec(), given={"model": one.shape()})
+    result = run(one.spec, given={"model": one.shape()})
     assert result.step_us == first.cost.step_us
     assert result.model["num_layers"] == first.sizes["num_layers"]
     rate = result.tokens_per_step / result.step_us * 1e6
@@ -92,7 +92,7 @@ def test_the_share_of_the_peak_is_that_of_the_training_step(space: Path, folder:
     first = choice_in(folder).systems[0].rows[0]
     (one,) = (
         one for one in candidates_of(space).bounded
-        if (dict(one.candidate.sizes), one.candidate.plan) == (first.sizes, first.plan)
+        if (dict(one.candidate.sizes), one.candidate.spec.plan) == (first.sizes, first.plan)
     )  # fmt: skip
     assert one.worth(first.cost.step_us, "mfu") == pytest.approx(first.cost.mfu)
     assert one.worth(first.cost.step_us, "tokens") == pytest.approx(first.cost.tokens_per_s)
@@ -145,7 +145,9 @@ def test_identity_is_of_everything_that_decides_the_cost(space: Path) -> None:
 def test_a_step_is_on_the_machine_that_is_asked_for(space: Path, folder: Path) -> None:
     first = choice_in(folder).systems[0].rows[0]
     candidates = [one.candidate for one in candidates_of(space).bounded]
-    (one,) = (one for one in candidates if (dict(one.sizes), one.plan) == (first.sizes, first.plan))
+    (one,) = (
+        one for one in candidates if (dict(one.sizes), one.spec.plan) == (first.sizes, first.plan)
+    )
     slower = simulated(one.with_overrides({"link.efficiency": 0.1}))
     assert slower.step_us > first.cost.step_us
 

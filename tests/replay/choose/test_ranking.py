@@ -14,10 +14,12 @@ from replay.experiments.base.crews.store import Outcome
 from replay.experiments.choose.candidate import Candidate, Cost
 from replay.experiments.choose.ranking import WAVE, Bounded, difference, rank
 from replay.experiments.choose.sensitivity import changes, turns
+from replay.experiments.train.spec import TrainSpec
 
 
 def candidate(number: int) -> Candidate:
-    return Candidate("m", (("num_layers", number),), "tp=1", "1f1b", "atlas-800t-a2", "pangu")
+    spec = TrainSpec(system="atlas-800t-a2", scheme="pangu")
+    return Candidate(spec, (("num_layers", number),))
 
 
 def bounded(number: int, least_us: float, flop: int = 10) -> Bounded:
@@ -120,7 +122,7 @@ def test_a_turn_is_noticed_where_it_is() -> None:
     def costs(candidates: Sequence[Candidate]) -> Iterator[Outcome]:
         for one in candidates:
             first = dict(one.sizes)["num_layers"] == 0
-            link = dict(one.overrides).get("link.efficiency")
+            link = one.spec.overrides.get("link.efficiency")
             slow = first and link is not None and link < reference
             yield outcome((108.0 if slow else 100.0) if first else 105.0)
 

@@ -42,7 +42,7 @@ def made(scheme: str = "deepep", shape: ModelShape = SHAPE, **changes: Any) -> S
     settings = ("splits_backward", "layers", "routing", "trace", "beside")
     own = {name: changes.pop(name) for name in settings if name in changes}
     plan = Plan(**{**BASE, **changes})
-    replays = StepReplays(shape, H100, plan, sequence=TOKENS, **{"layers": 1, **own})
+    replays = StepReplays(shape, H100, plan, TOKENS, "bf16", **{"layers": 1, **own})
     return replays.under(scheme)
 
 
@@ -88,7 +88,7 @@ def test_layers_that_are_not_replayed_take_the_times_of_one_near_them() -> None:
 def test_the_middle_of_a_traces_layers_stands_for_all() -> None:
     trace = generate("zipf", SHAPE, ranks=4, tokens_per_rank=TOKENS, skew=0.9)
     plan = Plan(**BASE)
-    replays = StepReplays(SHAPE, H100, plan, sequence=TOKENS, layers=1, trace=trace)
+    replays = StepReplays(SHAPE, H100, plan, TOKENS, "bf16", layers=1, trace=trace)
     replays.under("ideal")
     rows = [np.bincount(trace.expert_ids[layer].ravel() // 2).max() for layer in range(3)]
     assert replays.facts["replayed_layers"] == [[int(np.argsort(rows)[1])]]
@@ -273,7 +273,7 @@ def test_gpus_of_other_nodes_take_the_times_of_those_that_stand_for_them() -> No
     machine = hwmodel.load("dgx-h100", {"fabric.num_gpus": 2, "fabric.num_domains": 4})
     shape = SHAPE.model_copy(update={"num_layers": 2})
     replays = StepReplays(
-        shape, machine, Plan(ep=8, dp=8), sequence=32, layers=1, sample_nodes=1,
+        shape, machine, Plan(ep=8, dp=8), 32, "bf16", layers=1, sample_nodes=1,
         routing=Routing("zipf", {"skew": 0.5}),
     )  # fmt: skip
     met = replays.under("nccl-alltoall").layers[0][1].forward.met
