@@ -103,7 +103,10 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     elif shown and not isinstance(shown, bool | dict):
         text = f"{text.removesuffix('.')} [{shown}]."
     info: Any = typer.Option(flags[0].name if flags else f"--{word}", help=text)
-    kinds = set(get_args(field.annotation) or (field.annotation,)) - {type(None)}
+    kinds = {
+        getattr(one, "__origin__", one)  # an int of certain bounds is one
+        for one in get_args(field.annotation) or (field.annotation,)
+    } - {type(None)}
     kind: Any = str
     if is_several or get_origin(field.annotation) is dict:
         kind = list[str]

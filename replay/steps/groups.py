@@ -14,6 +14,7 @@ time grows with the bytes alone once they are filled.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,13 @@ class Groups:
             _run(machine, what, nbytes, machine.mark(machine.ranks))
             self._known[key] = schedule(machine.graph.build()).makespan_ps
         return self._known[key]
+
+    @functools.cached_property
+    def gap_ps(self) -> int:
+        """Time from one kernel's end to the begin of the next."""
+        machine = Machine(self.system, GraphBuilder(KIND_NAMES), 1)
+        machine.kernel(machine.mark(machine.ranks))
+        return schedule(machine.graph.build()).makespan_ps
 
     def hop(self, nbytes: int, distance: int, *, crosses: bool) -> Hop:
         """A message to the GPU `distance` further on, while all others send theirs.

@@ -111,17 +111,6 @@ class LayerPasses:
             both,
         )
 
-    def one_pass(self, link: ChainLink, *, is_first: bool = False) -> Timed:
-        """Replay one pass over a layer with routed experts, as it is without recomputation.
-
-        Parameters
-        ----------
-        is_first
-            Whether hosts begin with it, in place of coming from a layer like it.
-        """
-        back = link.is_backward
-        return self._moe_pass(link, "with", is_mtp=False, is_backward=back, is_first=is_first)
-
     def _moe_pass(
         self,
         link: ChainLink,
@@ -129,7 +118,6 @@ class LayerPasses:
         *,
         is_mtp: bool,
         is_backward: bool,
-        is_first: bool = False,
     ) -> Timed:
         again = self._activated(link) if is_backward and self.recompute == "selective" else None
 
@@ -140,8 +128,6 @@ class LayerPasses:
 
         before = self._stretch(add, NO_TIME)
         part = self._met(link, before.lead)
-        if is_first:
-            return meeting(before.causes, part, self._tiled)
         own = self._stretch(add, Time(self._tiled(part.lead.ps + 0 * part.met)))
         if part.is_held_up and np.any(own.lead.ps > np.asarray(before.lead.ps)):
             # Layer after layer hosts get further ahead, as long as nothing stops them.

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from hwmodel.units import ceil_div
 from replay.errors import RefusedError, UserError
 from replay.steps import activations, fitting, parameters
@@ -20,15 +18,13 @@ from replay.steps.recipes import BF16, FP32, weight_bytes
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.work.layer import LayerWork
-    from replay.schemes import Scheme
     from replay.steps.recipes import Recipe
     from tracegen.models import ModelShape
 
 GIB = 1 << 30
 
 
-class Held(NamedTuple):
+class Kept(NamedTuple):
     """What a schedule keeps on a stage.
 
     Attributes
@@ -63,7 +59,7 @@ class StageMemory:
     hops
         Rows that are sent to other stages and received of them, and gradients.
     exchange
-        Buffers of the scheme, as it states them.
+        Buffers of the scheme, which are not counted: nothing.
     """
 
     weights: int
@@ -73,7 +69,7 @@ class StageMemory:
     at_work: int
     logits: int
     hops: int
-    exchange: int
+    exchange: int = 0
 
     @property
     def total(self) -> int:
@@ -90,11 +86,9 @@ def stages(
     plan: Plan,
     recipe: Recipe,
     sequence: int,
-    held: Sequence[Held],
+    kept: Sequence[Kept],
     *,
     copies: int = 1,
-    exchange: int = 0,
-    imbalance: float = 1.0,
 ) -> list[StageMemory]:
     """Count the memory of every stage.
 
@@ -102,14 +96,10 @@ def stages(
     ----------
     sequence
         Tokens of a sequence.
-    held
+    kept
         (pp,): what the schedule keeps on each stage.
     copies
         Stages that have the same chunk, over which the optimiser is sliced, too.
-    exchange
-        Bytes of a scheme's buffers.
-    imbalance
-        Rows that are sent to the experts of the busiest GPU, over the mean of all.
 
     Raises
     ------
@@ -119,9 +109,9 @@ def stages(
     chunks = chunks_of(shape, plan)
     tokens = plan.tokens_per_gpu(sequence)
     # Zero experts keep no rows; their share of the choices is that among the experts.
-    rows = int(tokens * shape.topk * shape.num_ffn_experts / shape.num_experts * imbalance)
+    rows = int(tokens * shape.topk * shape.num_ffn_experts / shape.num_experts)
     found = []
-    for stage in held:
+    for stage in kept:
         layers = [layer for chunk in stage.chunks for layer in chunks[chunk]]
         mine = [parameters.of_layer(shape, layer, plan.tp, plan.ep) for layer in layers]
         predicting = sum(layer >= shape.num_layers for layer in layers)
@@ -129,12 +119,12 @@ def stages(
         ends = _ends(shape, plan.tp, 0 in stage.chunks or predicting, is_last or predicting)
         experts = sum(layer.experts for layer in mine)
         others = sum(layer.without_experts for layer in mine) + ends
-        kept, at_work = 0, 0
+        activated, at_work = 0, 0
         for layer in layers:
             each, again = activations.of_layer(
                 shape, layer, recipe, plan.recompute, tokens, rows, plan.tp
             )
-            kept += each
+            activated += each
             gradients = activations.gradients_of_layer(shape, layer, tokens, rows)
             at_work = max(at_work, again + gradients)
         optimised = ceil_div(others, plan.dp * plan.cp * copies)
@@ -145,29 +135,13 @@ def stages(
                 weights=sum(weight_bytes(layer, recipe.weights) for layer in mine) + BF16 * ends,
                 gradients=recipe.gradients * (others + experts),
                 optimiser=recipe.optimiser * optimised,
-                activations=int(kept * stage.in_flight / max(len(stage.chunks), 1)),
+                activations=int(activated * stage.in_flight / max(len(stage.chunks), 1)),
                 at_work=at_work,
                 logits=heads * tokens * (shape.vocab or 0) * (BF16 + FP32),
                 hops=4 * tokens * shape.hidden * BF16 if plan.pp > 1 else 0,
-                exchange=exchange,
             )
         )
     return found
-
-
-def exchange_bytes(scheme: Scheme, work: LayerWork, system: System) -> int:
-    """Count the buffers that a scheme states for a layer, on the GPU that has most.
-
-    They are there for one layer at a time; some stay from layer to layer. Rows of the experts that
-    a scheme hands on in a buffer of its own are among the activations once more.
-
-    Parameters
-    ----------
-    work
-        The layer that moves most rows.
-    """
-    buffers = scheme.buffers(work, system)
-    return max(np.sum([one.nbytes for one in buffers], axis=0).tolist()) if buffers else 0
 
 
 def _ends(shape: ModelShape, tp: int, has_embedding: bool | int, has_head: bool | int) -> int:

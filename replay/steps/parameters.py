@@ -60,74 +60,37 @@ class Parameters:
 
     Attributes
     ----------
-    layers
-        Of every decoder layer.
-    mtp
-        Of every layer of multi-token prediction; they use the model's embedding and head.
+    total
+        All but those of multi-token prediction, as models are named by.
+    active
+        Those of them that a token uses. The embedding is among them, as in what is published of
+        Qwen3, Mixtral and OLMoE, though a token looks up but one row. What is published of
+        DeepSeek, gpt-oss, Kimi and Pangu is without it.
     embedding, head
         Nothing where the vocabulary is not known; no head of its own where both are tied.
-    norm
-        Behind the last layer.
-    idle
-        Those of the routed experts that a token does not visit, in all decoder layers; where a
-        model has zero experts, with as many of them among the choices as there are among all.
-    left_out
-        What is not counted, because the shape has no sizes of it.
+    mtp
+        Of all layers of multi-token prediction, which use the model's embedding and head.
     """
 
-    layers: tuple[LayerParameters, ...]
-    mtp: tuple[LayerParameters, ...]
+    total: int
+    active: int
     embedding: int
     head: int
-    norm: int
-    idle: int
-    left_out: tuple[str, ...]
-
-    @property
-    def total(self) -> int:
-        """All but those of multi-token prediction, as models are named by."""
-        return sum(layer.total for layer in self.layers) + self.embedding + self.head + self.norm
-
-    @property
-    def active(self) -> int:
-        """Those that a token uses, without multi-token prediction.
-
-        The embedding is among them, as in what is published of Qwen3, Mixtral and OLMoE, though a
-        token looks up but one row. What is published of DeepSeek, gpt-oss, Kimi and Pangu is
-        without it.
-        """
-        return self.total - self.idle
-
-
-@dataclass(frozen=True)
-class Flop:
-    """Floating-point operations per token of a sequence.
-
-    Attributes
-    ----------
-    forward
-        Two per multiplied weight, and two per value of attention's products.
-    training
-        Three times as many: the backward pass multiplies twice. What is done again to save memory
-        does not count, so that time lost by it lowers the utilisation (MFU, not HFU).
-    """
-
-    forward: int
-    training: int
+    mtp: int
 
 
 def count(shape: ModelShape) -> Parameters:
-    """Count the parameters of a model."""
-    layers = [of_layer(shape, n) for n in range(shape.num_layers + shape.mtp_layers)]
-    return Parameters(
-        layers=tuple(layers[: shape.num_layers]),
-        mtp=tuple(layers[shape.num_layers :]),
-        embedding=of_embedding(shape),
-        head=of_head(shape),
-        norm=of_norm(shape),
-        idle=shape.num_moe_layers * of_idle(shape),
-        left_out=left_out(shape),
-    )
+    """Count the parameters of a model; layers of a kind are alike."""
+    embedding, head = of_embedding(shape), of_head(shape)
+    total = embedding + head + of_norm(shape)
+    if shape.dense_layers:
+        total += len(shape.dense_layers) * of_layer(shape, shape.dense_layers[0]).total
+    moe = next((n for n in range(shape.num_layers) if n not in shape.dense_layers), None)
+    if moe is not None:
+        total += shape.num_moe_layers * of_layer(shape, moe).total
+    active = total - shape.num_moe_layers * of_idle(shape)
+    mtp = shape.mtp_layers * of_layer(shape, shape.num_layers).total
+    return Parameters(total, active, embedding, head, mtp)
 
 
 def of_layer(shape: ModelShape, number: int, tp: int = 1, ep: int = 1) -> LayerParameters:
@@ -199,29 +162,26 @@ def left_out(shape: ModelShape) -> tuple[str, ...]:
     return tuple(found)
 
 
-def flop_per_token(shape: ModelShape, sequence: int, *, causal: bool = True, mtp: int = 0) -> Flop:
-    """Count the operations of a token, the average over a sequence.
+def flop_per_token(shape: ModelShape, sequence: int, *, mtp: int = 0) -> int:
+    """Count the floating-point operations of training a token, the average over a sequence.
 
-    Two conventions are in use, which differ in attention's products alone. Megatron-LM
-    (`num_floating_point_operations`) counts half of the pairs of a sequence, as a causal mask
-    leaves them. PaLM's appendix B (arXiv 2204.02311) counts all pairs. Norms, activation functions,
-    the softmax and looking up the embedding count nothing in either.
+    Forward two per multiplied weight, and two per value of attention's products; and three times
+    that in all, since the backward pass multiplies twice. What is done again to save memory does
+    not count, so that time lost by it lowers the utilisation (MFU, not HFU). Half of the pairs of a
+    sequence count, as a causal mask leaves them (Megatron-LM, `num_floating_point_operations`).
+    Norms, activation functions, the softmax and looking up the embedding count nothing.
 
     Parameters
     ----------
     sequence
         Tokens of a sequence.
-    causal
-        Whether only pairs within the mask count (Megatron-LM) or all (PaLM).
     mtp
         Layers of multi-token prediction that are trained; each runs the output head once more.
     """
     weights = sum(multiplied(shape, layer) for layer in range(shape.num_layers + mtp))
     weights += (1 + mtp) * of_embedding(shape)  # the head's GEMM, tied or not
     products = (shape.num_layers + mtp) * (shape.num_heads or 0) * sum(key_and_value(shape))
-    pairs = sequence if causal else 2 * sequence  # twice those of a token
-    forward = 2 * weights + pairs * products
-    return Flop(forward=forward, training=3 * forward)
+    return 3 * (2 * weights + sequence * products)
 
 
 def multiplied(shape: ModelShape, number: int) -> int:

@@ -22,8 +22,8 @@ class Recipe:
 
     Attributes
     ----------
-    name, summary, source
-        What it is called, is, and is taken from.
+    name, source
+        What it is called, and is taken from.
     weights
         Type of weights that GEMMs in layers read. Norms, gate, embedding and head are BF16.
     gradients
@@ -42,7 +42,6 @@ class Recipe:
     """
 
     name: str
-    summary: str
     source: str
     weights: Literal["bf16", "fp8"] = "bf16"
     gradients: int = FP32
@@ -79,18 +78,15 @@ RECIPES = {
     for one in (
         Recipe(
             name="megatron-bf16",
-            summary="BF16 with gradients, weights and moments of the optimiser in FP32",
             source="Megatron-LM, --bf16 --use-distributed-optimizer",
         ),
         Recipe(
             name="megatron-bf16-moments",
-            summary="the same with BF16 moments",
             source="Megatron-LM, --use-precision-aware-optimizer --exp-avg-dtype bf16",
             moments=2 * BF16,
         ),
         Recipe(
             name="deepseek-v3",
-            summary="FP8 weights and operands, gradients and weights of the optimiser in FP32",
             source="DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3",
             weights="fp8",
             moments=2 * BF16,

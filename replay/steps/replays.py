@@ -6,8 +6,9 @@ has most nearly as many rows. All else is the same in all layers and micro-batch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from replay.steps.layer_passes import LayerPasses
 from replay.steps.parameters import left_out
 from replay.steps.routing import Routing
 from replay.steps.shared import Shared
-from replay.steps.slicing import check_slices
 from replay.steps.times import PartTimes, StepTimes
 from tracegen.generate import generate
 
@@ -33,56 +33,29 @@ if TYPE_CHECKING:
     from replay.steps.times import Ints
     from tracegen import ModelShape, RoutingTrace
 
+Links = Mapping[tuple[int, bool, int], "ChainLink"]
+"""Passes over layers by sample, whether they are backward, and place among the MoE layers."""
+
 MOST_EXACT = 64
 """GPUs of a group of experts whose nodes are all replayed; of larger ones `SAMPLED_NODES` are."""
 
 SAMPLED_NODES = 2
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What times were replayed from.
-
-    Attributes
-    ----------
-    sequence, tokens_per_gpu
-        Tokens of a sequence; rows of a micro-batch that a GPU owns.
-    gpus, expert_gpus
-        GPUs that meet, and those that routed experts are spread over.
-    moe_layers, replayed_layers
-        MoE layers of the model, and by sample of routing the places of those that were replayed.
-    sampled_nodes
-        Nodes that are replayed in full; None for all.
-    routing
-        Where the routing comes from.
-    left_out
-        Parts of the model that no time is charged for.
-    """
-
-    sequence: int
-    tokens_per_gpu: int
-    gpus: int
-    expert_gpus: int
-    moe_layers: int
-    replayed_layers: tuple[tuple[int, ...], ...]
-    sampled_nodes: int | None
-    routing: str
-    left_out: tuple[str, ...]
-
-
+@dataclass(eq=False)
 class StepReplays:
     """Replays of a step's parts for one model, system and plan, under one scheme after the other.
 
-    Parameters
+    Attributes
     ----------
     sequence
         Tokens of every sequence; attention is over whole sequences, whatever requests a trace has.
     precision
-        Number type of GEMMs and rows; None for the model's own.
+        Number type of GEMMs and rows.
     trace
-        Routing of the MoE layers; sample s of it are tokens that follow those of the samples
-        before. None generates as many layers as are replayed, which the model's layers take in
-        turn.
+        Trace whose routing the MoE layers have; sample s of it are tokens that follow those of the
+        samples before. None generates as many layers as are replayed, which the model's layers take
+        in turn.
     routing, seed
         What is generated.
     layers
@@ -98,72 +71,67 @@ class StepReplays:
         How forward passes run beside backward passes; None for not at all. Parts of a scheme that
         has no code for it, and those whose backward pass makes its forward pass again, have no such
         times.
-    settings
-        Other fields of `replay.experiments.layer.spec.RunSpec`, such as ``placement``.
-
-    Raises
-    ------
-    UserError
-        If model, system and plan do not fit together.
+    placement
+        As of `replay.experiments.layer.spec.RunSpec`.
     """
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        system: System,
-        plan: Plan,
-        *,
-        sequence: int = 4096,
-        precision: str | None = None,
-        trace: RoutingTrace | None = None,
-        routing: Routing | None = None,
-        layers: int = 2,
-        samples: int = 1,
-        sample_nodes: int | None = None,
-        splits_backward: bool = False,
-        beside: Pairing | None = None,
-        seed: int = 0,
-        **settings: Any,
-    ) -> None:
-        check_slices(shape, system, plan, sequence)
-        self._shape, self._system, self._plan, self._sequence = shape, system, plan, sequence
-        self._precision = precision or shape.default_precision
-        self._splits_backward, self._beside = splits_backward, beside
-        self._num_layers, self._num_samples, self._settings = layers, samples, settings
-        self._tokens = plan.tokens_per_gpu(sequence)
-        self._shared = Shared(
-            shape, system, plan, sequence, self._precision, splits_backward=splits_backward
-        )
-        self._nodes = sample_nodes or self._nodes_by_size()
-        self._given = trace is not None
-        made = routing or Routing()
-        self._routing = "trace" if self._given else f"{made.kind} {dict(made.parameters)}".strip()
-        self._trace = trace or generate(
-            made.kind,
-            shape,
-            ranks=plan.ep,
-            tokens_per_rank=self._tokens,
-            layers=min(layers, shape.num_moe_layers),
-            seed=seed,
-            steps=samples,
-            **made.parameters,
-        )
-        self._places: tuple[Ints, ...] | None = None
+    shape: ModelShape
+    system: System
+    plan: Plan
+    sequence: int
+    precision: str
+    trace: RoutingTrace | None = None
+    routing: Routing = field(default_factory=Routing)
+    layers: int = 2
+    samples: int = 1
+    sample_nodes: int | None = None
+    splits_backward: bool = False
+    beside: Pairing | None = None
+    seed: int = 0
+    placement: str = "contiguous"
+    _places: tuple[Ints, ...] | None = field(default=None, init=False, repr=False)
 
-    def _nodes_by_size(self) -> int | None:
-        ranks, size = self._plan.ep, self._system.fabric.gpus_per_domain
+    @property
+    def _tokens(self) -> int:
+        return self.plan.tokens_per_gpu(self.sequence)
+
+    @property
+    def _nodes(self) -> int | None:
+        ranks, size = self.plan.ep, self.system.fabric.gpus_per_domain
         several = ranks > MOST_EXACT and ranks % size == 0 and ranks // size > SAMPLED_NODES
-        return SAMPLED_NODES if several else None
+        return self.sample_nodes or (SAMPLED_NODES if several else None)
+
+    @functools.cached_property
+    def _shared(self) -> Shared:
+        return Shared(
+            self.shape, self.system, self.plan, self.sequence, self.precision, self.splits_backward
+        )
+
+    @functools.cached_property
+    def _routed(self) -> RoutingTrace:
+        """Routing of all samples, which is not generated before something is replayed."""
+        if self.trace is not None:
+            return self.trace
+        return generate(
+            self.routing.kind,
+            self.shape,
+            ranks=self.plan.ep,
+            tokens_per_rank=self._tokens,
+            layers=min(self.layers, self.shape.num_moe_layers),
+            seed=self.seed,
+            steps=self.samples,
+            **self.routing.parameters,
+        )
 
     # ---- under a scheme --------------------------------------------------------------------------
 
-    def under(self, scheme: str | Scheme, options: Mapping[str, Any] | None = None) -> StepTimes:
+    def under(self, scheme: str | Scheme) -> StepTimes:
         """Replay the parts under a scheme.
 
         Parameters
         ----------
-        scheme, options
-            As of `replay.experiments.layer.replay.run`.
+        scheme
+            As of `replay.experiments.layer.replay.run`, with its options.
 
         Raises
         ------
@@ -172,22 +140,22 @@ class StepReplays:
         UserError
             If scheme, system and trace do not fit together.
         """
-        ready, links = self._prepared(scheme, dict(options or {}))
+        ready, links = self._prepared(scheme)
         for link in (links[0, False, 0], links[0, True, 0]):
-            check_code_for(ready.scheme, link.work(), self._system)
+            check_code_for(ready.scheme, link.work(), self.system)
         shared = self._shared
         passes = LayerPasses(
-            self._system,
-            ready.tuned(self._settings.get("tune"))[0].scheme,
+            self.system,
+            ready.tuned(None)[0].scheme,
             ready.launch,
             shared.parts,
             shared.context,
-            self._plan.recompute,
-            self._splits_backward,
-            self._beside,
+            self.plan.recompute,
+            self.splits_backward,
+            self.beside,
         )
         return StepTimes(
-            num_ranks=self._plan.peers,
+            num_ranks=self.plan.peers,
             layers=self._layers(passes, links),
             embedding=shared.embedding,
             head=shared.head,
@@ -197,69 +165,67 @@ class StepReplays:
         )
 
     @property
-    def facts(self) -> Facts:
-        """What was replayed; complete once a scheme has been."""
-        shape, plan = self._shape, self._plan
-        places = self._places or ()
-        return Facts(
-            sequence=self._sequence,
-            tokens_per_gpu=self._tokens,
-            gpus=plan.peers,
-            expert_gpus=plan.ep,
-            moe_layers=shape.num_moe_layers,
-            replayed_layers=tuple(tuple(np.unique(one).tolist()) for one in places),
-            sampled_nodes=self._nodes,
-            routing=self._routing,
-            left_out=left_out(shape),
-        )
+    def facts(self) -> dict[str, Any]:
+        """What times were replayed from, as JSON; complete once a scheme has been replayed.
 
-    def _prepared(
-        self, scheme: str | Scheme, options: dict[str, Any]
-    ) -> tuple[Replay, dict[tuple[int, bool, int], ChainLink]]:
+        *sequence*, *tokens_per_gpu*: tokens of a sequence; rows of a micro-batch that a GPU owns.
+        *gpus*, *expert_gpus*: GPUs that meet, and those that routed experts are spread over.
+        *moe_layers*, *replayed_layers*: MoE layers of the model, and by sample of routing the
+        places of those that were replayed. *sampled_nodes*: nodes that are replayed in full; None
+        for all. *routing*: where it comes from. *left_out*: parts of the model that no time is
+        charged for.
+        """
+        drawn = f"{self.routing.kind} {dict(self.routing.parameters)}"
+        return {
+            "sequence": self.sequence,
+            "tokens_per_gpu": self._tokens,
+            "gpus": self.plan.peers,
+            "expert_gpus": self.plan.ep,
+            "moe_layers": self.shape.num_moe_layers,
+            "replayed_layers": [np.unique(one).tolist() for one in self._places or ()],
+            "sampled_nodes": self._nodes,
+            "routing": drawn if self.trace is None else "trace",
+            "left_out": list(left_out(self.shape)),
+        }
+
+    def _prepared(self, scheme: str | Scheme) -> tuple[Replay, Links]:
         """A replay of both passes made ready, and its links by sample, pass and place."""
         settings = {
             "scheme": scheme,
-            "system": self._system,
+            "system": self.system,
             "direction": "training",
             "barrier": True,
-            "ranks": self._plan.ep,
+            "ranks": self.plan.ep,
             "tokens_per_rank": self._tokens,
             "phase": "prefill",
-            "steps": self._num_samples,
+            "steps": self.samples,
             "sample_nodes": self._nodes,
-            "precision": self._precision,
-            **({"options": options} if options else {}),
-            **self._settings,
+            "precision": self.precision,
+            "placement": self.placement,
         }
         spec, system, found = spec_of(None, settings)
-        setup: Setup = set_up(spec, {"content_id": self._trace.content_id}, system, found)
-        check_all(setup, self._trace)
-        ready = setup.prepared(self._trace)
+        setup: Setup = set_up(spec, {"content_id": self._routed.content_id}, system, found)
+        check_all(setup, self._routed)
+        ready = setup.prepared(self._routed)
         links = {(one.step, one.is_backward, one.layer_index): one for one in ready.links}
         return ready, links
 
-    def _layers(
-        self, passes: LayerPasses, links: Mapping[tuple[int, bool, int], ChainLink]
-    ) -> list[list[PartTimes]]:
-        dense = passes.dense() if self._shape.dense_layers else None
+    def _layers(self, passes: LayerPasses, links: Links) -> list[list[PartTimes]]:
+        dense = passes.dense() if self.shape.dense_layers else None
         if self._places is None:
-            self._places = tuple(self._stand_ins(links, s) for s in range(self._num_samples))
-        return [self._sample(passes, links, sample, dense) for sample in range(self._num_samples)]
+            self._places = tuple(self._stand_ins(links, s) for s in range(self.samples))
+        return [self._sample(passes, links, sample, dense) for sample in range(self.samples)]
 
     def _sample(
-        self,
-        passes: LayerPasses,
-        links: Mapping[tuple[int, bool, int], ChainLink],
-        sample: int,
-        dense: PartTimes | None,
+        self, passes: LayerPasses, links: Links, sample: int, dense: PartTimes | None
     ) -> list[PartTimes]:
         """Passes over all layers, with one sample of routing."""
         assert self._places is not None
-        stands_for, shape = self._places[sample], self._shape
+        stands_for, shape = self._places[sample], self.shape
         known: dict[tuple[int, bool], PartTimes] = {}
         layers: list[PartTimes] = []
         place = 0
-        for layer in range(shape.num_layers + self._plan.mtp):
+        for layer in range(shape.num_layers + self.plan.mtp):
             if layer in shape.dense_layers:
                 assert dense is not None
                 layers.append(dense)
@@ -272,18 +238,18 @@ class StepReplays:
             place += 1
         return layers
 
-    def _stand_ins(self, links: Mapping[tuple[int, bool, int], ChainLink], sample: int) -> Ints:
+    def _stand_ins(self, links: Links, sample: int) -> Ints:
         """(place,): the MoE layer of the trace that is replayed for each.
 
         Layers in order of their busiest GPU's rows are cut into as many groups of neighbours as
         layers are replayed; the middle one of each group stands for all of it.
         """
-        count = self._trace.num_layers
+        count = self._routed.num_layers
         stands_for = np.arange(count)
-        if self._num_layers >= count:
+        if self.layers >= count:
             return stands_for
         busiest = [_busiest(links[sample, False, place]) for place in range(count)]
-        for group in np.array_split(np.argsort(busiest, kind="stable"), self._num_layers):
+        for group in np.array_split(np.argsort(busiest, kind="stable"), self.layers):
             stands_for[group] = group[len(group) // 2]
         return stands_for
 

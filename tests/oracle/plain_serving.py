@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import ceil
 
 from replay.experiments.serve.iteration import IterationTimes, Load, Piece
-from replay.experiments.serve.rules import Batching, Speculation
+from replay.experiments.serve.rules import NO_DRAFTS, Batching, Drafts
 
 
 class Request:
@@ -42,24 +42,17 @@ def uniform(seed: int, request: int, generated: int) -> float:
     return (state >> 11) / 2**53
 
 
-def step_tokens(speculation: Speculation | None, request: Request) -> int:
-    if speculation is None:
-        return 1
-    if speculation.is_sampled:
-        drawn, accepted = uniform(speculation.seed, request.number, request.generated), 0
-        while accepted < speculation.drafts and drawn < speculation.acceptance ** (accepted + 1):
-            accepted += 1
-        return 1 + accepted
-    step = 0
-    while 1 + int(step * speculation.mean) <= request.generated:
-        step += 1
-    return 1 + int(step * speculation.mean) - request.generated
+def step_tokens(drafts: Drafts, request: Request) -> int:
+    drawn, accepted = uniform(drafts.seed, request.number, request.generated), 0
+    while accepted < drafts.count and drawn < drafts.acceptance ** (accepted + 1):
+        accepted += 1
+    return 1 + accepted
 
 
 class Worker:
-    def __init__(self, rules: Batching, speculation: Speculation | None, is_prefill: bool) -> None:
-        self.rules, self.speculation, self.is_prefill = rules, speculation, is_prefill
-        self.queries = 1 + (speculation.drafts if speculation else 0)
+    def __init__(self, rules: Batching, drafts: Drafts, is_prefill: bool) -> None:
+        self.rules, self.drafts, self.is_prefill = rules, drafts, is_prefill
+        self.queries = drafts.count + 1
         self.free = rules.cache_tokens // rules.block
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -172,9 +165,7 @@ class Worker:
             if not planned:
                 continue
             if request.is_decoding:
-                come = min(
-                    step_tokens(self.speculation, request), request.output - request.generated
-                )
+                come = min(step_tokens(self.drafts, request), request.output - request.generated)
                 request.cached += come
             else:
                 request.cached += planned
@@ -197,19 +188,18 @@ def serve(
     decode: tuple[IterationTimes, Batching] | None = None,
     handover_ps: Callable[[int], int] = lambda tokens: 0,
     router: str = "round-robin",
-    speculation: Speculation | None = None,
-    replicas: int = 1,
+    drafts: Drafts = NO_DRAFTS,
 ) -> list[Request]:
     """Serve (request,) arrivals, prompts and outputs; returns the requests as they ended."""
     requests = [Request(number, *values) for number, values in enumerate(arrivals)]
-    kinds = [(times, rules, decode is not None)] * replicas
+    kinds = [(times, rules, decode is not None)]
     kinds += [(*decode, False)] if decode else []
     groups = [
-        [Worker(its, speculation, is_prefill) for _ in range(clock.num_workers)]
+        [Worker(its, drafts, is_prefill) for _ in range(clock.num_workers)]
         for clock, its, is_prefill in kinds
     ]
-    into = [worker for group in groups[:replicas] for worker in group]
-    onto = [worker for group in groups[replicas:] for worker in group]
+    into = [worker for group in groups[:1] for worker in group]
+    onto = [worker for group in groups[1:] for worker in group]
     ends: list[int | None] = [None] * len(groups)
     turns = {True: 0, False: 0}
     ports: dict[int, int] = {}

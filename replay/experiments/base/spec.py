@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
@@ -50,6 +51,17 @@ class Flag:
     name: str
     form: str
 
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+"""Of ranks, tokens and steps."""
+
+
+def _as_list(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
+Several = Annotated[list[str], BeforeValidator(_as_list)]
+"""Texts, of which one may stand alone."""
 
 Options = Annotated[dict[str, JsonValue], Flag("--option", "K=V")]
 OPTIONS: Any = Field({}, description="Option of the scheme: K=V, repeatable.")

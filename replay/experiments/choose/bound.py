@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.experiments.choose.plans import pipeline
 from replay.experiments.train.schedules import registry
+from replay.experiments.train.schedules.base import Shape
 from replay.steps.chunks import chunks_of
 from replay.steps.parameters import key_and_value, multiplied, of_embedding
 
 if TYPE_CHECKING:
-    from replay.experiments.train.schedules.base import Shape
     from replay.steps.plan import Plan
     from tracegen.models import ModelShape
 
@@ -58,7 +57,7 @@ def least_us(
     split = registry.find(schedule).splits_backward  # gradients of weights may come last
     back = np.append(0, np.cumsum(cost[INPUTS if split else BOTH]))
     longest = 0.0
-    for stage in _stages(schedule, pipeline(plan)):
+    for stage in _stages(schedule, Shape.of(plan)):
         own = sum(number * cost[kind][chunk] for (kind, chunk), number in stage.passes.items())
         kind, chunk = stage.last
         after = 0.0 if kind == WEIGHTS else back[chunk]

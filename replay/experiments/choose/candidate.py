@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import hwmodel
 import tracegen.models
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
     from tracegen.models import ModelShape
 
-Overrides = tuple[tuple[str, float], ...]
 GIB = 1 << 30
 
 
@@ -69,64 +68,27 @@ class Candidate:
 
     Attributes
     ----------
-    model, sizes
-        The model it comes from, and what it has otherwise.
-    plan, schedule, system, scheme
-        As of `moereplay train`.
-    overrides
-        Hardware values by key.
-    settings_of_all
-        Fields of `TrainSpec` that all candidates share.
+    spec
+        Of its step, but for the sizes of the model.
+    sizes
+        What the model has otherwise than the one of the spec.
     """
 
-    model: str
+    spec: TrainSpec
     sizes: Sizes
-    plan: str
-    schedule: str
-    system: str
-    scheme: str
-    settings_of_all: tuple[tuple[str, Any], ...] = ()
-    overrides: Overrides = ()
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """All of it, as plain values."""
-        values = dataclasses.asdict(self)
-        for name in ("sizes", "settings_of_all", "overrides"):
-            values[name] = dict(values[name])
-        return values
 
     @property
     def label(self) -> str:
         """Sizes in a line."""
-        return ", ".join(f"{name} {value}" for name, value in self.sizes) or self.model
+        return ", ".join(f"{name} {value}" for name, value in self.sizes) or str(self.spec.model)
 
     def with_overrides(self, overrides: Mapping[str, float]) -> Candidate:
         """Make the same candidate on another machine."""
-        return dataclasses.replace(self, overrides=tuple(sorted(overrides.items())))
+        return dataclasses.replace(self, spec=self.spec.changed(overrides=dict(overrides)))
 
     def shape(self) -> ModelShape:
         """Make its model."""
-        return changed(tracegen.models.load(self.model), self.sizes)
-
-    def spec(self) -> TrainSpec:
-        """Make the spec of its step, but for the shape."""
-        return TrainSpec(
-            model=self.model,
-            plan=self.plan,
-            schedule=self.schedule,
-            system=self.system,
-            scheme=self.scheme,
-            overrides=dict(self.overrides),
-            **dict(self.settings_of_all),
-        )
-
-
-class StepCost(Protocol):
-    """Gives what a candidate's step takes; `UserError` says why it cannot be made."""
-
-    def __call__(self, candidate: Candidate) -> Cost:
-        """Find it out."""
+        return changed(tracegen.models.load(str(self.spec.model)), self.sizes)
 
 
 def simulated(candidate: Candidate) -> Cost:
@@ -137,7 +99,7 @@ def simulated(candidate: Candidate) -> Cost:
     UserError
         If model, plan, system and scheme do not fit together.
     """
-    return Cost.of(run(candidate.spec(), given={"model": candidate.shape()}))
+    return Cost.of(run(candidate.spec, given={"model": candidate.shape()}))
 
 
 class Nothing:
@@ -161,11 +123,11 @@ class StepTask:
     def description(self) -> Mapping[str, Any]:
         """Everything that decides the cost: by value where it refers to something."""
         one = self.candidate
-        scheme = find(one.scheme, allow_code=False)  # `make_task` executed it
+        scheme = find(one.spec.scheme, allow_code=False)  # `make_task` executed it
         return {
             "code": [code_identity(), code_of(CODE)],
-            "candidate": {**one.settings, "model": one.shape().sizes()},
-            "system": _system(one.system, one.overrides).describe(),
+            "candidate": {**one.spec.model_dump(mode="json"), "model": one.shape().sizes()},
+            "system": _system(str(one.spec.system), tuple(one.spec.overrides.items())).describe(),
             "scheme": {"options": dataclasses.asdict(scheme.options), "code": scheme.code},
         }
 
@@ -200,10 +162,10 @@ def make_task(candidate: Candidate, allow_code: AllowCode = False) -> StepTask:
     UserError
         If there is no such scheme, or its file may not be executed.
     """
-    find(candidate.scheme, allow_code=allow_code)
+    find(candidate.spec.scheme, allow_code=allow_code)
     return StepTask(candidate)
 
 
 @functools.lru_cache(maxsize=256)
-def _system(name: str, overrides: Overrides) -> System:
+def _system(name: str, overrides: tuple[tuple[str, Any], ...]) -> System:
     return hwmodel.load(name, dict(overrides))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections import Counter
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
 from replay.experiments.choose.space import NUMBERS, PLAN_AXES, values
-from replay.experiments.train.memory import held_by
+from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.steps.fitting import check
-from replay.steps.memory import Held, stages
 from replay.steps.plan import Plan
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter
         except UserError:
             left_out[PLAN] += 1
             continue
-        if registry.find(schedule).refuses(pipeline(plan)):
+        if registry.find(schedule).refuses(Shape.of(plan)):
             left_out[SCHEDULE] += 1
         else:
             found.append((plan, schedule))
@@ -84,33 +82,16 @@ def refused(
     """
     try:
         check(plan, shape, system, sequence)
-        needed = stages(
-            shape, plan, recipe, sequence, _held(schedule, plan), copies=schedule.copies
-        )
+        needed = memory_of(shape, plan, system, schedule, recipe, sequence, must_fit=False)
     except UserError:
         return PLAN
     return MEMORY if max(one.total for one in needed) > system.hbm.num_bytes else ""
-
-
-def pipeline(plan: Plan) -> Shape:
-    """Give the sizes that a schedule is made for."""
-    return Shape(plan.pp, plan.vpp, plan.micro_batches)
 
 
 def text_of(plan: Plan) -> str:
     """Give a plan as `replay.steps.plan.parse` reads it, without what is 1 or not asked for."""
     given = plan.model_dump(mode="json", exclude_defaults=True)
     return ",".join(f"{name}={value}" for name, value in given.items()) or "tp=1"
-
-
-@functools.lru_cache(maxsize=4096)
-def _held_of(schedule: str, sizes: Shape) -> tuple[Held, ...]:
-    plan = Plan(pp=sizes.stages, vpp=sizes.chunks, micro_batches=sizes.micro_batches)
-    return tuple(held_by(registry.find(schedule), plan))
-
-
-def _held(schedule: Schedule, plan: Plan) -> tuple[Held, ...]:
-    return _held_of(schedule.name, pipeline(plan))
 
 
 def _values(name: str, space: Space, system: System) -> list[Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from replay.experiments.base.crews.store import Outcome
 from replay.experiments.choose.candidate import Candidate, Cost
 
 By = Literal["tokens", "mfu"]
@@ -76,17 +77,8 @@ class Ranked:
     skipped: int = 0
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a candidate: its cost, or why there is none."""
-
-    cost: Cost | None
-    refused: str = ""
-    failed: str = ""
-
-
 Costs = Callable[[Sequence[Candidate]], Iterable[Outcome]]
-"""Gives the outcome of each of some candidates, in their order."""
+"""Gives the outcome of each of some candidates, in their order: of steps, a `Cost` as JSON."""
 
 
 def rank(
@@ -118,12 +110,12 @@ def rank(
         some = order[place : min(place + wave, limit)]
         place += len(some)
         for one, outcome in zip(some, costs([each.candidate for each in some]), strict=True):
-            if outcome.cost is not None:
-                found.rows.append((one, outcome.cost))
+            if outcome.result is not None:
+                found.rows.append((one, Cost.model_validate(outcome.result)))
             elif outcome.refused:
                 found.refused.append((one, outcome.refused))
             else:
-                found.failed.append((one, outcome.failed))
+                found.failed.append((one, outcome.failed or ""))
         found.rows.sort(key=lambda row: -_worth(row, by))
     return found
 

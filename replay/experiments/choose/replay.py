@@ -1,22 +1,32 @@
-"""From a search that was set up to its result."""
+"""From a search that was set up to its result, with simulation by the studies' workers.
+
+The folder is that of a study (SWEEPS.md): a file for each simulated step, named by its identity, so
+that the same command goes on where another one ended, and several share the work.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.crews.hiring import workers_for
+from replay.experiments.base.crews.leases import Leases
+from replay.experiments.base.crews.store import Outcome, Store
+from replay.experiments.base.crews.work import Work
+from replay.experiments.base.crews.worker import Job
 from replay.experiments.base.result import package_version
+from replay.experiments.choose.candidate import Candidate, Cost, make_task
+from replay.experiments.choose.ranking import Costs, Ranked, rank
 from replay.experiments.choose.result import Found, SearchResult, Sensitivity
-from replay.experiments.choose.search import search
 from replay.experiments.choose.sensitivity import turns
 
 if TYPE_CHECKING:
     from replay.experiments.base.crews.crew import Crew
     from replay.experiments.base.experiment import Report
-    from replay.experiments.choose.ranking import Ranked
-    from replay.experiments.choose.search import Possible, Simulator
     from replay.experiments.choose.setup import ChooseSetup
+    from replay.experiments.choose.spec import ChooseSpec
 
 
 def carry_out(
@@ -26,26 +36,41 @@ def carry_out(
     crew: AbstractContextManager[Crew] | None = None,
     report: Report = lambda _: None,
 ) -> SearchResult:
-    """Simulate what may be among the first, and rank it.
+    """Simulate what may be among the first on every system, and rank it.
 
     Parameters
     ----------
-    folder, crew, report
-        As of `replay.experiments.choose.search.search`.
+    folder
+        Where costs are kept; made if it is not there.
+    crew
+        Those who simulate, as `replay.experiments.base.crews.hiring.workers_for` gives them; None
+        for this process.
+    report
+        Called with a line on what is worth to know.
+
+    Raises
+    ------
+    UserError
+        If the folder cannot be written to, or there are no workers.
     """
-    spec = setup.spec
-    varied: dict[str, Sensitivity] = {}
+    spec, store = setup.spec, Store(folder, Cost)
+    systems = []
+    with (
+        Leases(store.folder, report) as leases,
+        crew or workers_for(None, None, None, report) as workers,
+    ):
 
-    def vary(one: Possible, ranked: Ranked, simulator: Simulator) -> None:
-        first = [row for row, _ in ranked.rows[: spec.again]]
-        if spec.share is not None and len(first) > 1:
-            made = turns(first, simulator, spec.share, spec.by)
-            varied[one.where.system] = Sensitivity.of(spec.share, len(first), made)
+        def costs(candidates: Sequence[Candidate]) -> list[Outcome]:
+            """Simulate what is not in the folder."""
+            jobs = [Job.of(make_task(one), one, make_task) for one in candidates]
+            different = {job.id: job for job in jobs}
+            work = Work([*different.values()], store, leases, workers)
+            known = {finished.id: finished.outcome for finished in work.outcomes()}
+            return [known[job.id] for job in jobs]
 
-    ranked = search(
-        setup.possible, folder, top=spec.top, by=spec.by, most=spec.most, crew=crew, then=vary,
-        report=report,
-    )  # fmt: skip
+        for one in setup.possible:
+            ranked = rank(one.bounded, costs, top=spec.top, by=spec.by, most=spec.most)
+            systems.append(Found.of(one, ranked, _sensitivity(spec, ranked, costs)))
     return SearchResult(
         run_id=setup.run_id,
         version=package_version(),
@@ -53,8 +78,13 @@ def carry_out(
         space=setup.space.model_dump(mode="json"),
         by=spec.by,
         top=spec.top,
-        systems=[
-            Found.of(one, of, varied.get(one.where.system))
-            for one, of in zip(setup.possible, ranked, strict=True)
-        ],
+        systems=systems,
     )
+
+
+def _sensitivity(spec: ChooseSpec, ranked: Ranked, costs: Costs) -> Sensitivity | None:
+    first = [row for row, _ in ranked.rows[: spec.again]]
+    if spec.share is None or len(first) < 2:
+        return None
+    changed = turns(first, costs, spec.share, spec.by)
+    return Sensitivity(share=spec.share, candidates=len(first), changed=changed)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from replay.experiments.choose.ranking import Bounded, Ranked
     from replay.experiments.choose.search import Possible
-    from replay.experiments.choose.sensitivity import Turn
     from tracegen.shared.display.content import Cell
 
 SHOWN_TURNS = 8
@@ -57,7 +56,15 @@ class Row(Strict):
 
 
 class Changed(Strict):
-    """The first candidates' order with one hardware value changed; `order` has their places."""
+    """The first candidates' order with one hardware value changed.
+
+    Attributes
+    ----------
+    order
+        (candidate,): their places, the best first.
+    lead
+        What the first is worth over the best of the others.
+    """
 
     key: str
     value: float
@@ -81,15 +88,6 @@ class Sensitivity(Strict):
     share: float
     candidates: int
     changed: list[Changed]
-
-    @classmethod
-    def of(cls, share: float, candidates: int, turns: list[Turn]) -> Sensitivity:
-        """Take it from the turns."""
-        changed = [
-            Changed(key=one.key, value=one.value, order=list(one.order), lead=one.lead)
-            for one in turns
-        ]
-        return cls(share=share, candidates=candidates, changed=changed)
 
     def lines(self) -> Iterator[str]:
         """Say it in lines."""
@@ -290,8 +288,8 @@ def unit_of(rows: Sequence[Row]) -> tuple[str, float]:
 def _row(one: Bounded, cost: Cost) -> Row:
     return Row(
         sizes=dict(one.candidate.sizes),
-        plan=one.candidate.plan,
-        schedule=one.candidate.schedule,
+        plan=one.candidate.spec.plan,
+        schedule=str(one.candidate.spec.schedule),
         total_parameters=one.total,
         active_parameters=one.active,
         least_us=one.least_us,

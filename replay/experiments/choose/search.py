@@ -1,38 +1,26 @@
-"""A whole search: what is possible, what it is bounded by, and simulation by the studies' workers.
-
-The folder is that of a study (SWEEPS.md): a file for each simulated step, named by its identity, so
-that the same command goes on where another one ended, and several share the work.
-"""
+"""Candidates of a space: what is possible, and what it is bounded by."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hwmodel
 import tracegen.models
-from replay.experiments.base.crews.hiring import workers_for
-from replay.experiments.base.crews.leases import Leases
-from replay.experiments.base.crews.store import Store
-from replay.experiments.base.crews.work import Work
-from replay.experiments.base.crews.worker import Job
 from replay.experiments.choose import bound, plans, shapes
-from replay.experiments.choose.candidate import Candidate, Cost, make_task
-from replay.experiments.choose.ranking import Bounded, By, Outcome, Ranked, rank
+from replay.experiments.choose.candidate import Candidate
+from replay.experiments.choose.ranking import Bounded
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.setup import DEFAULT_RECIPES
+from replay.experiments.train.spec import TrainSpec
 from replay.model.work.precision import Precision
 from replay.schemes.registry import find
 from replay.steps import parameters, recipes
 from replay.steps.routing import parse
 
 if TYPE_CHECKING:
-    from replay.experiments.base.crews.crew import Crew
-    from replay.experiments.base.experiment import Report
     from replay.experiments.choose.space import Space, Where
     from replay.schemes.outside import AllowCode
     from tracegen.models import ModelShape
@@ -58,25 +46,11 @@ class Possible:
     left_out: Counter[str]
 
 
-Models = tuple[list[tuple[shapes.Sizes, "ModelShape"]], Counter[str]]
-"""Models within a budget, and how many are none by reason."""
-
-
 def everywhere(space: Space, *, allow_code: AllowCode = False) -> list[Possible]:
-    """Find the candidates of a space on each of its systems, as `possible` does on one."""
-    models = shapes.within(space, tracegen.models.load(space.model))
-    return [possible(space, where, models, allow_code=allow_code) for where in space.systems]
-
-
-def possible(
-    space: Space, where: Where, models: Models | None = None, *, allow_code: AllowCode = False
-) -> Possible:
-    """Find the candidates of a space on one of its systems.
+    """Find the candidates of a space on each of its systems.
 
     Parameters
     ----------
-    models
-        What `replay.experiments.choose.shapes.within` gives of the space, if that is known.
     allow_code
         Whether a scheme's file that the space names may be executed, see `replay.schemes.find`.
 
@@ -85,25 +59,35 @@ def possible(
     UserError
         If something that the space names does not exist, or it is too large.
     """
-    base, system = tracegen.models.load(space.model), hwmodel.load(where.system)
-    find(where.scheme, allow_code=allow_code)
+    models = shapes.within(space, tracegen.models.load(space.model))
     parse(space.routing)
+    for where in space.systems:
+        find(where.scheme, allow_code=allow_code)
+    return [_possible(space, where, *models) for where in space.systems]
+
+
+def _possible(
+    space: Space,
+    where: Where,
+    fitting: Sequence[tuple[shapes.Sizes, ModelShape]],
+    reasons: Counter[str],
+) -> Possible:
+    """The candidates on one of the systems."""
+    base, system = tracegen.models.load(space.model), hwmodel.load(where.system)
     precision = Precision(space.precision or base.default_precision)
     recipe = recipes.find(space.recipe or DEFAULT_RECIPES[precision.gemm])
     peak = float(system.describe()[f"compute.{precision.gemm}_peak_TFLOP_per_s"])
-    fitting, reasons = models or shapes.within(space, base)
     found, without = plans.plans(space, system)
     left_out = reasons + without
-    shared = tuple(
-        sorted({
-            "sequence": space.sequence, "precision": space.precision, "recipe": recipe.name,
-            "routing": space.routing, "layers_sampled": space.layers_sampled, "seed": space.seed,
-        }.items())
+    shared = TrainSpec(
+        model=space.model, system=where.system, scheme=where.scheme, sequence=space.sequence,
+        precision=space.precision, recipe=recipe.name, routing=space.routing,
+        layers_sampled=space.layers_sampled, seed=space.seed,
     )  # fmt: skip
     bounded: list[Bounded] = []
     for sizes, shape in fitting:
-        total, active = shapes.count(shape)
-        flop = parameters.flop_per_token(shape, space.sequence, mtp=space.mtp).training
+        count = parameters.count(shape)
+        flop = parameters.flop_per_token(shape, space.sequence, mtp=space.mtp)
         for plan, schedule in found:
             reason = plans.refused(
                 plan, registry.find(schedule), shape, system, recipe, space.sequence
@@ -111,88 +95,16 @@ def possible(
             if reason:
                 left_out[reason] += 1
                 continue
-            candidate = Candidate(
-                space.model, sizes, plans.text_of(plan), schedule, where.system, where.scheme,
-                shared,
-            )  # fmt: skip
+            own = {"plan": plans.text_of(plan), "schedule": schedule}
             bounded.append(
                 Bounded(
-                    candidate=candidate,
+                    candidate=Candidate(shared.model_copy(update=own), sizes),
                     least_us=bound.least_us(shape, plan, schedule, space.sequence, peak),
                     tokens=plan.tokens_per_step(space.sequence),
                     flop_per_token=flop,
                     peak_flop_per_s=peak * 1e12 * system.num_gpus,
-                    total=total,
-                    active=active,
+                    total=count.total,
+                    active=count.active - count.embedding,
                 )
             )
     return Possible(where, bounded, len(fitting) * len(found), left_out)
-
-
-class Simulator:
-    """Gives costs of candidates, of those that are in the folder without simulating them again."""
-
-    def __init__(self, store: Store, leases: Leases, crew: Crew) -> None:
-        self._store, self._leases, self._crew = store, leases, crew
-
-    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Outcome]:
-        """Give the outcome of each."""
-        asked = [Job.of(make_task(one), one, make_task) for one in candidates]
-        ids = [job.id for job in asked]
-        known: dict[str, Outcome] = {}
-        jobs = dict(zip(ids, asked, strict=True))
-        for finished in Work([*jobs.values()], self._store, self._leases, self._crew).outcomes():
-            found = finished.outcome
-            known[finished.id] = _outcome(found.result, found.refused, found.failed)
-        return iter([known[identity] for identity in ids])
-
-
-def _outcome(result: dict[str, object] | None, refused: str | None, failed: str | None) -> Outcome:
-    cost = None if result is None else Cost.model_validate(result)
-    return Outcome(cost, refused or "", failed or "")
-
-
-def search(
-    found: Sequence[Possible],
-    folder: str | Path,
-    *,
-    top: int,
-    by: By = "tokens",
-    most: int | None = None,
-    crew: AbstractContextManager[Crew] | None = None,
-    then: Callable[[Possible, Ranked, Simulator], None] | None = None,
-    report: Report = lambda _: None,
-) -> list[Ranked]:
-    """Rank the candidates of every system.
-
-    Parameters
-    ----------
-    folder
-        Where costs are kept; made if it is not there.
-    top, by, most
-        As of `replay.experiments.choose.ranking.rank`.
-    crew
-        Those who simulate, as `replay.experiments.base.crews.hiring.workers_for` gives them; None
-        for this process.
-    then
-        Called for every system with what was found and the simulator, while its workers are there.
-    report
-        Called with a line on what is worth to know.
-
-    Raises
-    ------
-    UserError
-        If the folder cannot be written to, or there are no workers.
-    """
-    store = Store(folder, Cost)
-    ranked = []
-    with (
-        Leases(store.folder, report) as leases,
-        crew or workers_for(None, None, None, report) as workers,
-    ):
-        for one in found:
-            simulator = Simulator(store, leases, workers)
-            ranked.append(rank(one.bounded, simulator, top=top, by=by, most=most))
-            if then is not None:
-                then(one, ranked[-1], simulator)
-    return ranked

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -41,7 +40,8 @@ def within(space: Space, base: ModelShape) -> tuple[list[tuple[Sizes, ModelShape
         raise UserError(message)
     found: list[tuple[Sizes, ModelShape]] = []
     left_out: Counter[str] = Counter()
-    for sizes in _products(axes):
+    for chosen in itertools.product(*axes.values()):
+        sizes = tuple(zip(axes, chosen, strict=True))
         try:
             shape = changed(base, sizes)
         except ValidationError:
@@ -53,11 +53,6 @@ def within(space: Space, base: ModelShape) -> tuple[list[tuple[Sizes, ModelShape
         else:
             found.append((sizes, shape))
     return found, left_out
-
-
-def _products(axes: dict[str, list[int]]) -> Iterator[Sizes]:
-    for chosen in itertools.product(*axes.values()):
-        yield tuple(zip(axes, chosen, strict=True))
 
 
 def changed(base: ModelShape, sizes: Sizes) -> ModelShape:
@@ -76,35 +71,12 @@ def changed(base: ModelShape, sizes: Sizes) -> ModelShape:
     return type(base)(**{**base.model_dump(exclude={"sources"}), **new})
 
 
-def count(shape: ModelShape) -> tuple[int, int]:
-    """Count total and active parameters, the latter without the embedding.
-
-    A token looks up but one row of that. The same as `replay.steps.parameters.count`, which counts
-    every layer, in a fraction of the time: layers of a kind are alike.
-    """
-    numbers = {0: len(shape.dense_layers), 1: shape.num_moe_layers}
-    first = {0: min(shape.dense_layers, default=0), 1: _first_moe(shape)}
-    layers = sum(
-        many * parameters.of_layer(shape, first[kind]).total
-        for kind, many in numbers.items()
-        if many
-    )
-    embedding = parameters.of_embedding(shape)
-    total = layers + embedding + parameters.of_head(shape) + parameters.of_norm(shape)
-    idle = shape.num_moe_layers * parameters.of_idle(shape)
-    return total, total - idle - embedding
-
-
-def _first_moe(shape: ModelShape) -> int:
-    return next(n for n in range(shape.num_layers) if n not in shape.dense_layers)
-
-
 def refused(shape: ModelShape, budget: Budget) -> str:
     """Why a model does not keep to a budget; nothing where it does."""
-    total, used = count(shape)
+    count = parameters.count(shape)
     for found, wanted, reason in (
-        (total, budget.total, TOTAL),
-        (used, budget.active, ACTIVE),
+        (count.total, budget.total, TOTAL),
+        (count.active - count.embedding, budget.active, ACTIVE),
     ):
         if wanted is not None and abs(found - wanted) > budget.tolerance * wanted:
             return reason

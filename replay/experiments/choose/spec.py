@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from replay.errors import UserError
-from replay.experiments.base.spec import MOST, Spec
+from replay.experiments.base.spec import MOST, Count, Several, Spec
 
 
 class ChooseSpec(Spec):
@@ -22,14 +22,12 @@ class ChooseSpec(Spec):
     space: str | None = Field(
         None, description="A TOML file, or a name of `moereplay choose --list`."
     )
-    systems: list[str] = Field(
-        [],
-        alias="system",
-        description="NAME or NAME:SCHEME in place of the space's, repeatable.",
+    systems: Several = Field(
+        [], alias="system", description="NAME or NAME:SCHEME in place of the space's, repeatable."
     )
-    top: int = Field(20, ge=1, le=MOST, description="Rows that must be exact, and are shown.")
-    most: int | None = Field(
-        None, ge=1, le=MOST, description="Simulate no more than so many [all that may matter]."
+    top: Count = Field(20, description="Rows that must be exact, and are shown.")
+    most: Count | None = Field(
+        None, description="Simulate no more than so many [all that may matter]."
     )
     by: Literal["tokens", "mfu"] = Field(
         "tokens", description="Rank by tokens per second, tokens, or by MFU, mfu."
@@ -39,11 +37,6 @@ class ChooseSpec(Spec):
         description="Rank the first again with each uncertain hardware value off by so much: 10%.",
     )
     again: int = Field(3, ge=2, le=MOST, description="How many of the first are ranked again.")
-
-    @field_validator("systems", mode="before")
-    @classmethod
-    def _several(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
 
     @field_validator("sensitivity", mode="before")
     @classmethod

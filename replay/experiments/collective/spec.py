@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from replay.errors import UserError, unknown
-from replay.experiments.base.spec import OVERRIDES, SYSTEM, Overrides, Spec, plain
+from replay.experiments.base.spec import OVERRIDES, SYSTEM, Overrides, Several, Spec, plain
 from replay.model.collectives.algorithm import COLLECTIVES, Collective
 
 MOST_SIZES = 64
@@ -38,7 +38,7 @@ class CollectiveSpec(Spec):
         description="Bytes of the larger buffer of a GPU: a list (1M,3M), or a range that doubles "
         "(1M..1G); K, M and G are powers of 1024.",
     )
-    algorithms: list[str] = Field(
+    algorithms: Several = Field(
         ["nccl"],
         alias="algorithm",
         min_length=1,
@@ -67,11 +67,6 @@ class CollectiveSpec(Spec):
         if isinstance(given, str):
             sizes_of(given)
         return given
-
-    @field_validator("algorithms", mode="before")
-    @classmethod
-    def _several(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
 
     @property
     def num_bytes(self) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, SYSTEM, Options, Overrides, Spec
+from replay.experiments.base.spec import OPTIONS, OVERRIDES, SYSTEM, Count, Options, Overrides, Spec
 from replay.model.work.transformer_layer import Part
 
 Direction = Literal["forward", "backward", "training"]
@@ -40,13 +40,9 @@ class TensorSpec(Spec):
     tp: int | None = Field(
         None, ge=1, le=1024, description="GPUs that weights are sliced over [all of a node]."
     )
-    tokens: int | None = Field(
-        None, ge=1, le=MOST, description="Tokens of the group [the model's micro-batch]."
-    )
-    sequence: int | None = Field(
+    tokens: Count | None = Field(None, description="Tokens of the group [the model's micro-batch].")
+    sequence: Count | None = Field(
         None,
-        ge=1,
-        le=MOST,
         description="Tokens of a sequence; in decode, positions that each token attends to "
         "[the model's own].",
     )

@@ -22,7 +22,16 @@ from pydantic import (
 from replay.chains.jitter import normal_form
 from replay.chains.settings import PAIRED, Direction, Interleaving, SharedExperts
 from replay.errors import UserError
-from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, SYSTEM, Options, Overrides, Spec
+from replay.experiments.base.spec import (
+    MOST,
+    OPTIONS,
+    OVERRIDES,
+    SYSTEM,
+    Count,
+    Options,
+    Overrides,
+    Spec,
+)
 from replay.model.machine.host import Launch
 from replay.model.work.batch import Phase
 from replay.model.work.placement import placement_name
@@ -56,24 +65,18 @@ class RunSpec(Spec):
     options: Options = OPTIONS
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES
-    ranks: int | None = Field(
-        None,
-        ge=1,
-        le=MOST,
-        description="GPUs in the group [the trace's own, or all of the system].",
+    ranks: Count | None = Field(
+        None, description="GPUs in the group [the trace's own, or all of the system]."
     )
-    tokens_per_rank: int | None = Field(
-        None,
-        ge=1,
-        le=MOST,
-        description="Tokens per GPU [4096 in prefill, 64 running requests in decode].",
+    tokens_per_rank: Count | None = Field(
+        None, description="Tokens per GPU [4096 in prefill, 64 running requests in decode]."
     )
     layer: int | tuple[int, ...] | Literal["all"] = Field(
         "all", description="Position of an MoE layer, several positions (0,2,5), or 'all'."
     )
     phase: Phase | None = Field(None, description="prefill or decode [what the trace holds].")
     step: int = Field(0, ge=0, le=MOST, description="First step; later steps take later tokens.")
-    steps: int = Field(1, ge=1, le=MOST, description="Number of steps in sequence.")
+    steps: Count = Field(1, description="Number of steps in sequence.")
     direction: Direction = Field(
         "forward", alias="pass", description="forward, backward or training (both)."
     )
@@ -107,10 +110,8 @@ class RunSpec(Spec):
         description="Replica of an expert that a row goes to, by the rule of an engine: same-gpu, "
         "nearest or random (SGLang), round-robin (TensorRT-LLM), position or hash (vLLM); or load.",
     )
-    expert_tp: int = Field(
+    expert_tp: Count = Field(
         1,
-        ge=1,
-        le=MOST,
         description="GPUs that share each routed expert, neighbours with a slice of its inner "
         "width each: tensor parallelism inside expert parallelism.",
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from replay.errors import UserError
-from replay.experiments.base.spec import MOST, Spec
+from replay.experiments.base.spec import MOST, Count, Several, Spec
 from replay.experiments.layer.spec import RunSpec
 from replay.model.work.batch import Phase
 from replay.model.work.replicas import ReplicaRule
@@ -38,7 +38,7 @@ class PlaceSpec(Spec):
     """
 
     trace: str | None = Field(None, description=_said("trace"))
-    loads: list[str] = Field(
+    loads: Several = Field(
         [],
         description="File of loads instead of a trace: counts of layers and experts (.json, .csv, "
         ".npy, .pt, .parquet, TensorRT-LLM's folder); once for each rank's file.",
@@ -46,8 +46,8 @@ class PlaceSpec(Spec):
     model: str | None = Field(
         None, description=f"{_said('model')} It numbers the layers of --loads."
     )
-    slots: int | None = Field(
-        None, ge=1, le=MOST, description="Room for experts on all GPUs [as many as experts]."
+    slots: Count | None = Field(
+        None, description="Room for experts on all GPUs [as many as experts]."
     )
     algorithm: Literal["eplb", "greedy", "affinity", "file"] = Field(
         "eplb",
@@ -57,34 +57,22 @@ class PlaceSpec(Spec):
     source: str | None = Field(
         None, alias="from", description="Map of slots to look at, in any format that is read."
     )
-    ranks: int | None = Field(
-        None, ge=1, le=MOST, description="GPUs in the group [the trace's own, or 8]."
-    )
-    nodes: int = Field(
-        1, ge=1, le=MOST, description="Servers, for affinity and eplb's hierarchical policy."
-    )
+    ranks: Count | None = Field(None, description="GPUs in the group [the trace's own, or 8].")
+    nodes: Count = Field(1, description="Servers, for affinity and eplb's hierarchical policy.")
     groups: int | None = Field(None, description="Groups of experts of that policy [the model's].")
     steps: str | None = Field(
         None,
         alias="fit",
         description="FIRST:BEHIND, steps whose loads are fitted [all tokens].",
     )
-    windows: int | None = Field(
-        None,
-        ge=1,
-        le=MOST,
-        description="Windows of steps that it is looked at, the first fitted [up to 4].",
+    windows: Count | None = Field(
+        None, description="Windows of steps that it is looked at, the first fitted [up to 4]."
     )
-    tokens_per_rank: int | None = Field(None, ge=1, le=MOST, description=_said("tokens_per_rank"))
+    tokens_per_rank: Count | None = Field(None, description=_said("tokens_per_rank"))
     phase: Phase | None = Field(None, description=_said("phase"))
     replicas: ReplicaRule | None = Field(
         None, description=f"{_said('replicas')} [same-gpu; even with --loads]."
     )
-
-    @field_validator("loads", mode="before")
-    @classmethod
-    def _several(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
 
     @field_validator("steps", mode="before")
     @classmethod

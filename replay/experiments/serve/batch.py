@@ -13,39 +13,62 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.errors import UserError
 from replay.experiments.serve.iteration import Load, Piece
+from replay.experiments.serve.requests import lengths_of
 from replay.experiments.serve.times import SPENT
 
 if TYPE_CHECKING:
+    from replay.experiments.serve.rules import Drafts
+    from replay.experiments.serve.spec import InferSpec
     from replay.experiments.serve.stream import Spent
     from replay.experiments.serve.times import ReplayedTimes
     from replay.model.machine.machine import Ints
+    from tracegen import RoutingTrace
 
 
 @dataclass(frozen=True)
-class Drafts:
-    """Speculative decoding: tokens that are proposed, and verified together.
+class BatchLengths:
+    """Tokens of requests, which are dealt to workers in turn.
 
     Attributes
     ----------
-    count
-        Proposed per iteration.
-    acceptance
-        Probability that one is right if those before it are, from 0 to below 1.
+    prompt, output
+        (request,).
     """
 
-    count: int = 0
-    acceptance: float = 0.0
+    prompt: Ints
+    output: Ints
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens that an iteration adds to a request, mean (Leviathan et al., arXiv 2211.17192).
+    def of_workers(self, count: int) -> tuple[list[Ints], list[Ints]]:
+        """Prompts and outputs: (worker,) of (request,) each."""
+        return (
+            [self.prompt[worker::count] for worker in range(count)],
+            [self.output[worker::count] for worker in range(count)],
+        )
 
-        Equation 1 there: accepted drafts, and the token that verifying gives in any case.
-        """
-        if self.acceptance == 1:
-            return self.count + 1.0
-        return (1 - self.acceptance ** (self.count + 1)) / (1 - self.acceptance)
+    def prompts_of(self, count: int) -> Ints:
+        """(worker,): tokens of all prompts of each."""
+        return np.array([one.sum() for one in self.of_workers(count)[0]], np.int64)
+
+
+def batch_lengths(spec: InferSpec, trace: RoutingTrace | None, num_gpus: int) -> BatchLengths:
+    """Give every request its lengths.
+
+    Raises
+    ------
+    UserError
+        If they are to be those of a trace and there is none.
+    """
+    count = spec.requests * num_gpus
+    if spec.lengths == "even":
+        return BatchLengths(np.full(count, spec.prompt), np.full(count, spec.output))
+    if trace is None:
+        message = "lengths trace: no trace is given, whose requests have lengths"
+        raise UserError(message)
+    prompt, output = lengths_of(trace)
+    behind = np.maximum(output - 1, 1)  # the first is of the prefill
+    return BatchLengths(np.resize(prompt, count), np.resize(behind, count))
 
 
 @dataclass
@@ -115,31 +138,20 @@ def prefill(times: ReplayedTimes, prompts: Sequence[Ints], chunk: int) -> Prefil
     cut = {key: cut_up(key, chunk) for key in {tuple(one.tolist()) for one in prompts}}
     found = [cut[tuple(one.tolist())] for one in prompts]
     spending, tokens = Spending(), []
-    for pieces in itertools.zip_longest(*(one.pieces for one in found), fillvalue=()):
+    for pieces in itertools.zip_longest(*(one for one, _ in found), fillvalue=()):
         loads = [Load(prefill=one) for one in pieces]
         spending.add(times.spent_ps(loads))
         tokens.append(max(load.tokens for load in loads))
-    return Prefilled(spending, [np.array(one.ends, np.int64) for one in found], tokens)
+    return Prefilled(spending, [np.array(ends, np.int64) for _, ends in found], tokens)
 
 
-@dataclass(frozen=True)
-class CutUp:
-    """Prompts of a worker in pieces.
+def cut_up(prompts: Sequence[int], chunk: int) -> tuple[list[tuple[Piece, ...]], list[int]]:
+    """Fill iterations with so many tokens of prompts, one prompt after the other.
 
-    Attributes
-    ----------
-    pieces
-        (iteration,) of what each iteration takes.
-    ends
-        (request,): the iteration that takes the last piece.
+    Returns
+    -------
+    (iteration,) of what each takes; and (request,): the iteration that takes the last piece.
     """
-
-    pieces: list[tuple[Piece, ...]]
-    ends: list[int]
-
-
-def cut_up(prompts: Sequence[int], chunk: int) -> CutUp:
-    """Fill iterations with so many tokens of prompts, one prompt after the other."""
     pieces: list[tuple[Piece, ...]] = []
     ends, taken, room = [], [], chunk
     for prompt in prompts:
@@ -152,7 +164,7 @@ def cut_up(prompts: Sequence[int], chunk: int) -> CutUp:
                 pieces.append(tuple(taken))
                 taken, room = [], chunk
         ends.append(len(pieces) - (room == chunk))
-    return CutUp([*pieces, tuple(taken)] if taken else pieces, ends)
+    return [*pieces, tuple(taken)] if taken else pieces, ends
 
 
 @dataclass(frozen=True)
@@ -188,7 +200,7 @@ def decode(
     prompts, outputs
         (worker,) of (request,): tokens in the cache at first, and tokens to make.
     """
-    per_step, queries = drafts.tokens_per_step, drafts.count + 1
+    per_step = drafts.tokens_per_step
     steps = [np.ceil(one / per_step).astype(np.int64) for one in outputs]
     # Equal workers do the same.
     keys = [(*one.tolist(), *two.tolist()) for one, two in zip(prompts, outputs, strict=True)]
@@ -199,7 +211,7 @@ def decode(
         for key, number in of_kind.items():
             runs = steps[number] > step
             cached = prompts[number][runs] + int(step * per_step)
-            loads[key] = Load(int(runs.sum()), queries, int(cached.sum()))
+            loads[key] = Load(int(runs.sum()), drafts.queries, int(cached.sum()))
         spending.add(times.spent_ps([loads[key] for key in keys]))
         if progress is not None:
             progress()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from replay.errors import UserError, shown
+from replay.errors import UserError
 from replay.experiments.serve.book import Timeline
 from replay.experiments.serve.measures import Limits, Percentiles, Served, measure
 from replay.experiments.serve.requests import Requests
@@ -57,8 +57,7 @@ def most(
     requests: Requests,
     run: Callable[[Requests], Timeline],
     limits: Limits,
-    *,
-    tolerance: float = 0.02,
+    tolerance: float,
 ) -> Capacity:
     """Search the largest rate that keeps the limits.
 
@@ -76,15 +75,9 @@ def most(
     Raises
     ------
     UserError
-        If there is no limit, the tolerance is not possible, or there are fewer than two requests,
-        or all of them come at once, so that there is no rate to change.
+        If there are fewer than two requests, or all of them come at once, so that there is no rate
+        to change.
     """
-    if limits.ttft_us is None and limits.tpot_us is None:
-        message = "a limit is needed: of the time to the first token, or per token behind it"
-        raise UserError(message)
-    if not 0.001 <= tolerance <= 1:
-        message = f"tolerance {shown(tolerance)}: possible are 0.001 to 1"
-        raise UserError(message)
     if not requests.arrival_ps[-1]:
         message = "requests that arrive at once have no rate to search"
         raise UserError(message)

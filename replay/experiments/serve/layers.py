@@ -10,7 +10,6 @@ the MoE layers' part depends on the tokens alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +24,7 @@ from replay.experiments.serve.stream import Stream
 from replay.model.work.context import Context
 
 if TYPE_CHECKING:
-    from replay.chains.chain import ChainLink, MicroBatch
+    from replay.chains.chain import ChainLink
     from replay.chains.replay import Replay
     from replay.experiments.layer.setup import Setup
     from replay.experiments.serve.routing import RoutingSource
@@ -80,6 +79,8 @@ class Layers:
     tolerance
         By how much of an MoE layer's time a straight line between two numbers of tokens may be
         off in their middle, before the stretch is cut there.
+    most
+        Tokens per GPU that no iteration, and so no replay, has more of.
     largest_error
         Of the lines that are used: how much the longest was off in its middle, as a share; the
         middle is exact since.
@@ -95,6 +96,7 @@ class Layers:
     parts: Parts
     positions: int
     tolerance: float
+    most: int
     largest_error: float = 0.0
     replays: int = 0
     memory: Memory | None = None
@@ -130,19 +132,17 @@ class Layers:
         ends = self._replayed(tokens, low), self._replayed(tokens, 2 * low)
         return between(*ends, share)
 
-    def near(self, tokens: float, positions: int, most: int) -> Moe:
+    def near(self, tokens: float, positions: int) -> Moe:
         """Time of a layer with some tokens per GPU: exact, or on a line between exact times.
 
         Parameters
         ----------
         tokens
             Per GPU; at least one is replayed.
-        most
-            No replay has more tokens per GPU.
         """
-        tokens = min(max(tokens, 1.0), float(most))
+        tokens = min(max(tokens, 1.0), float(self.most))
         low = 1 << int(tokens).bit_length() - 1
-        high = min(2 * low, most)
+        high = min(2 * low, self.most)
         return self._line(tokens, low, high, positions, MOST_CUTS)
 
     def _line(self, tokens: float, low: int, high: int, positions: int, cuts: int) -> Moe:
@@ -191,15 +191,13 @@ class Layers:
             )
             raise UserError(message)
         self._launch = ready.launch
-        contexts = _Contexts(self, positions)
-        links = [contexts.of_link(link) for link in ready.links]
+        links = [self._behind(link, positions) for link in ready.links]
         ready, _ = dataclasses.replace(ready, links=links).tuned(self.setup.spec.tune)
         measured = ready.measured()
         known = [] if self.memory is None else [self.memory]
         self.memory = largest([*known, measured.memory])
-        rows = contexts.rows(tokens)
         before = Stream(ready.system, self.launch, 1)
-        self.parts.moe(before, rows)
+        self.parts.moe(before, self._rows(tokens, positions))
         first = first_launch_ps(self.setup, self.launch)
         total = round(measured.measures.makespan_us * PS_PER_US) - first
         each, exposed = total / len(links), measured.measures.exposed_communication_us * PS_PER_US
@@ -211,6 +209,37 @@ class Layers:
         exposed = max(0.0, exposed - once) / len(links)
         return Moe(each - int(before.total_ps[0]) - exposed, exposed, once)
 
+    # ---- what tokens attend to in a replay, the same on every GPU --------------------------------
+
+    def _rows(self, tokens: int, positions: int) -> Rows:
+        """Those of one GPU."""
+        if self.phase == "decode":
+            load = Load(decoding=tokens, positions=tokens * positions)
+        else:
+            load = Load(prefill=(Piece(tokens, positions),) if tokens else ())
+        attention = self.setup.system.attention
+        return Rows.of_loads([load], (attention.tile_rows, attention.tile_keys), 1)
+
+    def _behind(self, link: ChainLink, positions: int) -> ChainLink:
+        """A layer of the chain, behind attention of these, and behind no layer without experts."""
+        parts = tuple(
+            dataclasses.replace(part, context=self._context(part.context, positions))
+            for part in link.micro_batches
+        )
+        context = self._context(link.context, positions)
+        return dataclasses.replace(link, decoder_layer=0, context=context, micro_batches=parts)
+
+    def _context(self, own: Context | None, positions: int) -> Context:
+        assert own is not None
+        counts = own.tokens.tolist()
+        known = {count: self._rows(count, positions) for count in set(counts)}
+        found = [known[count] for count in counts]
+        return Context(
+            tokens=own.tokens.astype(np.int64),
+            positions=np.array([int(rows.positions[0]) for rows in found], np.int64),
+            pairs=np.array([int(rows.pairs[0]) for rows in found], np.int64),
+        )
+
 
 def first_launch_ps(setup: Setup, launch: Launch) -> int:
     """Time until the first kernel of an iteration is launched, or the graph of all."""
@@ -221,46 +250,3 @@ def first_launch_ps(setup: Setup, launch: Launch) -> int:
 def between(first: Moe, last: Moe, share: float) -> Moe:
     """A point on the line from one time to another."""
     return Moe(*(one + share * (other - one) for one, other in zip(first, last, strict=True)))
-
-
-class _Contexts:
-    """What tokens attend to in a replay, the same on every GPU."""
-
-    def __init__(self, layers: Layers, positions: int) -> None:
-        attention = layers.setup.system.attention
-        self._tile = (attention.tile_rows, attention.tile_keys)
-        self._phase, self._positions = layers.phase, positions
-
-    def rows(self, tokens: int) -> Rows:
-        """Those of one GPU."""
-        if self._phase == "decode":
-            load = Load(decoding=tokens, positions=tokens * self._positions)
-        else:
-            load = Load(prefill=(Piece(tokens, self._positions),) if tokens else ())
-        return Rows.of_loads([load], self._tile, 1)
-
-    def of_link(self, link: ChainLink) -> ChainLink:
-        """A layer of the chain, behind attention of these, and behind no layer without experts."""
-        assert link.context is not None
-        return dataclasses.replace(
-            link,
-            decoder_layer=0,
-            context=self._of(link.context.tokens.tolist()),
-            micro_batches=tuple(map(self._of_part, link.micro_batches)),
-        )
-
-    def _of_part(self, part: MicroBatch) -> MicroBatch:
-        assert part.context is not None
-        return dataclasses.replace(part, context=self._of(part.context.tokens.tolist()))
-
-    def _of(self, tokens: list[int]) -> Context:
-        found = {count: self.rows(count) for count in set(tokens)}
-
-        def each(get: Callable[[Rows], int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-            return np.array([get(found[count]) for count in tokens], np.int64)
-
-        return Context(
-            tokens=np.array(tokens, np.int64),
-            positions=each(lambda rows: int(rows.positions[0])),
-            pairs=each(lambda rows: int(rows.pairs[0])),
-        )

@@ -186,16 +186,6 @@ def latencies(timeline: Timeline) -> tuple[Ints, Ints]:
     return book.first - requests.arrival_ps, tpot
 
 
-def keeps(timeline: Timeline, limits: Limits) -> bool:
-    """Whether the percentile of each latency keeps its limit."""
-    ttft, tpot = latencies(timeline)
-    limited = ((ttft, limits.ttft_us), (tpot[timeline.requests.output > 1], limits.tpot_us))
-    return all(
-        limit is None or not len(values) or _at(values, limits.percentile) <= limit * PS_PER_US
-        for values, limit in limited
-    )
-
-
 def measure(timeline: Timeline, limits: Limits | None = None) -> Served:
     """Measure a run.
 
@@ -223,12 +213,17 @@ def measure(timeline: Timeline, limits: Limits | None = None) -> Served:
     rate = requests.rate
     goodput = None
     if limits is not None:
-        kept = np.ones(len(requests), np.bool_)
-        for values, limit in ((ttft, limits.ttft_us), (tpot, limits.tpot_us)):
-            kept &= values <= (np.inf if limit is None else limit * PS_PER_US)
+        kept, is_met = np.ones(len(requests), np.bool_), True
+        for values, limit, limited in (
+            (ttft, limits.ttft_us, ttft),
+            (tpot, limits.tpot_us, tpot[several]),
+        ):
+            most = np.inf if limit is None else limit * PS_PER_US
+            kept &= values <= most
+            is_met &= not len(limited) or _at(limited, limits.percentile) <= most
         goodput = Goodput(
             limits=limits, share=float(kept.mean()), requests_per_s=int(kept.sum()) / seconds,
-            is_met=keeps(timeline, limits),
+            is_met=is_met,
         )  # fmt: skip
     return Served(
         requests=len(requests), source=requests.source, num_gpus=timeline.num_gpus,

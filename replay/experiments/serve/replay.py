@@ -19,7 +19,7 @@ from replay.experiments.serve.result import (
     PhaseResult,
     Replayed,
 )
-from replay.experiments.serve.room import Room, check, least_room_of, room_of
+from replay.experiments.serve.room import Room, least_room_of
 from replay.experiments.serve.setup import Setup, Side
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def _handed_over(setup: Setup, prefilled: Prefilled) -> Handover | None:
 
 
 def _phase(setup: Setup, phase: Phase, side: Side, spending: Spending, tokens: int) -> PhaseResult:
-    times = setup.times[phase]
-    layers = times.prefill if phase == "prefill" else times.decode
+    layers = setup.times[phase].layers[phase]
     seconds = spending.total_ps / PS_PER_US / US_PER_S
     room, positions = _room(setup, phase, side), _positions(setup, phase, side)
     return PhaseResult(
@@ -138,29 +137,17 @@ def _check_fit(setup: Setup) -> None:
             setup.shape, side.system.hbm.num_bytes, side.num_gpus, side.tp,
             setup.precision.gemm, int(setup.drafts.count > 0),
         )  # fmt: skip
-        check(least, _positions(setup, phase, side), where[phase])
-    for phase in sides:
-        times = setup.times[phase]
-        layers = times.prefill if phase == "prefill" else times.decode
-        most = times.most[phase == "prefill"]
-        layers.near(most, layers.positions, most)
+        least.check(_positions(setup, phase, side), where[phase])
+    rooms = {phase: _room(setup, phase, side) for phase, side in sides.items()}
     for phase, side in checked:
-        check(_room(setup, phase, side), _positions(setup, phase, side), where[phase])
+        rooms[phase].check(_positions(setup, phase, side), where[phase])
 
 
 def _room(setup: Setup, phase: Phase, side: Side) -> Room:
     """Memory of a GPU, with what both phases need where it does both."""
-    times = setup.times[phase]
-    layers = (times.prefill, times.decode)
-    own = {"prefill": layers[:1], "decode": layers[1:]}[phase] if setup.is_apart else layers
-    return room_of(
-        setup.shape,
-        [one.memory for one in own if one.memory is not None],
-        side.system.hbm.num_bytes,
-        side.tp,
-        setup.precision.gemm,
-        int(setup.drafts.count > 0),
-    )
+    phases: list[Phase] = [phase] if setup.is_apart else ["prefill", "decode"]
+    capacity, num_drafting = side.system.hbm.num_bytes, int(setup.drafts.count > 0)
+    return setup.times[phase].room(phases, capacity, num_drafting)
 
 
 def _positions(setup: Setup, phase: Phase, side: Side) -> int:

@@ -48,10 +48,7 @@ class Requests:
     source: str
 
     def __post_init__(self) -> None:
-        assert len(self.arrival_ps) == len(self.prompt) == len(self.output)
-        if not 1 <= len(self) <= MOST_REQUESTS:
-            message = f"{len(self)} requests: possible are 1 to {MOST_REQUESTS:,}"
-            raise UserError(message)
+        assert 1 <= len(self.arrival_ps) == len(self.prompt) == len(self.output) <= MOST_REQUESTS
         assert self.arrival_ps[0] == 0 and (np.diff(self.arrival_ps) >= 0).all(), "in order, from 0"
         assert min(self.prompt.min(), self.output.min()) >= 1, "every request has tokens"
 
@@ -86,7 +83,9 @@ class Requests:
             If the rate is not positive, so low that arrivals span months, or if the requests come
             at once, so that there are no gaps to stretch.
         """
-        _check_positive("rate", rate)
+        if not rate > 0:  # NaN is not either
+            message = f"rate {shown(rate)}: expected a number above 0"
+            raise UserError(message)
         if rate == float("inf") or len(self) == 1:
             return replace(self, arrival_ps=np.zeros_like(self.arrival_ps))
         if not self.arrival_ps[-1]:
@@ -100,7 +99,7 @@ class Requests:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class Distribution:
     """A distribution of lengths in tokens.
 
     Attributes
@@ -127,7 +126,7 @@ class Lengths:
         return whole
 
 
-def lengths(text: str) -> Lengths:
+def lengths(text: str) -> Distribution:
     """Read a distribution of lengths.
 
     Parameters
@@ -143,7 +142,7 @@ def lengths(text: str) -> Lengths:
     Examples
     --------
     >>> lengths("lognormal:1024:0.8")
-    Lengths(kind='lognormal', first=1024.0, second=0.8)
+    Distribution(kind='lognormal', first=1024.0, second=0.8)
     """
     kind, *values = text.split(":") if ":" in text else ("fixed", text)
     try:
@@ -152,12 +151,12 @@ def lengths(text: str) -> Lengths:
         numbers = []
     whole = all(1 <= number <= MOST_LENGTH and number == int(number) for number in numbers)
     if kind == "fixed" and len(numbers) == 1 and whole:
-        return Lengths("fixed", numbers[0])
+        return Distribution("fixed", numbers[0])
     if kind == "uniform" and len(numbers) == 2 and whole and numbers[0] <= numbers[1]:
-        return Lengths("uniform", *numbers)
+        return Distribution("uniform", *numbers)
     median = len(numbers) == 2 and 1 <= numbers[0] <= MOST_LENGTH and 0 <= numbers[1] <= 10
     if kind == "lognormal" and median:
-        return Lengths("lognormal", *numbers)
+        return Distribution("lognormal", *numbers)
     message = (
         f"lengths {shown(text)}: expected a number of tokens such as 1024, uniform:LEAST:MOST "
         f"or lognormal:MEDIAN:SIGMA, from 1 to {MOST_LENGTH:,} tokens"
@@ -167,23 +166,18 @@ def lengths(text: str) -> Lengths:
 
 def drawn(
     count: int,
-    rate: float,
-    prompt: Lengths,
-    output: Lengths,
+    lengths: tuple[Distribution, Distribution] | TraceData,
     *,
     burstiness: float = 1.0,
     seed: int = 0,
 ) -> Requests:
-    """Draw requests: gaps of a gamma distribution, lengths of theirs.
+    """Draw requests, one a second: gaps of a gamma distribution, lengths of theirs.
 
     Parameters
     ----------
-    count
-        How many.
-    rate
-        Requests per second from the first to the last; infinite for all at once.
-    prompt, output
-        Distributions of lengths.
+    lengths
+        Distributions of prompts and of outputs; or a routing trace, whose requests give a pair at a
+        time, with replacement.
     burstiness
         Shape of the gamma distribution of gaps, as ``--burstiness`` of ``vllm bench serve``: 1 for
         a Poisson process, less for bursts, infinite for equal gaps. As there, all gaps are scaled
@@ -194,37 +188,20 @@ def drawn(
     Raises
     ------
     UserError
-        If a number is not possible.
+        If the trace has no tokens.
     """
-    gaps = _gaps(count, burstiness, seed)
     rng = np.random.default_rng([seed, 1])
-    prompts, outputs = prompt.draw(count, rng), output.draw(count, rng)
-    source = f"{count} drawn, gaps of burstiness {burstiness:g}, seed {seed}"
-    return Requests(gaps, prompts, outputs, source).at_rate(rate)
-
-
-def drawn_from(
-    trace: TraceData, count: int, rate: float, *, burstiness: float = 1.0, seed: int = 0
-) -> Requests:
-    """Draw requests whose lengths are those of a routing trace's, a pair at a time.
-
-    Parameters
-    ----------
-    trace
-        Its requests are drawn with replacement.
-    count, rate, burstiness, seed
-        As for `drawn`.
-
-    Raises
-    ------
-    UserError
-        If a number is not possible, or the trace has no tokens.
-    """
-    gaps = _gaps(count, burstiness, seed)
-    prompt, output = lengths_of(trace)
-    chosen = np.random.default_rng([seed, 1]).integers(0, len(prompt), count)
-    source = f"{count} drawn from {len(prompt)} of a trace, burstiness {burstiness:g}, seed {seed}"
-    return Requests(gaps, prompt[chosen], output[chosen], source).at_rate(rate)
+    if isinstance(lengths, tuple):
+        prompt, output = (one.draw(count, rng) for one in lengths)
+        source = f"{count} drawn, gaps of burstiness {burstiness:g}, seed {seed}"
+    else:
+        known = lengths_of(lengths)
+        chosen = rng.integers(0, len(known[0]), count)
+        prompt, output = (one[chosen] for one in known)
+        source = (
+            f"{count} drawn from {len(known[0])} of a trace, burstiness {burstiness:g}, seed {seed}"
+        )
+    return Requests(_gaps(count, burstiness, seed), prompt, output, source)
 
 
 def lengths_of(trace: TraceData) -> tuple[Ints, Ints]:
@@ -255,10 +232,6 @@ def lengths_of(trace: TraceData) -> tuple[Ints, Ints]:
 
 def _gaps(count: int, burstiness: float, seed: int) -> Ints:
     """(request,): arrivals, one a second in the mean."""
-    if not isinstance(count, int) or not 1 <= count <= MOST_REQUESTS:
-        message = f"{shown(count)} requests: possible are 1 to {MOST_REQUESTS:,}"
-        raise UserError(message)
-    _check_positive("burstiness", burstiness)
     gaps = np.ones(count - 1)
     if burstiness != float("inf"):
         gaps = np.random.default_rng([seed, 0]).gamma(burstiness, 1 / burstiness, count - 1)
@@ -267,9 +240,3 @@ def _gaps(count: int, burstiness: float, seed: int) -> Ints:
     arrivals = np.concatenate([[0.0], np.cumsum(gaps) * scale])
     whole: Ints = np.rint(arrivals * PS_PER_S).astype(np.int64)
     return whole
-
-
-def _check_positive(what: str, value: float) -> None:
-    if not (isinstance(value, int | float) and value > 0):  # NaN is not either
-        message = f"{what} {shown(value)}: expected a number above 0"
-        raise UserError(message)

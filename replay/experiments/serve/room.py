@@ -56,16 +56,22 @@ class Room:
         # A model without attention keeps nothing of a position.
         return left // self.position if self.position else min(left, 0)
 
-    def refusal(self, positions: int, where: str) -> str:
-        """Say what is too big for so many positions per GPU; empty where it fits."""
+    def check(self, positions: int, where: str) -> None:
+        """Refuse so many positions per GPU if they do not fit.
+
+        Raises
+        ------
+        UserError
+            Saying what is too big, and for how much there is room.
+        """
         cache = positions * self.position
-        if self.weights + self.iteration + cache <= self.capacity:
-            return ""
-        return (
-            f"{where}: {_gb(self.weights)} of weights, {_gb(self.iteration)} of buffers and rows "
-            f"and {_gb(cache)} of cache for {positions:,} positions do not fit a GPU of "
-            f"{_gb(self.capacity)}; there is room for {max(self.positions, 0):,} positions"
-        )
+        if self.weights + self.iteration + cache > self.capacity:
+            message = (
+                f"{where}: {_gb(self.weights)} of weights, {_gb(self.iteration)} of buffers and "
+                f"rows and {_gb(cache)} of cache for {positions:,} positions do not fit a GPU of "
+                f"{_gb(self.capacity)}; there is room for {max(self.positions, 0):,} positions"
+            )
+            raise UserError(message)
 
 
 def room_of(
@@ -140,18 +146,6 @@ def _cached(shape: ModelShape, tp: int) -> int:
     if shape.kv_lora_rank:
         return CACHE_BYTES * (shape.kv_lora_rank + (shape.qk_rope_head_dim or 0))
     return CACHE_BYTES * kv_heads_per_gpu(shape, tp) * sum(key_and_value(shape))
-
-
-def check(room: Room, positions: int, where: str) -> None:
-    """Refuse what does not fit.
-
-    Raises
-    ------
-    UserError
-        Saying what is too big, and for how much there is room.
-    """
-    if refusal := room.refusal(positions, where):
-        raise UserError(refusal)
 
 
 def _gb(nbytes: int) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from replay.errors import UserError
+from replay.steps.routing import Routing
 from tracegen.generate import generate
 
 if TYPE_CHECKING:
@@ -17,28 +17,6 @@ if TYPE_CHECKING:
 
 MOST_CHOICES = 100_000_000
 """Experts that tokens of one replay choose, over its layers: some GB of memory."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Routing that is drawn.
-
-    Attributes
-    ----------
-    kind
-        A name of `moereplay trace generate`.
-    params
-        Its parameters.
-    group_limited
-        Whether tokens keep to groups of experts, as the router of the model makes them.
-    seed
-        Of the draw.
-    """
-
-    kind: str
-    params: Mapping[str, Any]
-    group_limited: bool
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -55,15 +33,19 @@ class RoutingSource:
         MoE layers that are replayed, of all.
     trace
         A recorded trace; None where routing is drawn.
-    drawn
-        How, where it is.
+    drawn, seed
+        What is drawn otherwise.
+    group_limited
+        Whether drawn tokens keep to groups of experts, as the router of the model makes them.
     """
 
     shape: ModelShape
     num_ranks: int
     sample_layers: int
     trace: RoutingTrace | None = None
-    drawn: Drawn | None = field(default=None)
+    drawn: Routing = field(default_factory=Routing)
+    group_limited: bool = False
+    seed: int = 0
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -84,7 +66,6 @@ class RoutingSource:
                 "ranks": self.num_ranks, "tokens_per_rank": tokens, "phase": phase,
                 "layer": self.positions,
             }  # fmt: skip
-        assert self.drawn is not None
         choices = tokens * self.num_ranks * self.shape.topk * self.sample_layers
         if choices > MOST_CHOICES:
             message = (
@@ -99,9 +80,9 @@ class RoutingSource:
             ranks=self.num_ranks,
             tokens_per_rank=tokens,
             layers=self.sample_layers,
-            seed=self.drawn.seed,
+            seed=self.seed,
             phase=phase,
-            group_limited=self.drawn.group_limited,
-            **self.drawn.params,
+            group_limited=self.group_limited,
+            **self.drawn.parameters,
         )
         return made, {"layer": self.positions}

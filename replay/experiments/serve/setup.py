@@ -14,12 +14,11 @@ from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.layer.setup import Setup as Replay
 from replay.experiments.layer.setup import check_needs, set_up
 from replay.experiments.layer.spec import RunSpec
-from replay.experiments.serve.batch import Drafts
+from replay.experiments.serve.batch import BatchLengths, batch_lengths
 from replay.experiments.serve.layers import Layers
-from replay.experiments.serve.lengths import Lengths, lengths_of
 from replay.experiments.serve.parts import Parts, sliced
-from replay.experiments.serve.routing import Drawn, RoutingSource
-from replay.experiments.serve.slices import Slices
+from replay.experiments.serve.routing import RoutingSource
+from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
@@ -87,7 +86,7 @@ class Setup:
     prefill: Side
     decode: Side
     replays: Mapping[Phase, Replay]
-    lengths: Lengths
+    lengths: BatchLengths
     drafts: Drafts
 
     @classmethod
@@ -129,7 +128,7 @@ class Setup:
                 phase: _replay(spec, phase, side.system, allow_code)
                 for phase, side in phases.items()
             },
-            lengths=lengths_of(spec, trace, decode.num_gpus),
+            lengths=batch_lengths(spec, trace, decode.num_gpus),
             drafts=_drafts(spec.speculative),
         )
 
@@ -150,22 +149,25 @@ class Setup:
         return {"decode": decode, "prefill": self._times(self.prefill) if self.is_apart else decode}
 
     def _times(self, side: Side) -> ReplayedTimes:
-        per_gpu = self.spec.requests * (self.drafts.count + 1)
-        longest = int(self.lengths.prompts_of(side.workers).max(initial=1))
         return ReplayedTimes(
             system=side.system,
             shape=self.shape,
-            prefill=self._layers("prefill", side),
-            decode=self._layers("decode", side),
+            layers={
+                "prefill": self._layers("prefill", side),
+                "decode": self._layers("decode", side),
+            },
             parts=Parts(sliced(self.shape, side.tp), self.precision.gemm),
-            slices=Slices(side.system, side.tp),
             num_workers=side.workers,
             tp=side.tp,
-            most={True: min(self.spec.chunk, -(-longest // side.tp)), False: per_gpu},
         )
 
     def _layers(self, phase: Phase, side: Side) -> Layers:
         kept = int(self.lengths.prompt.mean() + self.lengths.output.mean() / 2)
+        longest = int(self.lengths.prompts_of(side.workers).max(initial=1))
+        most = {
+            "prefill": min(self.spec.chunk, -(-longest // side.tp)),
+            "decode": self.spec.requests * self.drafts.queries,
+        }
         return Layers(
             setup=self.replays[phase],
             routing=self._source(side),
@@ -173,6 +175,7 @@ class Setup:
             parts=Parts(self.shape, self.precision.gemm),
             positions=kept if phase == "decode" else 0,
             tolerance=self.spec.tolerance,
+            most=most[phase],
         )
 
     def _source(self, side: Side) -> RoutingSource:
@@ -181,12 +184,18 @@ class Setup:
         count = min(max(self.spec.sample_layers, least), self.shape.num_moe_layers)
         if self.trace is not None:
             return RoutingSource(self.shape, side.num_gpus, count, trace=self.trace)
-        made = parse(self.spec.routing)
         limited = self.spec.group_limited
         if limited is None:
             limited = self.shape.topk_group < self.shape.n_group
-        drawn = Drawn(made.kind, made.parameters, limited, self.spec.seed)
-        return RoutingSource(self.shape, side.num_gpus, count, drawn=drawn)
+        return RoutingSource(
+            self.shape,
+            side.num_gpus,
+            count,
+            None,
+            parse(self.spec.routing),
+            limited,
+            self.spec.seed,
+        )
 
     @property
     def run_id(self) -> str:

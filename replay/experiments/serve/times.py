@@ -7,20 +7,23 @@ its rows have to leave the fullest worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import first_launch_ps
 from replay.experiments.serve.parts import Parts, Rows
+from replay.experiments.serve.room import Room, room_of
 from replay.experiments.serve.stream import Spent, Stream
 from replay.model.compute.dense_kernels import BF16
+from replay.steps.groups import Groups
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.experiments.serve.layers import Layers, Moe
-    from replay.experiments.serve.slices import Slices
+    from replay.model.work.batch import Phase
     from tracegen import ModelShape
 
 SPENT: tuple[Spent, ...] = ("attention", "dense", "experts", "exchange", "head", "launches")
@@ -36,30 +39,40 @@ class ReplayedTimes:
         The machine.
     shape
         Shape of the model.
-    prefill, decode
-        MoE layers where any worker has a piece of a prompt, and where none has: an engine's ranks
-        agree on one kind of kernels per iteration (SGLang's ``is_extend_in_batch``).
+    layers
+        MoE layers where any worker has a piece of a prompt, ``prefill``, and where none has,
+        ``decode``: an engine's ranks agree on one kind of kernels per iteration (SGLang's
+        ``is_extend_in_batch``).
     parts
         What workers do beside them, with the heads of one GPU.
-    slices
-        Collectives of the GPUs of a worker.
     num_workers
         Groups of GPUs with requests of their own.
     tp
         GPUs of each.
-    most
-        Tokens per GPU that no iteration has more of, by whether any worker has a piece.
     """
 
     system: System
     shape: ModelShape
-    prefill: Layers
-    decode: Layers
+    layers: Mapping[Phase, Layers]
     parts: Parts
-    slices: Slices
     num_workers: int
     tp: int
-    most: dict[bool, int]
+
+    def room(self, phases: Sequence[Phase], capacity: int, num_drafting: int) -> Room:
+        """Memory of a GPU, once the largest iteration of each of some phases is replayed.
+
+        Parameters
+        ----------
+        capacity, num_drafting
+            As of `replay.experiments.serve.room.room_of`.
+        """
+        memories = []
+        for layers in (self.layers[phase] for phase in phases):
+            layers.near(layers.most, layers.positions)
+            assert layers.memory is not None
+            memories.append(layers.memory)
+        gemm_type = self.parts.precision
+        return room_of(self.shape, memories, capacity, self.tp, gemm_type, num_drafting)
 
     def time_ps(self, loads: Sequence[Load]) -> int:
         """Time of an iteration: (worker,) loads; nothing where all are empty.
@@ -83,16 +96,15 @@ class ReplayedTimes:
         self._add_beside(spent, loads, Parts.ends, 1)
         queries = max(load.queries for load in loads if load.decoding or load.prefill)
         for draft in range(1, queries):  # the first takes all verified tokens, the others one each
-            one = [self._drafted(load, 1 if draft > 1 else load.queries) for load in loads]
+            one = [
+                Load(load.decoding, 1 if draft > 1 else load.queries, load.positions)
+                for load in loads
+            ]
             self._add_layers(spent, one, Parts.draft, 1)
         return spent
 
-    @staticmethod
-    def _drafted(load: Load, queries: int) -> Load:
-        return Load(load.decoding, queries, load.positions)
-
     def _layers(self, loads: Sequence[Load]) -> Layers:
-        return self.prefill if any(load.prefill for load in loads) else self.decode
+        return self.layers["prefill" if any(load.prefill for load in loads) else "decode"]
 
     def _add_layers(
         self,
@@ -110,11 +122,9 @@ class ReplayedTimes:
     def _moe(self, loads: Sequence[Load]) -> Moe:
         """An MoE layer: experts of the mean of the rows, exchange of the fullest worker's."""
         tokens = [load.tokens / self.tp for load in loads]
-        layers, has_prompt = self._layers(loads), any(load.prefill for load in loads)
-        positions = _positions(loads)
-        most = self.most[has_prompt]
-        mean = layers.near(sum(tokens) / len(tokens), positions, most)
-        fullest = layers.near(max(tokens), positions, most)
+        layers, positions = self._layers(loads), _positions(loads)
+        mean = layers.near(sum(tokens) / len(tokens), positions)
+        fullest = layers.near(max(tokens), positions)
         return mean._replace(exchange=fullest.exchange)
 
     def _add_beside(
@@ -138,7 +148,24 @@ class ReplayedTimes:
             spent[what] += count * int(time_ps[slowest])
         if slices:
             nbytes = int(rows.worker.max()) * self.shape.hidden * BF16
-            spent["attention"] += count * self.slices.time_ps(nbytes)
+            spent["attention"] += count * self.slicing_ps(nbytes)
+
+    def slicing_ps(self, nbytes: int) -> int:
+        """Gather rows of so many bytes in all before attention, and sum and scatter them behind.
+
+        An all-gather and a reduce-scatter, each a kernel, over the GPUs of a worker: neighbours, in
+        one NVLink domain.
+        """
+        if self.tp == 1 or not nbytes:
+            return 0
+        gathered = self.groups.collective_ps("all_gather", nbytes, self.tp)
+        scattered = self.groups.collective_ps("reduce_scatter", nbytes, self.tp)
+        return 2 * self.groups.gap_ps + gathered + scattered
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Collectives of a worker's GPUs."""
+        return Groups(self.system)
 
 
 def _positions(loads: Sequence[Load]) -> int:

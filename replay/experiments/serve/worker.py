@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from replay.experiments.serve.book import Book
 from replay.experiments.serve.iteration import Load, Piece
-from replay.experiments.serve.rules import Batching, Speculation
+from replay.experiments.serve.rules import Batching, Drafts
 
 Ints = npt.NDArray[np.int64]
 
@@ -40,8 +40,8 @@ class Worker:
     ----------
     rules, book
         How it batches, and where it writes what happens.
-    speculation
-        Drafts of decoded tokens, if any.
+    drafts
+        Of decoded tokens.
     hands_over
         Whether requests leave with their first token (`leaving`), to be decoded elsewhere. Their
         cache is kept until `release`.
@@ -60,12 +60,12 @@ class Worker:
         self,
         rules: Batching,
         book: Book,
-        speculation: Speculation | None = None,
+        drafts: Drafts,
         *,
         hands_over: bool = False,
     ) -> None:
-        self.rules, self.book, self.speculation = rules, book, speculation
-        self.queries = 1 + (speculation.drafts if speculation else 0)
+        self.rules, self.book, self.drafts = rules, book, drafts
+        self.queries = drafts.queries
         self.hands_over = hands_over
         self.free, self.running = rules.blocks, 0
         self.waiting: deque[int] = deque()
@@ -238,13 +238,13 @@ class Worker:
     def _decoded(self, now: int) -> int:
         """Deliver tokens to all that decode; returns how many."""
         table = self._table[:, : self._decoding]
-        if self.speculation is None:
+        if not self.drafts.count:
             table[CACHED] += 1
             table[LEFT] -= 1
             generated = self._decoding
         else:
             before = self.book.requests.output[table[WHO]] - table[LEFT]
-            tokens = np.minimum(self.speculation.tokens(table[WHO], before), table[LEFT])
+            tokens = np.minimum(self.drafts.tokens(table[WHO], before), table[LEFT])
             table[CACHED] += tokens
             table[LEFT] -= tokens
             generated = int(tokens.sum())

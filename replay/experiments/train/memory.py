@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
-from replay.errors import UserError
 from replay.experiments.train.schedules.base import Shape
-from replay.steps.memory import Held, StageMemory, require, stages
+from replay.steps.memory import Kept, StageMemory, require, stages
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -35,28 +35,20 @@ def memory_of(
     """
 
     def needs(other: Plan) -> list[StageMemory]:
-        held = held_by(schedule, other)
-        return stages(shape, other, recipe, sequence, held, copies=schedule.copies)
+        kept = kept_by(schedule, Shape.of(other))
+        return stages(shape, other, recipe, sequence, kept, copies=schedule.copies)
 
     return require(shape, plan, system, needs) if must_fit else needs(plan)
 
 
-def held_by(schedule: Schedule, plan: Plan) -> list[Held]:
-    """Chunks that each stage holds, and the activations of them that it keeps at most.
+@functools.lru_cache(maxsize=4096)
+def kept_by(schedule: Schedule, pipeline: Shape) -> list[Kept]:
+    """What each stage keeps; many plans of a search share a pipeline.
 
     Raises
     ------
     UserError
-        If the schedule cannot be made for the plan.
+        If the schedule cannot be made for these sizes.
     """
-    pipeline = Shape(plan.pp, plan.vpp, plan.micro_batches)
-    if reason := schedule.refuses(pipeline):
-        raise UserError(reason)
-    chunks: list[set[int]] = [set() for _ in range(plan.pp)]
-    for chunk in range(pipeline.model_chunks):
-        for batch in range(plan.micro_batches):
-            chunks[schedule.stage_of(pipeline, chunk, batch)].add(chunk)
-    return [
-        Held(tuple(sorted(held)), schedule.in_flight(pipeline, stage))
-        for stage, held in enumerate(chunks)
-    ]
+    schedule.check(pipeline)
+    return schedule.kept(pipeline)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from replay.experiments.base.result import SchemeDescription, SystemDescription,
 from replay.experiments.train.composed import compose
 from replay.experiments.train.result import Efficiency, TrainResult
 from replay.experiments.train.setup import Setup
-from replay.steps.jitter import delays
 from replay.steps.parameters import flop_per_token
 
 if TYPE_CHECKING:
@@ -32,8 +30,7 @@ def carry_out(
     spec = setup.spec
     times = setup.replays.under(scheme)
     jitter = read(spec.jitter, spec.jitter_seed)
-    late = None if jitter is None else delays(jitter)
-    step = compose(setup.schedule, setup.pipeline, times, setup.chunks, late)
+    step = compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
     if observe is not None:
         observe(step.timeline)
     plan = setup.plan
@@ -59,14 +56,14 @@ def carry_out(
         moe_share=_share(step, *MOE),
         bubble_share=_share(step, "pipeline"),
         memory=[dataclasses.asdict(stage) for stage in setup.memory],
-        replayed=json.loads(json.dumps(dataclasses.asdict(setup.replays.facts))),  # lists
+        replayed=setup.replays.facts,
     )
 
 
 def efficiency(setup: Setup, step: Composed) -> Efficiency:
     """What a step is worth: tokens per second, and the share of the peak that the model uses."""
     plan, sequence = setup.plan, setup.sequence
-    flop = flop_per_token(setup.shape, sequence, mtp=plan.mtp).training
+    flop = flop_per_token(setup.shape, sequence, mtp=plan.mtp)
     peak_type = setup.precision.gemm
     peak = float(setup.system.describe()[f"compute.{peak_type}_peak_TFLOP_per_s"])
     per_gpu = plan.tokens_per_step(sequence) * PS_PER_S / step.step_ps / plan.num_gpus

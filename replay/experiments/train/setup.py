@@ -102,9 +102,8 @@ class Setup:
         system = _system(spec, plan, named.system or DEFAULT_SYSTEM)
         schedule = registry.find(spec.schedule or named.schedule or DEFAULT_SCHEDULE)
         sequence = spec.sequence or named.sequence or DEFAULT_SEQUENCE
-        pipeline = Shape(plan.pp, plan.vpp, plan.micro_batches)
-        if reason := schedule.refuses(pipeline):
-            raise UserError(reason)
+        pipeline = Shape.of(plan)
+        schedule.check(pipeline)
         check(plan, shape, system, sequence)
         _check_size(plan, shape)
         precision = Precision(spec.precision or shape.default_precision)
@@ -113,7 +112,7 @@ class Setup:
         routing = parse(spec.routing)
         replays = StepReplays(
             shape, system, plan,
-            sequence=sequence, precision=spec.precision, trace=trace, routing=routing,
+            sequence=sequence, precision=precision.name, trace=trace, routing=routing,
             layers=spec.layers_sampled, samples=spec.samples, sample_nodes=spec.sample_nodes,
             splits_backward=schedule.splits_backward, beside=schedule.beside, seed=spec.seed,
             placement=spec.placement,

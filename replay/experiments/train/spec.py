@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from replay.chains.jitter import normal_form
-from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, Options, Overrides, Spec
+from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, Count, Options, Overrides, Spec
 from replay.model.work.precision import NumberType
 
 
@@ -43,9 +43,7 @@ class TrainSpec(Spec):
     )
     scheme: str = Field("deepep", description="A name of `moereplay schemes`.")
     options: Options = OPTIONS
-    sequence: int | None = Field(
-        None, ge=1, le=MOST, description="Tokens of a sequence [the plan's, or 4096]."
-    )
+    sequence: Count | None = Field(None, description="Tokens of a sequence [the plan's, or 4096].")
     precision: NumberType | None = Field(
         None, description="Number type of GEMMs and rows, bf16, fp8 or fp32 [the model's own]."
     )

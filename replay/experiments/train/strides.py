@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
-from replay.errors import RefusedError, UserError
+from replay.errors import RefusedError
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
 from replay.steps.times import PartTimes, StepTimes, Timed
 
@@ -46,9 +45,13 @@ class Wait(NamedTuple):
     crosses: bool
 
 
-@dataclass(frozen=True)
 class Strides:
-    """All strides of a step.
+    """All strides of a step, laid out as a schedule orders its passes.
+
+    Parameters
+    ----------
+    chunks
+        (chunk,) layers of each chunk of the model.
 
     Attributes
     ----------
@@ -60,56 +63,38 @@ class Strides:
         Who waits for whom beside the stride before it on its stage.
     last
         By chunk and stage, the last stride over the chunk.
-    chunks
-        (chunk,) its layers.
+
+    Raises
+    ------
+    UserError
+        If the schedule cannot be made for these sizes, or needs gradients of weights that can be
+        put off and a layer's cannot.
     """
 
-    strides: Sequence[Stride]
-    timed: Sequence[Timed]
-    waits: Sequence[Wait]
-    last: dict[tuple[int, int], int]
-    chunks: Sequence[range]
-
-    @classmethod
-    def of(
-        cls, schedule: Schedule, shape: Shape, times: StepTimes, chunks: Sequence[range]
-    ) -> Strides:
-        """Lay out the passes of a schedule.
-
-        Parameters
-        ----------
-        chunks
-            (chunk,) layers of each chunk of the model.
-
-        Raises
-        ------
-        UserError
-            If the schedule cannot be made for these sizes, or needs gradients of weights that can
-            be put off and a layer's cannot.
-        """
-        if reason := schedule.refuses(shape):
-            raise UserError(reason)
-        made = _Layout(times, chunks)
-        for stage, slots in enumerate(schedule.order(shape)):
-            for slot in slots:
-                made.add(stage, slot)
-        waits = list(made.waits(lambda op: schedule.stage_of(shape, op.chunk, op.micro_batch)))
-        return cls(made.strides, made.timed, waits, made.last_of, chunks)
-
-
-class _Layout:
-    """Strides while they are laid out."""
-
-    def __init__(self, times: StepTimes, chunks: Sequence[range]) -> None:
+    def __init__(
+        self, schedule: Schedule, shape: Shape, times: StepTimes, chunks: Sequence[range]
+    ) -> None:
+        schedule.check(shape)
         self.times, self.chunks = times, chunks
         self.num_layers = len(times.layers[0])
         self.strides: list[Stride] = []
         self.timed: list[Timed] = []
-        self.last_of: dict[tuple[int, int], int] = {}
+        self.last: dict[tuple[int, int], int] = {}
         self._rows: dict[tuple[int, int, Pass], int] = {}
         self._slots: dict[Op, tuple[int, int]] = {}  # first and last stride of each pass's slot
+        for stage, slots in enumerate(schedule.order(shape)):
+            for slot in slots:
+                self._add(stage, slot)
+        self.waits = [
+            Wait(self._slots[one][1], first, self._stage_of(one) != self._stage_of(op))
+            for op, (first, _) in self._slots.items()
+            for one in self._needs(op)
+        ]
 
-    def add(self, stage: int, slot: Slot) -> None:
+    def _stage_of(self, op: Op) -> int:
+        return self.strides[self._slots[op][0]].stage
+
+    def _add(self, stage: int, slot: Slot) -> None:
         """Lay out a slot: its passes wait for the inputs of all, and go on when all have ended."""
         first = len(self.strides)
         if [op.kind for op in slot] == ["F", "B"] and self._pairs(*slot):
@@ -123,15 +108,10 @@ class _Layout:
             return  # gradients of weights that the other half of the pass had already
         for op in slot:
             self._slots[op] = first, last
-            self.last_of[op.chunk, stage] = last
-
-    def waits(self, stage_of: Callable[[Op], int]) -> Iterator[Wait]:
-        """What each pass waits for: the chunk before it, or behind it, and its own other half."""
-        for op, (first, _) in self._slots.items():
-            for one in self._needs(op):
-                yield Wait(self._slots[one][1], first, stage_of(one) != stage_of(op))
+            self.last[op.chunk, stage] = last
 
     def _needs(self, op: Op) -> Iterator[Op]:
+        """What a pass waits for: the chunk before it, or behind it, and its own other half."""
         _, chunk, micro_batch = op
         if op.kind == "W":
             yield Op("I", chunk, micro_batch)
@@ -150,7 +130,11 @@ class _Layout:
         name = _OF_KIND[op.kind]
         if name in ("inputs", "weights") and self._part(part, op.micro_batch).inputs is None:
             if 0 <= part < self.num_layers:
-                raise CannotSplitError
+                message = (
+                    "the schedule puts gradients of weights off, and this scheme makes them "
+                    "together with those of inputs"
+                )
+                raise RefusedError(message)
             if name == "weights":
                 return  # the other half had all of it
             name = "backward"
@@ -217,13 +201,3 @@ class _Layout:
         """Whether any layers of two passes can be made beside each other."""
         both = zip(self._layers(forward), self._layers(backward), strict=False)
         return any(self._fit(one, forward, other, backward) for one, other in both)
-
-
-class CannotSplitError(RefusedError):
-    """A schedule puts gradients of weights off, and a scheme cannot."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the schedule puts gradients of weights off, and this scheme makes them together with "
-            "those of inputs"
-        )

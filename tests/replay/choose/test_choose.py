@@ -10,10 +10,10 @@ from loops import every
 from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.choose import experiment as choose_experiment
-from replay.experiments.choose import search
+from replay.experiments.choose import replay, search
 from replay.experiments.choose.candidate import Candidate, make_task, simulated
 from replay.experiments.choose.result import SearchResult
-from replay.experiments.choose.search import possible
+from replay.experiments.choose.search import Possible, everywhere
 from replay.experiments.choose.space import load
 from replay.experiments.choose.spec import ChooseSpec, share_of
 from replay.experiments.train.experiment import run
@@ -54,6 +54,11 @@ def folder(space: Path) -> Path:
     return made
 
 
+def candidates_of(space: Path) -> Possible:
+    (found,) = everywhere(load(space))
+    return found
+
+
 def choice_in(folder: Path) -> SearchResult:
     return SearchResult.model_validate_json((folder / "choice.json").read_text("utf-8"))
 
@@ -71,13 +76,12 @@ def test_all_that_may_be_among_the_first_is_simulated(folder: Path) -> None:
 
 def test_a_cost_is_that_of_the_training_step(space: Path, folder: Path) -> None:
     first = choice_in(folder).systems[0].rows[0]
-    (where,) = load(space).systems
     (one,) = (
-        one.candidate for one in possible(load(space), where).bounded
-        if (dict(one.candidate.sizes), one.candidate.plan) == (first.sizes, first.plan)
+        one.candidate for one in candidates_of(space).bounded
+        if (dict(one.candidate.sizes), one.candidate.spec.plan) == (first.sizes, first.plan)
     )  # fmt: skip
     assert simulated(one) == first.cost
-    result = run(one.spec(), given={"model": one.shape()})
+    result = run(one.spec, given={"model": one.shape()})
     assert result.step_us == first.cost.step_us
     assert result.model["num_layers"] == first.sizes["num_layers"]
     rate = result.tokens_per_step / result.step_us * 1e6
@@ -86,10 +90,9 @@ def test_a_cost_is_that_of_the_training_step(space: Path, folder: Path) -> None:
 
 def test_the_share_of_the_peak_is_that_of_the_training_step(space: Path, folder: Path) -> None:
     first = choice_in(folder).systems[0].rows[0]
-    (where,) = load(space).systems
     (one,) = (
-        one for one in possible(load(space), where).bounded
-        if (dict(one.candidate.sizes), one.candidate.plan) == (first.sizes, first.plan)
+        one for one in candidates_of(space).bounded
+        if (dict(one.candidate.sizes), one.candidate.spec.plan) == (first.sizes, first.plan)
     )  # fmt: skip
     assert one.worth(first.cost.step_us, "mfu") == pytest.approx(first.cost.mfu)
     assert one.worth(first.cost.step_us, "tokens") == pytest.approx(first.cost.tokens_per_s)
@@ -108,7 +111,7 @@ def test_a_search_goes_on_from_its_folder(
         made.append(candidate)
         return make_task(candidate, *allowed)
 
-    monkeypatch.setattr(search, "make_task", counted)
+    monkeypatch.setattr(replay, "make_task", counted)
     ran: list[object] = []
     monkeypatch.setattr(
         "replay.experiments.choose.candidate.simulated",
@@ -131,8 +134,7 @@ def test_a_search_in_memory_finds_what_the_command_finds(space: Path, folder: Pa
 
 
 def test_identity_is_of_everything_that_decides_the_cost(space: Path) -> None:
-    (where,) = load(space).systems
-    one, *others = (each.candidate for each in possible(load(space), where).bounded)
+    one, *others = (each.candidate for each in candidates_of(space).bounded)
     ids = {make_task(each).id for each in (one, *others)}
     assert len(ids) == 1 + len(others)
     slower = one.with_overrides({"link.efficiency": 0.5})
@@ -142,9 +144,10 @@ def test_identity_is_of_everything_that_decides_the_cost(space: Path) -> None:
 
 def test_a_step_is_on_the_machine_that_is_asked_for(space: Path, folder: Path) -> None:
     first = choice_in(folder).systems[0].rows[0]
-    (where,) = load(space).systems
-    candidates = [one.candidate for one in possible(load(space), where).bounded]
-    (one,) = (one for one in candidates if (dict(one.sizes), one.plan) == (first.sizes, first.plan))
+    candidates = [one.candidate for one in candidates_of(space).bounded]
+    (one,) = (
+        one for one in candidates if (dict(one.sizes), one.spec.plan) == (first.sizes, first.plan)
+    )
     slower = simulated(one.with_overrides({"link.efficiency": 0.1}))
     assert slower.step_us > first.cost.step_us
 

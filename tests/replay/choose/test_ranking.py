@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 import hwmodel
 from hwmodel.draws import uncertain
+from replay.experiments.base.crews.store import Outcome
 from replay.experiments.choose.candidate import Candidate, Cost
-from replay.experiments.choose.ranking import WAVE, Bounded, Outcome, difference, rank
+from replay.experiments.choose.ranking import WAVE, Bounded, difference, rank
 from replay.experiments.choose.sensitivity import changes, turns
+from replay.experiments.train.spec import TrainSpec
 
 
 def candidate(number: int) -> Candidate:
-    return Candidate("m", (("num_layers", number),), "tp=1", "1f1b", "atlas-800t-a2", "pangu")
+    spec = TrainSpec(system="atlas-800t-a2", scheme="pangu")
+    return Candidate(spec, (("num_layers", number),))
 
 
 def bounded(number: int, least_us: float, flop: int = 10) -> Bounded:
@@ -30,6 +33,10 @@ def cost(step_us: float, **spent: float) -> Cost:
     )  # fmt: skip
 
 
+def outcome(step_us: float) -> Outcome:
+    return Outcome(cost(step_us).model_dump(), None)
+
+
 class Costs:
     """Costs by number of layers, and how many were asked for."""
 
@@ -40,7 +47,7 @@ class Costs:
         for one in candidates:
             self.asked += 1
             step = self.steps[dict(one.sizes)["num_layers"]]
-            yield Outcome(None, "not so") if step is None else Outcome(cost(step))
+            yield Outcome(None, "not so") if step is None else outcome(step)
 
 
 cases = st.lists(
@@ -115,15 +122,15 @@ def test_a_turn_is_noticed_where_it_is() -> None:
     def costs(candidates: Sequence[Candidate]) -> Iterator[Outcome]:
         for one in candidates:
             first = dict(one.sizes)["num_layers"] == 0
-            link = dict(one.overrides).get("link.efficiency")
+            link = one.spec.overrides.get("link.efficiency")
             slow = first and link is not None and link < reference
-            yield Outcome(cost((108.0 if slow else 100.0) if first else 105.0))
+            yield outcome((108.0 if slow else 100.0) if first else 105.0)
 
     reference = hwmodel.load("atlas-800t-a2").spec.entry("link.efficiency").value
     some = [bounded(0, 1.0), bounded(1, 1.0)]
     found = turns(some, costs, 0.1, "tokens")
-    assert {one.key for one in found if one.has_another_best} == {"link.efficiency"}
-    (turned,) = (one for one in found if one.has_another_order)
+    assert {one.key for one in found if one.order[0]} == {"link.efficiency"}
+    (turned,) = (one for one in found if one.order != [0, 1])
     assert turned.value == pytest.approx(0.9 * reference)
     assert turned.lead == pytest.approx(105 / 108)
     assert {one.lead for one in found if one is not turned} == {1.05}

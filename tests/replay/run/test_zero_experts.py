@@ -103,10 +103,11 @@ def test_a_file_keeps_them_with_the_shape(tmp_path: Path, shape_file: Path) -> N
 def test_they_have_no_weights(shape: ModelShape) -> None:
     expert = 3 * 256 * 128
     count = parameters.count(shape)
-    assert [layer.experts for layer in count.layers] == [16 * expert] * 2
-    assert [layer.gate for layer in count.layers] == [256 * 24] * 2, "the gate scores all"
+    layers = [parameters.of_layer(shape, n) for n in range(2)]
+    assert [layer.experts for layer in layers] == [16 * expert] * 2
+    assert [layer.gate for layer in layers] == [256 * 24] * 2, "the gate scores all"
     # Of 4 choices among 24 of which 8 do nothing, 8/3 have weights.
-    assert count.idle == 2 * (16 * expert - 8 * expert // 3)
+    assert count.total - count.active == 2 * (16 * expert - 8 * expert // 3)
     plain = shape.model_copy(update={"num_zero_experts": 0})
     rooms = [least_room_of(one, 2**40, 4, 1, "bf16", 0).weights for one in (plain, shape)]
     assert rooms[0] - rooms[1] == 2 * 8 // 4 * expert * 2

@@ -13,8 +13,7 @@ from replay.experiments.layer.spec import RunSpec
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import Layers
 from replay.experiments.serve.parts import Parts, Rows, sliced
-from replay.experiments.serve.routing import Drawn, RoutingSource
-from replay.experiments.serve.slices import Slices
+from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.compute.dense import Between
 from replay.model.work.context import Context
@@ -47,23 +46,21 @@ def times(
         precision = Precision(shape.default_precision)
         layers[phase] = Layers(
             setup,
-            RoutingSource(shape, RANKS, SAMPLE, drawn=Drawn("uniform", {}, False, 0)),
+            RoutingSource(shape, RANKS, SAMPLE),
             phase,  # type: ignore[arg-type]  # one of the two above
             Parts(shape, precision.gemm),
             before,
             tolerance,
+            most,
         )
     system = setup.system
     return ReplayedTimes(
         system,
         shape,
-        layers["prefill"],
-        layers["decode"],
+        layers,  # type: ignore[arg-type]  # by the two phases
         Parts(sliced(shape, tp), precision.gemm),
-        Slices(system, tp),
         RANKS // tp,
         tp,
-        {True: most, False: most},
     )
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from replay.experiments.serve.batch import Drafts, cut_up, decode, prefill
+from replay.experiments.serve.batch import BatchLengths, cut_up, decode, prefill
 from replay.experiments.serve.handover import arrived_ps
 from replay.experiments.serve.iteration import Load, Piece
-from replay.experiments.serve.lengths import Lengths
+from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.times import SPENT, ReplayedTimes
 
 
@@ -43,19 +43,19 @@ PROMPTS = st.lists(st.integers(1, 50), min_size=1, max_size=8)
 
 @given(PROMPTS, st.integers(1, 40))
 def test_prompts_are_cut_in_order_and_iterations_are_full(prompts: list[int], chunk: int) -> None:
-    found = cut_up(prompts, chunk)
-    sizes = [sum(piece.tokens for piece in one) for one in found.pieces]
+    iterations, ends = cut_up(prompts, chunk)
+    sizes = [sum(piece.tokens for piece in one) for one in iterations]
     assert all(size == chunk for size in sizes[:-1])
     assert 0 < sizes[-1] <= chunk
     seen = [0] * len(prompts)
     request = 0
-    for number, pieces in enumerate(found.pieces):
+    for number, pieces in enumerate(iterations):
         for piece in pieces:
             assert piece.tokens > 0
             assert piece.before == seen[request]
             seen[request] += piece.tokens
             if seen[request] == prompts[request]:
-                assert found.ends[request] == number
+                assert ends[request] == number
                 request += 1
     assert seen == prompts
 
@@ -106,7 +106,7 @@ def test_tokens_per_step_are_the_mean_of_runs_of_accepted_drafts(count: int, sha
 
 
 def test_requests_are_dealt_in_turn() -> None:
-    prompts, outputs = Lengths(ints(1, 2, 3, 4, 5), ints(6, 7, 8, 9, 10)).of_workers(2)
+    prompts, outputs = BatchLengths(ints(1, 2, 3, 4, 5), ints(6, 7, 8, 9, 10)).of_workers(2)
     assert [one.tolist() for one in prompts] == [[1, 3, 5], [2, 4]]
     assert [one.tolist() for one in outputs] == [[6, 8, 10], [7, 9]]
 

@@ -15,12 +15,12 @@ from replay.experiments.serve import replay
 from replay.experiments.serve.arrivals import replay as arriving
 from replay.experiments.serve.arrivals.experiment import run as arrive
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
-from replay.experiments.serve.batch import Decoded, Drafts, Spending, decode
+from replay.experiments.serve.batch import Decoded, Spending, decode
 from replay.experiments.serve.experiment import run
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.parts import Parts, Rows
 from replay.experiments.serve.room import least_room_of, room_of
-from replay.experiments.serve.rules import Speculation
+from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.serving import Pool
 from replay.experiments.serve.setup import Setup
 from replay.experiments.serve.spec import InferSpec
@@ -189,8 +189,8 @@ def test_one_layer_makes_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_iteration_has_the_drafts_of_every_request_at_most() -> None:
     made = Setup.of(SMALL.changed(speculative="3:0.5"))
-    assert made.times["decode"].most == {True: 256, False: 8 * 4}
-    assert Setup.of(SMALL).times["decode"].most == {True: 256, False: 8}
+    assert made.times["decode"].layers["decode"].most == 8 * 4
+    assert Setup.of(SMALL).times["decode"].layers["decode"].most == 8
 
 
 def test_sixteen_drafts_are_possible_and_no_more() -> None:
@@ -202,17 +202,18 @@ def test_sixteen_drafts_are_possible_and_no_more() -> None:
 def test_requests_that_arrive_are_decoded_with_the_drafts_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[tuple[Speculation | None, Pool]] = []
+    seen: list[tuple[Drafts, Pool]] = []
     serve = arriving.serve
 
     def note(requests: Any, pool: Pool, **settings: Any) -> Any:
-        seen.append((settings["speculation"], pool))
+        seen.append((settings["drafts"], pool))
         return serve(requests, pool, **settings)
 
     monkeypatch.setattr(arriving, "serve", note)
     asked = ArrivalSpec(**SMALL.model_dump(), arrivals="once", count=4, arrival_seed=9)
     found = arrive(asked, speculative="2:0.75")
-    ((speculation, pool),) = seen
-    assert speculation == Speculation(drafts=2, acceptance=0.75, is_sampled=True, seed=9)
-    assert cast("ReplayedTimes", pool.times).most == {True: 256, False: 8 * 3}
+    ((drafts, pool),) = seen
+    assert drafts == Drafts(2, 0.75, seed=9)
+    layers = cast("ReplayedTimes", pool.times).layers
+    assert {phase: one.most for phase, one in layers.items()} == {"prefill": 256, "decode": 8 * 3}
     assert [cache.position_bytes for cache in found.caches] == [17 * KEYS]

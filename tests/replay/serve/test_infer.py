@@ -13,8 +13,8 @@ from loops import every
 from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.serve.experiment import compare, load_result, run
-from replay.experiments.serve.lengths import recorded
 from replay.experiments.serve.replay import carry_out
+from replay.experiments.serve.requests import lengths_of
 from replay.experiments.serve.result import InferComparison, named
 from replay.experiments.serve.room import Room, least_room_of
 from replay.experiments.serve.routing import RoutingSource
@@ -68,8 +68,9 @@ def test_what_does_not_fit_is_refused_saying_what_is_too_big() -> None:
         run(SMALL, prompt=2**20, chunk=32)
     room = Room(capacity=100, weights=40, iteration=20, position=2)
     assert room.positions == 20
-    assert not room.refusal(20, "here")
-    assert room.refusal(21, "here")
+    room.check(20, "here")
+    with pytest.raises(UserError, match="do not fit"):
+        room.check(21, "here")
 
 
 def test_more_tokens_than_can_be_drawn_are_refused() -> None:
@@ -82,13 +83,14 @@ def test_what_cannot_fit_is_refused_before_anything_is_replayed() -> None:
     with pytest.raises(UserError, match=r" 0\.0 GB of buffers"):
         carry_out(setup)
     times = setup.times["decode"]
-    assert times.prefill.replays == times.decode.replays == 0
+    assert [one.replays for one in times.layers.values()] == [0, 0]
 
 
 def test_a_model_without_attention_keeps_nothing_of_a_position() -> None:
     room = Room(capacity=100, weights=40, iteration=20, position=0)
-    assert not room.refusal(10**9, "here")
-    assert Room(capacity=100, weights=90, iteration=20, position=0).refusal(1, "here")
+    room.check(10**9, "here")
+    with pytest.raises(UserError, match="do not fit"):
+        Room(capacity=100, weights=90, iteration=20, position=0).check(1, "here")
 
 
 def test_the_least_that_is_needed_is_not_more_than_what_is(compared: InferComparison) -> None:
@@ -189,20 +191,20 @@ def test_impossible_settings_are_refused(settings: dict[str, object], words: str
 
 def test_lengths_of_a_trace_are_those_of_its_requests() -> None:
     trace = generate("uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=3, layers=1, steps=4)
-    prompt, output = recorded(trace)
+    prompt, output = lengths_of(trace)
     counts = np.bincount(trace.tokens.request)
     assert prompt.tolist() == counts.tolist()
     assert output.tolist() == [1] * len(counts)
     decoded = generate(
         "uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=3, layers=1, steps=4, phase="decode"
     )
-    prompt, output = recorded(decoded)
+    prompt, output = lengths_of(decoded)
     first = [
         decoded.tokens.position[decoded.tokens.request == request].min()
         for request in range(len(prompt))
     ]
     assert prompt.tolist() == np.maximum(first, 1).tolist()
-    assert output.tolist() == [4] * len(prompt)
+    assert output.tolist() == [4 + 1] * len(prompt)
 
 
 def test_layers_of_a_trace_are_spread_over_the_model() -> None:

@@ -15,7 +15,7 @@ from replay.errors import UserError
 from replay.experiments.serve.book import Timeline
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.requests import Requests, drawn, lengths
-from replay.experiments.serve.rules import Batching, Router, Speculation
+from replay.experiments.serve.rules import Batching, Drafts, Router
 from replay.experiments.serve.serving import Pool, serve
 
 FIXED, TOKEN = 1000, 10
@@ -83,9 +83,9 @@ def test_pieces_of_prompts_go_beside_decoding() -> None:
         (3, 303 + 301 + 300, []),
     ]
     times = PerToken()
-    drafts = Speculation(drafts=3, acceptance=0.0)
+    drafts = Drafts(3, 0.0)
     batching = rules(max_batched_tokens=200, max_requests=50)
-    serve(at([0, 1], 200, 40), Pool(times, batching, 1), speculation=drafts)
+    serve(at([0, 1], 200, 40), Pool(times, batching, 1), drafts=drafts)
     assert [piece.tokens for (load,) in times.loads for piece in load.prefill] == [200, 196, 4]
 
 
@@ -192,35 +192,23 @@ def test_drafts() -> None:
     """All accepted: a step makes drafts + 1 tokens. None: as without, but with more queries."""
     for acceptance, steps in ((1.0, 3), (0.0, 9)):
         times = PerToken()
-        speculation = Speculation(drafts=2, acceptance=acceptance)
+        drafts = Drafts(2, acceptance)
         requests = at([0], 50, 10)  # one by the prefill, nine decoded
-        serve(requests, Pool(times, rules(), 1), speculation=speculation)
+        serve(requests, Pool(times, rules(), 1), drafts=drafts)
         decoded = [load for (load,) in times.loads[1:]]
         assert len(decoded) == steps and {load.queries for load in decoded} == {3}
-    speculation = Speculation(drafts=3, acceptance=0.7)
-    assert speculation.mean == pytest.approx((1 - 0.7**4) / (1 - 0.7))
+    drafts = Drafts(3, 0.7)
     many = np.arange(200_000)
-    drawn_tokens = speculation.tokens(many, np.full_like(many, 5))
-    assert drawn_tokens.mean() == pytest.approx(speculation.mean, rel=0.01)
+    drawn_tokens = drafts.tokens(many, np.full_like(many, 5))
+    assert drawn_tokens.mean() == pytest.approx(drafts.tokens_per_step, rel=0.01)
     shares = np.bincount(drawn_tokens, minlength=5)[1:] / len(many)
     assert shares == pytest.approx([0.3, 0.7 * 0.3, 0.49 * 0.3, 0.343], abs=0.005)
 
 
-@given(acceptance=st.floats(0, 1), drafts=st.integers(1, 8))
-def test_drafts_accepted_evenly_give_their_mean(acceptance: float, drafts: int) -> None:
-    speculation = Speculation(drafts=drafts, acceptance=acceptance, is_sampled=False)
-    generated, steps = 1, 400
-    for _ in range(steps):
-        tokens = int(speculation.tokens(np.array([0]), np.array([generated]))[0])
-        assert 1 <= tokens <= drafts + 1
-        generated += tokens
-    assert (generated - 1) / steps == pytest.approx(speculation.mean, abs=1 / steps + 1e-9)
-
-
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[Timeline, PerToken, Batching, int]:
+def runs(draw: st.DrawFn) -> tuple[Timeline, PerToken, Batching]:
     times = PerToken(draw(st.integers(1, 3)))
-    speculation = draw(st.none() | st.just(Speculation(drafts=2, acceptance=0.6)))
+    drafts = draw(st.sampled_from([Drafts(), Drafts(2, 0.6)]))
     batching = Batching(
         policy=draw(st.sampled_from(["mixed", "prefill-first", "whole-prompts"])),
         cache_tokens=draw(st.integers(80, 200)),
@@ -231,21 +219,19 @@ def runs(draw: st.DrawFn) -> tuple[Timeline, PerToken, Batching, int]:
     )
     requests = drawn(
         draw(st.integers(1, 40)),
-        draw(st.sampled_from([1e6, 1e8, float("inf")])),
-        lengths("uniform:1:40"),
-        lengths("uniform:1:22"),
+        (lengths("uniform:1:40"), lengths("uniform:1:22")),
         seed=draw(st.integers(0, 99)),
-    )
-    found = serve(requests, Pool(times, batching, 1), speculation=speculation)
-    return found, times, batching, 3 if speculation else 1
+    ).at_rate(draw(st.sampled_from([1e6, 1e8, float("inf")])))
+    found = serve(requests, Pool(times, batching, 1), drafts=drafts)
+    return found, times, batching
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])  # draws are whole runs
 @given(run=runs())
 def test_nothing_is_lost_and_no_limit_is_passed(
-    run: tuple[Timeline, PerToken, Batching, int],
+    run: tuple[Timeline, PerToken, Batching],
 ) -> None:
-    found, times, batching, _ = run
+    found, times, batching = run
     book, iterations = found.book, found.groups[0].iterations
     # Conservation: every token is generated once, every prompt is prefilled once if not put back.
     assert sum(one.generated for one in iterations) == found.requests.output.sum()
@@ -278,7 +264,7 @@ def test_nothing_is_lost_and_no_limit_is_passed(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])  # draws are whole runs
 @given(run=runs())
-def test_littles_law(run: tuple[Timeline, PerToken, Batching, int]) -> None:
+def test_littles_law(run: tuple[Timeline, PerToken, Batching]) -> None:
     """Places held by iterations are time spent in them by requests: L = lambda W, both counted."""
     found = run[0]
     book, requests = found.book, found.requests
@@ -299,16 +285,3 @@ def test_rules_under_which_nothing_could_be_served_are_refused() -> None:
     serve(requests, Pool(PerToken(), rules(cache_tokens=109, block=1), 1))
     with pytest.raises(UserError, match="takes 109 positions"):
         serve(requests, Pool(PerToken(), rules(cache_tokens=108, block=1), 1))
-    for settings_, message in (
-        ({"policy": "no"}, "batching: policy = 'no': input should be 'mixed'"),
-        ({"blocks": 3}, "unknown setting of batching 'blocks'"),
-        ({"reserve": 1.5}, "reserve = 1.5"),
-    ):
-        with pytest.raises(UserError, match=message):
-            rules(**settings_)
-    with pytest.raises(UserError, match="batching needs cache_tokens"):
-        Batching()
-    with pytest.raises(UserError, match="unknown router 'no'"):
-        serve(requests, Pool(PerToken(), rules(), 1), router="no")
-    with pytest.raises(UserError, match="0 groups"):
-        serve(requests, Pool(PerToken(), rules(), 1, 0))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.requests import Requests
-from replay.experiments.serve.rules import Batching, Speculation
+from replay.experiments.serve.rules import Batching, Drafts
 from replay.experiments.serve.serving import Pool, serve
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "oracle"))
@@ -37,12 +37,8 @@ class Linear:
 
 
 LENGTH = st.integers(1, 9) | st.integers(1, 25)
-SPECULATION = st.none() | st.builds(
-    Speculation,
-    drafts=st.integers(1, 3),
-    acceptance=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
-    is_sampled=st.booleans(),
-    seed=st.integers(0, 3),
+DRAFTS = st.just(Drafts()) | st.builds(
+    Drafts, st.integers(1, 3), st.sampled_from([0.0, 0.3, 0.7, 1.0]), st.integers(0, 3)
 )
 
 
@@ -63,18 +59,16 @@ def rules(draw: st.DrawFn, queries: int) -> Batching:
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, object]:
-    speculation = draw(SPECULATION)
-    queries = 1 + (speculation.drafts if speculation else 0)
+    drafts = draw(DRAFTS)
     gaps = draw(st.lists(st.integers(0, 9000), max_size=11))
     return {
         "arrivals": np.cumsum([0, *gaps]).tolist(),
         "lengths": [(draw(LENGTH), draw(LENGTH)) for _ in range(len(gaps) + 1)],
-        "speculation": speculation,
-        "rules": draw(rules(queries)),
+        "drafts": drafts,
+        "rules": draw(rules(drafts.queries)),
         "workers": draw(st.integers(1, 3)),
         "router": draw(st.sampled_from(["round-robin", "least-requests", "least-waiting"])),
-        "replicas": draw(st.integers(1, 2)),
-        "decode": draw(st.none() | rules(queries)),
+        "decode": draw(st.none() | rules(drafts.queries)),
         "decoders": draw(st.integers(1, 2)),
         "handover": draw(st.sampled_from([0, 0, 300, 5000])),
     }
@@ -88,14 +82,14 @@ def test_equals_the_plain_twin(case: dict[str, object]) -> None:
     assert isinstance(arrivals, list) and isinstance(lengths, list)
     prompt, output = (np.array([pair[i] for pair in lengths]) for i in (0, 1))
     times, decoding = Linear(case["workers"]), Linear(case["decoders"], 700)
-    common = {"router": case["router"], "speculation": case["speculation"]}
+    common = {"router": case["router"], "drafts": case["drafts"]}
 
     def handover_ps(tokens: int) -> int:
         return case["handover"] * tokens
 
     found = serve(
         Requests(np.array(arrivals), prompt, output, "drawn"),
-        Pool(times, case["rules"], 1, case["replicas"]),
+        Pool(times, case["rules"], 1),
         decode=Pool(decoding, case["decode"], 1) if case["decode"] else None,
         handover_ps=handover_ps,
         **common,
@@ -106,7 +100,6 @@ def test_equals_the_plain_twin(case: dict[str, object]) -> None:
         case["rules"],
         decode=(decoding, case["decode"]) if case["decode"] else None,
         handover_ps=handover_ps,
-        replicas=case["replicas"],
         **common,
     )
     book = found.book

@@ -11,7 +11,6 @@ from replay.engine import GraphBuilder, schedule
 from replay.experiments.collective.experiment import run as collective
 from replay.experiments.serve.iteration import Load, Piece
 from replay.experiments.serve.parts import Rows, sliced
-from replay.experiments.serve.slices import Slices
 from replay.experiments.serve.stream import Stream
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.compute.dense import Between
@@ -157,16 +156,19 @@ def test_only_asked_rows_pass_the_head() -> None:
     assert few > int(found.system.hbm.stream_ps(vocab * hidden * 2)) * 0.9
 
 
-def test_sliced_attention_reads_the_cache_of_latents_whole_and_adds_collectives() -> None:
+def test_sliced_attention_reads_the_cache_of_latents_whole_and_adds_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one, two = times(), times(tp=2)
     single = one.spent_ps([Load(32, 1, 32 * 8000)] * RANKS)
     cut = two.spent_ps([Load(64, 1, 64 * 8000)] * (RANKS // 2))
     assert two.num_workers == RANKS // 2
     assert cut["exchange"] == single["exchange"]
     assert cut["experts"] == single["experts"]
-    collectives = two.shape.num_layers * two.slices.time_ps(64 * two.shape.hidden * 2)
-    alone = dataclasses.replace(two, slices=one.slices)
-    gathered = cut["attention"] - alone.spent_ps([Load(64, 1, 64 * 8000)] * 2)["attention"]
+    collectives = two.shape.num_layers * two.slicing_ps(64 * two.shape.hidden * 2)
+    with monkeypatch.context() as alone:
+        alone.setattr(ReplayedTimes, "slicing_ps", lambda self, nbytes: 0)
+        gathered = cut["attention"] - two.spent_ps([Load(64, 1, 64 * 8000)] * 2)["attention"]
     assert gathered == collectives > 0
     # Twice the requests of a GPU's own: every GPU of the worker reads all their latent vectors.
     width = (two.shape.kv_lora_rank or 0) + (two.shape.qk_rope_head_dim or 0)
@@ -178,8 +180,8 @@ def test_the_fullest_worker_decides_what_leaves_and_the_mean_what_is_computed() 
     found = times(most=256)
     loads = [Load(each, 1, each * 1000) for each in (128, 32, 32, 64)]
     spent, count = found.spent_ps(loads), found.shape.num_moe_layers
-    assert spent["exchange"] == count * round(found.decode.near(128, 0, 256).exchange)
-    assert spent["experts"] == count * round(found.decode.near(64, 0, 256).experts)
+    assert spent["exchange"] == count * round(found.layers["decode"].near(128, 0).exchange)
+    assert spent["experts"] == count * round(found.layers["decode"].near(64, 0).experts)
 
 
 def test_an_iteration_with_a_prompt_runs_under_the_scheme_of_prompts() -> None:
@@ -188,7 +190,7 @@ def test_an_iteration_with_a_prompt_runs_under_the_scheme_of_prompts() -> None:
     prompt = Load(prefill=(Piece(64, 0),))
     mixed = found.spent_ps([*loads, prompt])
     count = found.shape.num_moe_layers
-    assert mixed["exchange"] == count * round(found.prefill.at(64, 0).exchange)
+    assert mixed["exchange"] == count * round(found.layers["prefill"].at(64, 0).exchange)
     assert found.spent_ps([*loads, loads[0]])["exchange"] < mixed["exchange"]
     assert found.time_ps([Load()] * RANKS) == 0
 
@@ -199,9 +201,9 @@ def test_turns_hide_what_travels_and_are_begun_once() -> None:
     plain, cut = apart.spent_ps(loads), turns.spent_ps(loads)
     assert cut["attention"] == plain["attention"]
     assert cut["exchange"] < plain["exchange"]
-    moe = turns.decode.at(64, 16000)
+    moe = turns.layers["decode"].at(64, 16000)
     assert moe.once > 0
-    ends = [turns.decode.at(64, positions) for positions in (8192, 16384)]
+    ends = [turns.layers["decode"].at(64, positions) for positions in (8192, 16384)]
     share = (16000 - 8192) / 8192
     assert moe.total == pytest.approx(ends[0].total * (1 - share) + ends[1].total * share)
 
@@ -217,16 +219,17 @@ def test_slices_have_fewer_heads() -> None:
 
 
 def test_slices_gather_and_scatter() -> None:
-    slices = times(tp=2).slices
+    sliced_over_two = times(tp=2)
     nbytes = 64 * times().shape.hidden * 2
     each = collective(op="allgather", bytes=nbytes, ranks=2).rows[0].time_us
     back = collective(op="reducescatter", bytes=nbytes, ranks=2).rows[0].time_us
-    assert slices.time_ps(nbytes) == pytest.approx((each + back) * 1e6)
-    assert slices.time_ps(0) == times().slices.time_ps(nbytes) == 0
+    assert sliced_over_two.slicing_ps(nbytes) == pytest.approx((each + back) * 1e6)
+    assert sliced_over_two.slicing_ps(0) == times().slicing_ps(nbytes) == 0
 
 
 def test_slices_are_copied_by_engines_where_there_is_no_nccl() -> None:
     """Two Ascend NPUs have one link of 28 GB/s, over which half of the rows go each way, twice."""
     npus, nbytes = hwmodel.load("atlas-800t-a2"), 1 << 24
     wire_ps = 2 * (nbytes // 2) * 1e12 / 28e9
-    assert wire_ps < Slices(npus, 2).time_ps(nbytes) < 2 * wire_ps
+    found = dataclasses.replace(times(), system=npus, tp=2).slicing_ps(nbytes)
+    assert wire_ps < found < 2 * wire_ps

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from loops import every
 
 import hwmodel
+from replay.chains.replay import Replay
 from replay.experiments.layer.setup import set_up, spec_of
+from replay.model.compute.dense_layers import DenseParts
 from replay.schemes.registry import COMPARED
-from replay.steps.chains import Compared, compare, composed
-from replay.steps.times import Timed
+from replay.steps.layer_passes import LayerPasses
+from replay.steps.times import Ints, Timed
 from tracegen.generate import generate
 from tracegen.models import ModelShape
 
@@ -24,6 +30,42 @@ H100 = hwmodel.load("dgx-h100")
 RUNS = ("nccl-alltoall", "tutel", "deepep", "deepep-ll", "flashdmoe", "dysharp")
 
 
+class Compared(NamedTuple):
+    """Times of a chain in microseconds: composed, replayed, and with a barrier after each layer."""
+
+    composed_us: float
+    chain_us: float
+    barrier_us: float
+
+
+def timed_links(ready: Replay) -> list[Timed]:
+    """Replay the passes of a chain one by one."""
+    found = []
+    for link in ready.links:
+        between, context = link.between, link.context
+        assert between is not None
+        assert context is not None
+        values = {one.name: getattr(between, one.name) for one in dataclasses.fields(between)}
+        parts = DenseParts(**{**values, "is_backward": False})
+        passes = LayerPasses(ready.system, ready.scheme, ready.launch, parts, context)
+        shape, before = parts.shape, link.decoder_layer - 1
+        while before in shape.dense_layers:
+            dense = passes.dense()
+            found.append(dense.backward if link.is_backward else dense.forward)
+            before -= 1
+        found.append(passes._moe_pass(link, "with", is_mtp=False, is_backward=link.is_backward))
+    return found
+
+
+def composed(passes: Iterable[Timed]) -> Ints:
+    """When each GPU is through with passes that all begin at once: (rank,) picoseconds."""
+    ended: Ints = np.zeros(1, np.int64)  # of all GPUs alike
+    for one in passes:
+        come = ended + one.own
+        ended = come.max() + one.met if one.meets else come
+    return ended
+
+
 def compared(scheme: str, machine: hwmodel.System = H100, ranks: int = 4) -> Compared:
     trace = generate("zipf", SMALL, ranks=ranks, tokens_per_rank=16, seed=2, skew=0.5)
     both = "backward" in COMPARED[scheme].passes
@@ -34,7 +76,10 @@ def compared(scheme: str, machine: hwmodel.System = H100, ranks: int = 4) -> Com
     spec, system_given, given = spec_of(None, settings)
     setup = set_up(spec, {"content_id": trace.content_id}, system_given, given)
     ready = setup.prepared(trace)
-    return compare(ready.links, machine, setup.scheme, ready.launch)
+    chain = ready.chain(compare_barrier=True)
+    assert chain.barrier_us is not None
+    end = int(composed(timed_links(ready)).max())
+    return Compared(end / 1e6, chain.measures.makespan_us, chain.barrier_us)
 
 
 @every("scheme", RUNS)

@@ -82,20 +82,20 @@ def test_parameters_are_those_published(name: str) -> None:
     active = count.active if bare is None else count.active - count.embedding
     published = whole or bare
     assert active / 1e9 == pytest.approx(published, rel=LOOSE.get((name, "active"), 0.5) / 100)
-    assert not count.left_out
+    assert not parameters.left_out(models.load(name))
 
 
 def test_prediction_of_several_tokens_is_counted_apart() -> None:
     """DeepSeek-V3's README_WEIGHTS.md: 11.5 billion of its own; GLM-4.5's checkpoint to the one."""
     count = parameters.count(models.load("deepseek-v3"))
-    assert sum(layer.total for layer in count.mtp) / 1e9 == pytest.approx(11.5, rel=0.01)
+    assert count.mtp / 1e9 == pytest.approx(11.5, rel=0.01)
     glm = parameters.count(models.load("glm-4.5"))
     own = glm.embedding + glm.head  # which that checkpoint has once more
-    assert glm.total + sum(layer.total for layer in glm.mtp) + own == 358_337_791_296
+    assert glm.total + glm.mtp + own == 358_337_791_296
 
 
 def test_what_is_not_known_is_named() -> None:
-    assert parameters.count(models.load("dysharp-l")).left_out == (
+    assert parameters.left_out(models.load("dysharp-l")) == (
         "embedding and output head (vocabulary not known)",
     )
     assert parameters.left_out(models.load("nemotron-3-nano")) == (
@@ -141,16 +141,13 @@ def test_heads_of_keys_are_on_every_gpu_where_there_are_fewer() -> None:
 
 
 def test_operations_of_mixtral_by_hand() -> None:
-    """Two per weight and token; half of the pairs of a sequence, or all."""
+    """Two per weight and token, half of the pairs of a sequence; and twice that backward."""
     shape = models.load("mixtral-8x7b")
     attention = 4096 * (4096 + 2 * 1024) + 4096 * 4096
     layer = attention + 4096 * 8 + 2 * 3 * 4096 * 14336
     weights = 32 * layer + 32000 * 4096
     pairs = 2 * 32 * 2 * 32 * 128 * 4096 // 2  # two products, 2048 pairs a token on average
-    flop = parameters.flop_per_token(shape, 4096)
-    assert flop.forward == 2 * weights + pairs
-    assert flop.training == 3 * flop.forward
-    assert parameters.flop_per_token(shape, 4096, causal=False).forward == 2 * weights + 2 * pairs
+    assert parameters.flop_per_token(shape, 4096) == 3 * (2 * weights + pairs)
 
 
 def test_operations_of_latent_attention_and_of_a_second_prediction_by_hand() -> None:
@@ -161,16 +158,16 @@ def test_operations_of_latent_attention_and_of_a_second_prediction_by_hand() -> 
     head = 129280 * 7168
     products = 4096 * 128 * (192 + 128)
     plain = 2 * (61 * attention + 3 * dense + 58 * moe + head) + 61 * products
-    assert parameters.flop_per_token(shape, 4096).forward == plain
+    assert parameters.flop_per_token(shape, 4096) == 3 * plain
     more = 2 * (attention + moe + 2 * 7168**2 + head) + products
-    assert parameters.flop_per_token(shape, 4096, mtp=1).forward == plain + more
+    assert parameters.flop_per_token(shape, 4096, mtp=1) == 3 * (plain + more)
 
 
 def test_six_operations_per_active_parameter_are_the_rest() -> None:
     """Without attention itself and but for norms and biases, which multiply nothing."""
     shape = models.load("deepseek-v3")
     count = parameters.count(shape)
-    bare = parameters.flop_per_token(shape, 0).training
+    bare = parameters.flop_per_token(shape, 0)
     assert bare == pytest.approx(6 * (count.active - count.embedding), rel=1e-4)
 
 
@@ -188,5 +185,5 @@ def test_operations_are_those_that_megatron_publishes(
     name: str, sequence: int, mtp: int, tflops: int, tokens: int, within: float
 ) -> None:
     """TFLOP/s and tokens/s of a GPU (arXiv 2603.07685, section 8): operations of a token."""
-    counted = parameters.flop_per_token(models.load(name), sequence, mtp=mtp).training
+    counted = parameters.flop_per_token(models.load(name), sequence, mtp=mtp)
     assert counted == pytest.approx(tflops * 1e12 / tokens, rel=within)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from replay.schemes import Scheme, find
 from replay.schemes.ep.base import LayerRefusedError
 from replay.steps.chunks import chunks_of
 from replay.steps.plan import Plan
-from replay.steps.replays import Facts
 from replay.steps.times import Hop, PartTimes, StepTimes, Timed
 
 MS = 1_000_000_000  # picoseconds
@@ -24,13 +22,14 @@ class MadeReplays:
 
     def __init__(self, shape: Any, system: Any, plan: Plan, *, sequence: int, **_: Any) -> None:
         self.shape, self.plan = shape, plan
-        self.facts = Facts(
-            sequence=sequence, tokens_per_gpu=plan.tokens_per_gpu(sequence), gpus=plan.peers,
-            expert_gpus=plan.ep, moe_layers=shape.num_moe_layers, replayed_layers=((0, 5),),
-            sampled_nodes=None, routing="by hand", left_out=("nothing but this",),
-        )  # fmt: skip
+        self.facts = {
+            "sequence": sequence, "tokens_per_gpu": plan.tokens_per_gpu(sequence),
+            "gpus": plan.peers, "expert_gpus": plan.ep, "moe_layers": shape.num_moe_layers,
+            "replayed_layers": [[0, 5]], "sampled_nodes": None, "routing": "by hand",
+            "left_out": ["nothing but this"],
+        }  # fmt: skip
 
-    def under(self, scheme: Scheme | str, options: Mapping[str, Any] | None = None) -> StepTimes:
+    def under(self, scheme: Scheme | str) -> StepTimes:
         name = (find(scheme) if isinstance(scheme, str) else scheme).name
         if name not in EXCHANGE_MS:
             message = f"scheme {name!r}: no backward pass"

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import every
 
+from replay.chains.jitter import Jitter
 from replay.errors import UserError
 from replay.experiments.train.composed import SPENT, Composed, compose
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
 from replay.experiments.train.schedules.registry import SCHEDULES
-from replay.steps.times import Hop, PartTimes, StepTimes, Timed
+from replay.steps.times import Hop, Ints, PartTimes, StepTimes, Timed
 from tests.oracle import slow_pipeline, slow_step
 
 F, B, HEAD, RANKS = 30, 70, 11, 3
@@ -216,11 +217,12 @@ def test_micro_batches_have_the_routing_of_their_sample_in_turn() -> None:
 
 
 def test_random_delays_are_a_cause_of_their_own() -> None:
-    def late(stage: np.ndarray, own: np.ndarray, met: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return own + (own > 0) * (stage == 1)[:, None] * np.array([0, 5, 0]), met
+    class Late(Jitter):
+        def delays_ps(self, num_gpus: int, key: Sequence[int]) -> Ints:
+            return np.array([0, 5, 0]) * (key[0] == 1)
 
     shape = Shape(2, 1, 1)
-    made = compose(SCHEDULES["1f1b"], shape, times(2), chunks(shape), late)
+    made = compose(SCHEDULES["1f1b"], shape, times(2), chunks(shape), Late(1.0, 1.0))
     assert made.step_ps == 2 * (F + B) + 2 * 5
     assert made.spent["jitter"].tolist() == [[0, 0, 0], [0, 10, 0]]
     assert made.spent["peers"].tolist() == [[0, 0, 0], [10, 0, 10]]

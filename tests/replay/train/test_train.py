@@ -13,7 +13,8 @@ from replay.errors import UserError
 from replay.experiments import train as training
 from replay.experiments.base.identity import identity
 from replay.experiments.train import SCHEDULES, TrainComparison, TrainResult, TrainSpec, setup
-from replay.experiments.train.memory import held_by
+from replay.experiments.train.memory import kept_by
+from replay.experiments.train.schedules.base import Shape
 from replay.report.text import summary
 from replay.schemes.registry import find
 from replay.steps import plans
@@ -70,7 +71,7 @@ def test_what_a_step_is_worth(compared: TrainComparison) -> None:
     assert result.num_gpus == 8
     assert worth.tokens_per_s == pytest.approx(tokens / (result.step_us / 1e6))
     assert worth.tokens_per_s_per_gpu == pytest.approx(worth.tokens_per_s / 8)
-    flop = flop_per_token(tracegen.models.load("olmoe-1b-7b"), 1024).training
+    flop = flop_per_token(tracegen.models.load("olmoe-1b-7b"), 1024)
     assert worth.flop_per_token == flop
     assert (worth.peak, worth.peak_tflop_per_s) == ("bf16", 989.4)
     assert worth.mfu == pytest.approx(worth.tokens_per_s * flop / 8 / 989.4e12)
@@ -274,14 +275,14 @@ def test_identity_is_of_the_whole_model() -> None:
 
 
 def test_stages_hold_the_chunks_that_the_schedule_gives_them() -> None:
-    both = held_by(SCHEDULES["dualpipe"], Plan(pp=4, micro_batches=8))
-    assert [held.chunks for held in both] == [(0, 3), (1, 2), (1, 2), (0, 3)]
-    turns = held_by(SCHEDULES["interleaved"], Plan(pp=2, vpp=2, micro_batches=4))
-    assert [held.chunks for held in turns] == [(0, 2), (1, 3)]
-    plain = held_by(SCHEDULES["1f1b"], Plan(pp=3, micro_batches=8))
-    assert [held.in_flight for held in plain] == [3, 2, 1]
+    both = kept_by(SCHEDULES["dualpipe"], Shape.of(Plan(pp=4, micro_batches=8)))
+    assert [kept.chunks for kept in both] == [(0, 3), (1, 2), (1, 2), (0, 3)]
+    turns = kept_by(SCHEDULES["interleaved"], Shape(2, 2, 4))
+    assert [kept.chunks for kept in turns] == [(0, 2), (1, 3)]
+    plain = kept_by(SCHEDULES["1f1b"], Shape(3, 1, 8))
+    assert [kept.in_flight for kept in plain] == [3, 2, 1]
     with pytest.raises(UserError, match="one chunk per stage"):
-        held_by(SCHEDULES["1f1b"], Plan(pp=2, vpp=2, micro_batches=4))
+        kept_by(SCHEDULES["1f1b"], Shape(2, 2, 4))
 
 
 def test_a_result_has_the_memory_of_its_stages(compared: TrainComparison) -> None:

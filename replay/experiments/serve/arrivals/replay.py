@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from replay.errors import UserError
 from replay.experiments.base.identity import identity
@@ -17,9 +17,9 @@ from replay.experiments.serve import capacity, handover, request_files
 from replay.experiments.serve.arrivals.result import ArrivalPhase, ArrivalResult, Cache
 from replay.experiments.serve.arrivals.spec import OF_ARRIVALS, ArrivalSpec
 from replay.experiments.serve.measures import measure
-from replay.experiments.serve.requests import drawn, drawn_from, lengths
-from replay.experiments.serve.room import GB, room_of
-from replay.experiments.serve.rules import Batching, Speculation
+from replay.experiments.serve.requests import drawn, lengths
+from replay.experiments.serve.room import GB
+from replay.experiments.serve.rules import Batching
 from replay.experiments.serve.serving import Pool, serve
 from replay.experiments.serve.setup import Setup, Side
 
@@ -91,15 +91,7 @@ def carry_out(ready: ArrivalSetup) -> ArrivalResult:
     """
     asked, requests, setup = ready.spec, ready.requests, ready.batch
     pools, caches = _pools(setup, asked, int(requests.prompt.max()))
-    drafts = setup.drafts
-    speculation = None
-    if drafts.count:
-        speculation = Speculation(
-            drafts=drafts.count,
-            acceptance=drafts.acceptance,
-            is_sampled=True,
-            seed=asked.arrival_seed,
-        )
+    drafts = dataclasses.replace(setup.drafts, seed=asked.arrival_seed)
     position = caches[0].position_bytes
 
     def handover_ps(tokens: int) -> int:
@@ -110,12 +102,12 @@ def carry_out(ready: ArrivalSetup) -> ArrivalResult:
     def run(arriving: Requests) -> Timeline:
         return serve(
             arriving, pools[0], decode=pools[1] if setup.is_apart else None,
-            handover_ps=handover_ps, router=asked.router, speculation=speculation,
+            handover_ps=handover_ps, router=asked.router, drafts=drafts,
         )  # fmt: skip
 
     found, served = None, None
     if asked.search and asked.limits is not None:
-        found = capacity.most(requests, run, asked.limits, tolerance=asked.rate_tolerance)
+        found = capacity.most(requests, run, asked.limits, asked.rate_tolerance)
         found, served = found.model_copy(update={"served": None}), found.served
     else:
         served = measure(run(requests), asked.limits)
@@ -149,19 +141,17 @@ def requests_of(spec: ArrivalSpec) -> Requests:
             message = f"{spec.arrivals}: its requests have lengths of their own; give no others"
             raise UserError(message)
         return request_files.read(spec.arrivals, most=spec.count)
-    count, burstiness, seed = spec.count, spec.burstiness, spec.arrival_seed
     if spec.lengths == "trace" and not is_given:
         import tracegen
 
         if spec.trace is None:
             message = "lengths of a trace were asked for, but no trace was given"
             raise UserError(message)
-        trace = tracegen.load(spec.trace)
-        found = drawn_from(trace, count, 1.0, burstiness=burstiness, seed=seed)
+        of: Any = tracegen.load(spec.trace)
     else:
-        prompts = lengths(spec.prompts or str(spec.prompt))
-        outputs = lengths(spec.outputs or str(spec.output + 1))
-        found = drawn(count, 1.0, prompts, outputs, burstiness=burstiness, seed=seed)
+        asked = spec.prompts or str(spec.prompt), spec.outputs or str(spec.output + 1)
+        of = lengths(asked[0]), lengths(asked[1])
+    found = drawn(spec.count, of, burstiness=spec.burstiness, seed=spec.arrival_seed)
     # A search stretches gaps, which requests that come at once would not have.
     return found if spec.search else found.at_rate(rate)
 
@@ -178,7 +168,7 @@ def _rate(text: str) -> float | None:
 
 def _pools(setup: Setup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, Pool], list[Cache]]:
     """Pools of prefill and of decoding, which are the same where the same GPUs do both."""
-    spec, queries = setup.spec, setup.drafts.count + 1
+    spec = setup.spec
     phases: dict[Phase, Side] = {"prefill": setup.prefill, "decode": setup.decode}
     pools: list[Pool] = []
     caches: list[Cache] = []
@@ -189,20 +179,12 @@ def _pools(setup: Setup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, 
         prompts = spec.chunk
         if asked.policy == "whole-prompts":
             prompts = max(prompts, -(-longest // side.tp))
-        times = dataclasses.replace(
-            setup.times[phase], most={True: prompts, False: spec.requests * queries}
-        )
-        used = [times.prefill, times.decode]
-        if setup.is_apart:
-            used = used[:1] if phase == "prefill" else used[1:]
-        for layers in used:
-            most = times.most[layers is times.prefill]
-            layers.near(most, layers.positions, most)
-        room = room_of(
-            setup.shape, [one.memory for one in used if one.memory is not None],
-            int(side.system.hbm.num_bytes * asked.memory), side.tp, setup.precision.gemm,
-            int(setup.drafts.count > 0),
-        )  # fmt: skip
+        known = setup.times[phase].layers
+        prefill = dataclasses.replace(known["prefill"], most=prompts)
+        times = dataclasses.replace(setup.times[phase], layers={**known, "prefill": prefill})
+        used: list[Phase] = [phase] if setup.is_apart else ["prefill", "decode"]
+        capacity = int(side.system.hbm.num_bytes * asked.memory)
+        room = times.room(used, capacity, int(setup.drafts.count > 0))
         if room.positions < asked.block:
             message = (
                 f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}: "

@@ -6,8 +6,15 @@ that it says; the engine decides when.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+from replay.errors import UserError
+from replay.steps.memory import Kept
+
+if TYPE_CHECKING:
+    from replay.steps.plan import Plan
 
 Kind = Literal["F", "B", "I", "W"]
 """A pass over a chunk: forward (F), backward (B), or the backward pass in two: gradients of inputs
@@ -41,16 +48,16 @@ class Shape(NamedTuple):
         each direction.
     micro_batches
         Of a step.
-    group
-        Micro-batches that pass a chunk in a row before a stage turns to its next chunk; 0 for as
-        many as there are stages. For interleaved schedules alone
-        (``--microbatch-group-size-per-virtual-pipeline-stage`` of Megatron-LM).
     """
 
     stages: int
     chunks: int
     micro_batches: int
-    group: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan) -> Shape:
+        """Take them from a parallel plan."""
+        return cls(plan.pp, plan.vpp, plan.micro_batches)
 
     @property
     def model_chunks(self) -> int:
@@ -98,15 +105,26 @@ class Schedule(ABC):
         del shape
         return ""
 
-    def in_flight(self, shape: Shape, stage: int) -> int:
-        """Chunks' activations that a stage keeps at most, counted from its order.
+    def check(self, shape: Shape) -> None:
+        """Refuse what the schedule cannot be made for.
 
-        A forward pass makes them, B or W frees them. That is the upper bound where the backward
-        pass is made in two: I already frees what gradients of weights do not need.
+        Raises
+        ------
+        UserError
+            Saying why, and what is possible.
         """
-        kept = most = 0
-        for slot in self.order(shape)[stage]:
-            for op in slot:
-                kept += _KEEPS[op.kind]
-                most = max(most, kept)
-        return most
+        if reason := self.refuses(shape):
+            raise UserError(reason)
+
+    def kept(self, shape: Shape) -> list[Kept]:
+        """What each stage keeps, counted from its order.
+
+        A forward pass makes activations, B or W frees them. That is the upper bound where the
+        backward pass is made in two: I already frees what gradients of weights do not need.
+        """
+        found = []
+        for slots in self.order(shape):
+            ops = [op for slot in slots for op in slot]
+            kept = itertools.accumulate(_KEEPS[op.kind] for op in ops)
+            found.append(Kept(tuple(sorted({op.chunk for op in ops})), max(kept)))
+        return found

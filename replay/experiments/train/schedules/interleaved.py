@@ -6,7 +6,7 @@ from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
 
 
 class Interleaved(Schedule):
-    """1F1B in which a stage makes a group of micro-batches over a chunk, then over its next chunk.
+    """1F1B in which as many micro-batches as stages pass a chunk in a row, then the next chunk.
 
     A stage's *turns* are its pairs of chunk and micro-batch in the order of forward passes. Its
     backward passes take the same order, with the chunks reversed.
@@ -28,7 +28,12 @@ class Interleaved(Schedule):
                 f"{self.name} has at least 2 stages (pp) with at least 2 chunks each (vpp), not "
                 f"{shape.stages} with {shape.chunks}; 1f1b has one chunk per stage"
             )
-        return self._refuses_groups(shape)
+        if shape.micro_batches % shape.stages or not shape.micro_batches:
+            return (
+                f"{self.name} makes {shape.stages} (pp) micro-batches in a row over a chunk; "
+                f"possible are multiples of that, not {shape.micro_batches}"
+            )
+        return ""
 
     def order(self, shape: Shape) -> list[list[Slot]]:
         """Warm-up, turns of a forward and a backward pass, and the rest of the backward passes."""
@@ -51,37 +56,45 @@ class Interleaved(Schedule):
         All but the last chunk of the first group; and two for each stage that follows, as the
         first micro-batch needs one turn to go there and one to come back.
         """
-        return (shape.chunks - 1) * _group(shape) + 2 * (shape.stages - 1 - stage)
+        return (shape.chunks - 1) * shape.stages + 2 * (shape.stages - 1 - stage)
 
     def _turn(self, forward: Op, backward: Op) -> list[Slot]:
         return [(forward,), (backward,)]
 
-    def _refuses_groups(self, shape: Shape) -> str:
-        group, least = _group(shape), shape.stages
-        if not least <= group <= shape.micro_batches:
-            return (
-                f"{self.name} makes at least {least} (pp) micro-batches in a row over a chunk, and "
-                f"at most all {shape.micro_batches} of a step, not {group}"
-            )
-        left = shape.micro_batches % group
-        if 0 < left < least:
-            return (
-                f"{self.name}: {shape.micro_batches} micro-batches in groups of {group} leave "
-                f"{left}, fewer than the {least} stages; possible are multiples of {group}"
-            )
-        return ""
 
+class MegatronOverlap(Interleaved):
+    """Interleaved 1F1B whose turns make a forward beside a backward pass.
 
-def _group(shape: Shape) -> int:
-    return shape.group or shape.stages
+    So that exchanges of one run beside computation of the other (Megatron-LM's overlap of
+    exchanges). Both must be there at once, so each stage is one more forward pass ahead. A pipeline
+    of one stage does the same with its only chunk.
+    """
+
+    name = "megatron-overlap"
+    summary = "interleaved 1F1B with a forward beside each backward pass"
+    source = "Megatron-LM, --overlap-moe-expert-parallel-comm (pipeline_parallel/combined_1f1b.py)"
+    beside = "megatron"
+
+    def refuses(self, shape: Shape) -> str:
+        """What Megatron-LM refuses: several stages with one chunk each."""
+        if shape.stages == 1:
+            if shape.chunks == 1:
+                return ""
+            return f"megatron-overlap has one chunk (vpp) if it has one stage, not {shape.chunks}"
+        return super().refuses(shape)
+
+    def _warm_up(self, shape: Shape, stage: int) -> int:
+        return super()._warm_up(shape, stage) + 1
+
+    def _turn(self, forward: Op, backward: Op) -> list[Slot]:
+        return [(forward, backward)]
 
 
 def _turns(shape: Shape) -> list[tuple[int, int]]:
     """Pairs of chunk (of the stage's own) and micro-batch, in order of forward passes."""
-    group, total = _group(shape), shape.micro_batches
     return [
         (chunk, m)
-        for first in range(0, total, group)
+        for first in range(0, shape.micro_batches, shape.stages)
         for chunk in range(shape.chunks)
-        for m in range(first, min(first + group, total))
+        for m in range(first, first + shape.stages)
     ]

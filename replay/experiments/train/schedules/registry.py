@@ -5,11 +5,8 @@ from __future__ import annotations
 from replay.errors import unknown
 from replay.experiments.train.schedules.base import Schedule
 from replay.experiments.train.schedules.dualpipe import DualPipe
-from replay.experiments.train.schedules.gpipe import GPipe
-from replay.experiments.train.schedules.interleaved import Interleaved
-from replay.experiments.train.schedules.megatron_overlap import MegatronOverlap
-from replay.experiments.train.schedules.one_f_one_b import OneFOneB
-from replay.experiments.train.schedules.zb_h1 import ZeroBubbleH1
+from replay.experiments.train.schedules.interleaved import Interleaved, MegatronOverlap
+from replay.experiments.train.schedules.straight import GPipe, OneFOneB, ZeroBubbleH1
 from replay.experiments.train.schedules.zb_v import ZeroBubbleV
 
 SCHEDULES: dict[str, Schedule] = {

@@ -9,7 +9,6 @@ from replay.chains.jitter import Jitter
 from replay.experiments.train.composed import Composed, compose
 from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.schedules.registry import find
-from replay.steps.jitter import delays
 from replay.steps.times import Hop, PartTimes, StepTimes, Timed
 
 RANKS, OWN, MET, LAYERS, BATCHES = 4, 30_000_000, 20_000_000, 3, 5
@@ -27,8 +26,7 @@ def step(stages: int, jitter: Jitter | None) -> Composed:
     ends = PartTimes(even(0, 0), even(0, 0))
     times = StepTimes(RANKS, [layers * stages], ends, ends, Hop(0, 0))
     chunks = [range(LAYERS * stage, LAYERS * (stage + 1)) for stage in range(stages)]
-    held_up = None if jitter is None else delays(jitter)
-    return compose(find("1f1b"), Shape(stages, 1, BATCHES), times, chunks, held_up)
+    return compose(find("1f1b"), Shape(stages, 1, BATCHES), times, chunks, jitter)
 
 
 def test_a_stage_waits_for_the_last_gpu_of_every_layer() -> None:
@@ -38,6 +36,7 @@ def test_a_stage_waits_for_the_last_gpu_of_every_layer() -> None:
     late, never = step(1, JITTER), step(1, None)
     assert late.step_ps - never.step_ps == drawn.max(axis=1).sum()
     assert late.spent["jitter"].tolist() == [drawn.sum(axis=0).tolist()]
+    assert (late.spent["exchange"] == never.spent["exchange"]).all()
     waiting = (drawn.max(axis=1, keepdims=True) - drawn).sum(axis=0)
     assert (late.spent["peers"] - never.spent["peers"]).tolist() == [waiting.tolist()]
 
@@ -53,15 +52,6 @@ def test_late_stages_hold_each_other_up_but_not_all_of_it() -> None:
         for stage in range(3)
     ]
     assert max(of_stage) <= added < sum(of_stage)
-
-
-def test_nobody_is_late_where_nobody_meets_and_times_together_stay() -> None:
-    stage, own, met = np.zeros(3, np.int64), np.full((3, 2), 7), np.array([[0, 0], [1, 1], [0, 2]])
-    longer, same = delays(JITTER)(stage, own, met)
-    assert np.array_equal(same, met)
-    assert longer[0].tolist() == [7, 7]
-    assert (longer[1:] > 7).all()
-    assert own.tolist() == [[7, 7]] * 3
 
 
 @pytest.mark.parametrize("seed", [0, 1])
