@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.engine.columns import fixed, stepped
 from replay.engine.recent import Recent
 from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
 from replay.engine.timeline import sum_by
@@ -139,20 +138,14 @@ def _longest_chain_ps(graph: TaskGraph, ready: Int64s) -> int:
     gates = graph.gates
     is_forward = graph.is_numbered_forward and len(gates) == 0  # then ids are the order
     order = np.empty(0, np.int32) if is_forward else graph.order
-    return int(
-        kernels.longest_chain(
-            order,
-            stepped(graph.duration_ps),
-            stepped(graph.latency_ps),
-            fixed(graph.indptr),
-            fixed(graph.successors),
-            gates.member_indptr,
-            fixed(gates.member_task),
-            fixed(gates.member_waiter),
-            gates.tile_indptr,
-            fixed(gates.tile_slots),
-            fixed(gates.tile_first),
-            fixed(gates.tile_last),
-            ready,
-        )
+    most_members = int(np.diff(gates.member_indptr).max(initial=0))
+    chain = kernels.Chain(
+        graph,
+        gates,
+        num_nodes=max(graph.num_tasks, order.size),
+        has_order=not is_forward,
+        order=order,
+        ready=ready,
+        arrivals=np.empty(most_members, np.int64),
     )
+    return int(kernels.longest_chain(chain))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replay.engine.columns import IntArray, fixed, stepped
+from replay.engine.columns import IntArray
 from replay.engine.met import last_met
 from replay.engine.taskgraph import LINE, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
@@ -272,9 +272,9 @@ class Served:
             count = kernels.find_services(
                 kernels.Meanwhile(
                     num_services=resource.size,
-                    resource=stepped(resource),
-                    start=fixed(start_ps),
-                    end=fixed(end_ps),
+                    resource=resource,
+                    start=start_ps,
+                    end=end_ps,
                     low=low,
                     high=high,
                     null=num_resources,

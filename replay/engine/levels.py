@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from replay.engine.columns import IntArray, fixed, stepped
+from replay.engine.columns import IntArray
 from replay.engine.taskgraph import Bools, Int32s, Int64s
 
 if TYPE_CHECKING:
@@ -177,14 +177,13 @@ def _memory(block: Block, **parts: Any) -> Changes:
         parts.setdefault(name, np.zeros(0, np.int64))
     parts.setdefault("is_wanted", np.zeros(0, np.int8))
     parts.setdefault("num_windows", 0)
-    change = block.change
     return Changes(
         num_rows=block.owner.size,
-        owner=fixed(block.owner),
+        owner=np.ascontiguousarray(block.owner),
         by_task=block.task is not None,
-        task=np.zeros(0, np.int32) if block.task is None else fixed(block.task),
-        time=fixed(block.time),
-        change=(np.array([change]), 0) if isinstance(change, int) else stepped(change),
+        task=np.zeros(0, np.int32) if block.task is None else np.ascontiguousarray(block.task),
+        time=np.ascontiguousarray(block.time),
+        change=np.broadcast_to(block.change, block.owner.shape),
         sign=block.sign,
         **parts,
     )

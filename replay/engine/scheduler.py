@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from replay.engine.columns import stepped
 from replay.engine.engine import raise_if_failed
 from replay.engine.errors import EngineError
 from replay.engine.joining import with_part
@@ -104,7 +103,7 @@ class Scheduler:
             raise EngineError(describe_deadlock(graph, is_started, state.status == QUEUED))
         timeline = _timeline(graph, arrays, state)
         self._check_order(before, state, timeline)
-        met, edges = last_met(timeline, (is_over.view(np.int8), 1), window.met, left)
+        met, edges = last_met(timeline, is_over, window.met, left)
         # Of those whose start is fixed the records have lost since when they wait.
         fixed = left[state.status[left] == FIXED]
         state.ready_ps[fixed] = met.ready_ps[fixed]
@@ -136,7 +135,7 @@ class Scheduler:
         find_last_ends(
             Ends(
                 num_tasks=graph.num_tasks,
-                resource=stepped(graph.resource),
+                resource=graph.resource,
                 status=state.status,
                 is_known_from=FIXED,
                 end=timeline.end_ps,

@@ -38,6 +38,7 @@ from replay.engine.kernels.packing import unpack as unpack
 from replay.engine.kernels.pausing import Paused as Paused
 from replay.engine.kernels.pausing import find_left as find_left
 from replay.engine.kernels.reading import Causes as Causes
+from replay.engine.kernels.reading import Chain as Chain
 from replay.engine.kernels.reading import Draws as Draws
 from replay.engine.kernels.reading import Meanwhile as Meanwhile
 from replay.engine.kernels.reading import find_draws as find_draws

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import IntArray
 from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.lanes import sort_ids
 from replay.engine.kernels.layout import NEVER
@@ -16,11 +15,11 @@ from replay.engine.kernels.memory import Fixed, Memory, Number, Stepped, Vector
 
 
 class Chain(Memory):
-    """A graph in an order, and when each of its tasks could be ready."""
+    """A graph in the order of `order_tasks`, and when each of its tasks could be ready."""
 
     num_tasks = Fixed()
     num_nodes = Fixed()
-    has_order = Fixed()
+    has_order = Fixed()  # else the ids are one
     order = Vector(np.int32)
     duration = Stepped()
     latency = Stepped()
@@ -44,8 +43,8 @@ def _no_sooner(times, task, time):
 
 
 @entry(Chain)
-def _longest_chain(g):
-    """Longest chain of durations and latencies."""
+def longest_chain(g):
+    """Longest chain of durations and latencies; afterwards ``ready`` is when tasks are visible."""
     ready = g.ready
     longest = 0
     for place in range(g.num_nodes):
@@ -82,49 +81,6 @@ def _longest_chain(g):
                 if g.member_waiter[member] >= 0:
                     _no_sooner(ready, g.member_waiter[member], soonest)
     return longest
-
-
-def longest_chain(
-    order: npt.NDArray[np.int32],
-    duration: tuple[IntArray, int],
-    latency: tuple[IntArray, int],
-    indptr: IntArray,
-    successors: IntArray,
-    member_indptr: IntArray,
-    member_task: IntArray,
-    member_waiter: IntArray,
-    tile_indptr: IntArray,
-    tile_slots: IntArray,
-    tile_first: IntArray,
-    tile_last: IntArray,
-    ready: npt.NDArray[np.int64],
-) -> int:
-    """Longest chain of durations and latencies; see ``bounds.longest_chain_ps``.
-
-    ``order`` is that of `order_tasks`, or empty if the ids are one. ``ready`` holds when each task
-    could be ready for what is not in the graph, and afterwards when it could be visible.
-    """
-    num_tasks = indptr.size - 1
-    memory = Chain(
-        num_tasks=num_tasks,
-        num_nodes=max(num_tasks, order.size),
-        has_order=order.size > 0,
-        order=order,
-        duration=duration,
-        latency=latency,
-        indptr=indptr,
-        successors=successors,
-        member_indptr=member_indptr,
-        member_task=member_task,
-        member_waiter=member_waiter,
-        tile_indptr=tile_indptr,
-        tile_slots=tile_slots,
-        tile_first=tile_first,
-        tile_last=tile_last,
-        ready=ready,
-        arrivals=np.empty(int(np.diff(member_indptr).max(initial=0)), np.int64),
-    )
-    return int(_longest_chain(memory))
 
 
 class Causes(Memory):
