@@ -131,7 +131,7 @@ class LongestChain:
 
 def _longest_chain_ps(graph: TaskGraph, ready: Int64s) -> int:
     """Longest chain; `ready` becomes when each task could be visible."""
-    from replay.engine import kernels
+    from replay.engine.kernels.reading import Chain, longest_chain
 
     if graph.num_tasks == 0:
         return 0
@@ -139,7 +139,7 @@ def _longest_chain_ps(graph: TaskGraph, ready: Int64s) -> int:
     is_forward = graph.is_numbered_forward and len(gates) == 0  # then ids are the order
     order = np.empty(0, np.int32) if is_forward else graph.order
     most_members = int(np.diff(gates.member_indptr).max(initial=0))
-    chain = kernels.Chain(
+    chain = Chain(
         graph,
         gates,
         num_nodes=max(graph.num_tasks, order.size),
@@ -148,4 +148,4 @@ def _longest_chain_ps(graph: TaskGraph, ready: Int64s) -> int:
         ready=ready,
         arrivals=np.empty(most_members, np.int64),
     )
-    return int(kernels.longest_chain(chain))
+    return int(longest_chain(chain))

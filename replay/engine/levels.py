@@ -16,7 +16,7 @@ from replay.engine.columns import IntArray
 from replay.engine.taskgraph import Bools, Int32s, Int64s
 
 if TYPE_CHECKING:
-    from replay.engine.kernels import Changes
+    from replay.engine.kernels.changes import Changes
 
 #: Changes in a window, in the mean.
 PER_WINDOW = 8
@@ -72,7 +72,7 @@ class Levels:
     """
 
     def __init__(self, num_owners: int, blocks: list[Block]) -> None:
-        from replay.engine.kernels import count_changes, sum_changes
+        from replay.engine.kernels.changes import count_changes, sum_changes
 
         self._blocks = blocks
         rows, last = np.zeros(num_owners, np.int64), np.zeros(num_owners, np.int64)
@@ -140,7 +140,7 @@ class Levels:
 
     def _settled(self, is_wanted: Bools) -> tuple[Int64s, Int64s, Int64s]:
         """Window, time and level at the end of each instant of the wanted windows, in order."""
-        from replay.engine.kernels import find_changes, settle_changes
+        from replay.engine.kernels.changes import find_changes, settle_changes
 
         count = np.where(is_wanted, self._count, 0)
         rows = int(count.sum())
@@ -171,7 +171,7 @@ _LATER = (
 
 def _memory(block: Block, **parts: Any) -> Changes:
     """A block of changes, and what a kernel needs beside it."""
-    from replay.engine.kernels import Changes
+    from replay.engine.kernels.changes import Changes
 
     for name in _LATER:
         parts.setdefault(name, np.zeros(0, np.int64))

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.kernels import layout, number_keys, pack_touches, rehash
-from replay.engine.kernels.interning import Naming, Triples
+from replay.engine.kernels import layout
+from replay.engine.kernels.interning import Naming, Triples, number_keys, rehash
+from replay.engine.kernels.packing import pack_touches
 from replay.engine.state import Keys
 from replay.engine.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 

@@ -60,7 +60,7 @@ def last_met(
     Of all tasks, and of those left the edges alone. Of several that became visible at one moment
     the one with the smallest number is taken, edges before gates.
     """
-    from replay.engine.kernels import Causes, last_admitted, last_met_edges
+    from replay.engine.kernels.reading import Causes, last_admitted, last_met_edges
 
     graph, gates = timeline.graph, timeline.graph.gates
     met = Met.nobody(graph.num_tasks) if before is None else before

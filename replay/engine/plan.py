@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from replay.engine.columns import is_constant, stored
 from replay.engine.errors import EngineError
-from replay.engine.kernels import Surveyed, group_rows, pack, survey, unpack
 from replay.engine.kernels import layout as k
-from replay.engine.kernels.packing import Unpacking
+from replay.engine.kernels.edges import group_rows
+from replay.engine.kernels.packing import Surveyed, Unpacking, pack, survey, unpack
 from replay.engine.lookups import aligned, grown, table_parts, turn_takers
 from replay.engine.resuming import add_channel_of_returns, restore
 from replay.engine.state import Laid, State

@@ -82,7 +82,8 @@ class Scheduler:
         OutOfOrderError
             If a task of the last part should have begun while its resource did something else.
         """
-        from replay.engine.kernels import layout, run
+        from replay.engine.kernels import layout
+        from replay.engine.kernels.loop import run
         from replay.engine.plan import make_plan
 
         window = self._window
@@ -123,7 +124,7 @@ class Scheduler:
 
     def _check_order(self, before: State, state: State, timeline: Timeline) -> None:
         """Refuse what began before the pause where something else happened or waited."""
-        from replay.engine.kernels import Ends, find_last_ends
+        from replay.engine.kernels.sums import Ends, find_last_ends
 
         graph, start = timeline.graph, timeline.start_ps
         early = np.flatnonzero(start < before.now_ps)

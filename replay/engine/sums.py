@@ -73,7 +73,7 @@ class TaskSums:
         is_counted
             Which of these (task,); all if left out.
         """
-        from replay.engine import kernels
+        from replay.engine.kernels.sums import NUM_SUMS, Tallied, tally
 
         count = len(graph.resources)
         resource = graph.resource[tasks]
@@ -82,12 +82,12 @@ class TaskSums:
             start, end, visible = (
                 of[tasks] for of in (timeline.start_ps, timeline.end_ps, timeline.visible_ps)
             )
-        sums = np.zeros((len(graph.kind_names), num_places + 1, kernels.NUM_SUMS), np.int64)
+        sums = np.zeros((len(graph.kind_names), num_places + 1, NUM_SUMS), np.int64)
         work, busy = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
         first = np.full(len(graph.kind_names), NEVER)
         last = np.full(len(graph.kind_names), -1, np.int64)
-        kernels.tally(
-            kernels.Tallied(
+        tally(
+            Tallied(
                 num_tasks=resource.size,
                 is_counted=every(resource.size) if is_counted is None else is_counted,
                 num_places=num_places + 1,
@@ -149,12 +149,12 @@ def busy_by_window(
     shape
         Rows and windows; the last window holds the last end.
     """
-    from replay.engine import kernels
+    from replay.engine.kernels.sums import Services, sum_services
 
     busy, filled = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for resource, start, end, is_counted in services:
-        kernels.sum_services(
-            kernels.Services(
+        sum_services(
+            Services(
                 num_services=resource.size,
                 is_counted=every(resource.size) if is_counted is None else is_counted,
                 window=window_ps,

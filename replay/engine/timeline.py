@@ -70,7 +70,7 @@ class Drawn:
 
         Both are empty where no table has such a line.
         """
-        from replay.engine.kernels import Draws, find_draws
+        from replay.engine.kernels.reading import Draws, find_draws
 
         tables, touches = graph.tables, graph.touches
         size = np.count_nonzero(port_served) + np.count_nonzero(backing_served)
@@ -219,7 +219,7 @@ class Timeline:
 
 def sum_by(key: IntArray, values: IntArray | Bools, size: int) -> Int64s:
     """Exact sums of whole numbers by key; the key -1 is left out."""
-    from replay.engine.kernels import Keyed, sum_keyed
+    from replay.engine.kernels.sums import Keyed, sum_keyed
 
     total = np.zeros(size + 1, np.int64)
     sum_keyed(Keyed(num_rows=key.size, key=key, value=values, nobody=size, total=total))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,6 @@ from replay.engine.errors import GraphError
 from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.layout import SIGNAL
 from replay.engine.kernels.memory import Fixed, Memory, Number, Stepped, Vector
-
-if TYPE_CHECKING:
-    from replay.engine.taskgraph import TaskGraph
 
 
 class EdgeBlock(Memory):
@@ -247,7 +244,7 @@ def _order_tasks(g):
     return g.done
 
 
-def order_tasks(graph: TaskGraph) -> npt.NDArray[np.int32]:
+def order_tasks(graph: Any) -> npt.NDArray[np.int32]:
     """Kahn's order with two extra nodes per gate, as far as it gets; see `TaskGraph.order`."""
     gates = graph.gates
     arrivals, tiles = np.diff(gates.member_indptr), np.diff(gates.tile_indptr)

@@ -1,17 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Reading a graph or a schedule: the longest chain, who was waited for, and what was served."""
+"""Reading a graph or a run: the longest chain, who was waited for, what was served or is left."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.lanes import sort_ids
-from replay.engine.kernels.layout import NEVER
-from replay.engine.kernels.memory import Fixed, Memory, Number, Stepped, Vector
+from replay.engine.kernels.layout import LATE_LANE, NEVER, TASK
+from replay.engine.kernels.memory import Fixed, Memory, Number, Records, Stepped, Vector
 
 
 class Chain(Memory):
@@ -203,11 +200,32 @@ def find_draws(d):
     return d.num_found
 
 
-def walk_back(last: int, cause: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Tasks of the chain that ends with ``last``, first one first."""
-    causes = cause.data  # NumPy's own numbers would take five times as long
-    chain = []
-    while last >= 0:
-        chain.append(last)
-        last = causes[last]
-    return np.array(chain[::-1], np.int64)
+class Paused(Memory):
+    """Records of tasks where a run was paused."""
+
+    num_tasks = Fixed()
+    num_streams = Fixed()
+    now = Fixed()
+    tasks = Records(TASK)
+    visible = Vector(np.int64)
+    left = Vector(np.int32)  # tasks that are not over
+
+
+@entry(Paused)
+def find_left(p):
+    """Find the tasks that are not over, and note when all are visible; how many are left.
+
+    A record says since when a task waits at a station where others say when they are visible.
+    """
+    num_left = 0
+    for number in range(p.num_tasks):
+        task = p.tasks[number]
+        visible = task.visible
+        p.visible[number] = visible
+        is_left = visible < 0 or visible > p.now or task.missing > 0
+        if task.missing == 0 and (task.lane >= p.num_streams or task.lane <= LATE_LANE):
+            is_left = True
+        if is_left:
+            p.left[num_left] = number
+            num_left += 1
+    return num_left
