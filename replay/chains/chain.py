@@ -11,16 +11,19 @@ and replays chains.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from replay.chains.memory import largest
 from replay.errors import UserError
 from replay.measure.parts import Routing
+from replay.model.work.layer import LayerWork
 from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.outside import BuildFailed
 
@@ -32,8 +35,8 @@ if TYPE_CHECKING:
     from replay.measure.parts import Memory
     from replay.model.compute.dense import Between
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.times import Time
     from replay.model.work.context import Context
-    from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
 
 
@@ -300,3 +303,48 @@ def faults_of(scheme: Scheme) -> Iterator[None]:
         if not scheme.code:
             raise
         raise BuildFailed(scheme, error) from error
+
+
+# ---- layers that are the same work ---------------------------------------------------------------
+
+WORK = tuple(inspect.signature(LayerWork).parameters)
+"""What a layer's work is made from; everything else follows from it. Of layers with equal digests,
+one replay stands for all."""
+
+
+def digest_of(link: ChainLink, lead: Time) -> str:
+    """SHA-256 of everything that decides what the replay of a layer by itself gives.
+
+    Parameters
+    ----------
+    link
+        The layer; which one it is does not count.
+    lead
+        By how much each host begins before its GPU.
+    """
+    digest = hashlib.sha256()
+    parts = [batch.tokens for batch in link.micro_batches]
+    for value in (link.work(), lead, link.trace_rows, parts, link.delays_ps):
+        _add(digest, value)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Add a value with its type and length, so that no two values look alike."""
+    if isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype.str}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, LayerWork):
+        for name in WORK:
+            _add(digest, getattr(value, name))
+    elif dataclasses.is_dataclass(value):
+        digest.update(type(value).__name__.encode())
+        for field in dataclasses.fields(value):
+            _add(digest, getattr(value, field.name))
+    elif isinstance(value, list | tuple):
+        digest.update(f"{type(value).__name__}{len(value)}".encode())
+        for one in value:
+            _add(digest, one)
+    else:
+        text = repr(value).encode()
+        digest.update(f"{type(value).__name__}{len(text)}".encode() + text)

@@ -179,25 +179,16 @@ class KernelSpan(NamedTuple):
     of
         Kind of the kernels.
     begun, ended
-        (rank,): tasks behind which they run, and of their end.
+        (rank,): tasks behind which they run, and of their end; or when these are, in picoseconds.
     """
 
     of: Occupation
     begun: Ints
     ended: Ints
 
-
-class BusyTime(NamedTuple):
-    """When kernels of a `KernelSpan` ran: two (rank,), in picoseconds."""
-
-    of: Occupation
-    begun_ps: Ints
-    ended_ps: Ints
-
-    @classmethod
-    def of_span(cls, span: KernelSpan, visible_ps: Ints) -> BusyTime:
-        """Look a span up in when each task is visible: (task,)."""
-        return cls(span.of, visible_ps[span.begun], visible_ps[span.ended])
+    def at(self, visible_ps: Ints) -> KernelSpan:
+        """Give its times, looked up in when each task is visible: (task,)."""
+        return self._replace(begun=visible_ps[self.begun], ended=visible_ps[self.ended])
 
 
 class StreamUse(NamedTuple):
@@ -222,8 +213,8 @@ class StreamUse(NamedTuple):
         return sum((self.busy_ps[one] for one in COMPUTE[1:]), self.busy_ps[COMPUTE[0]])
 
 
-def stream_use(spans: Iterable[BusyTime], num_ranks: int) -> StreamUse:
-    """Add up what streams are busy with; spans of one stream do not overlap."""
+def stream_use(spans: Iterable[KernelSpan], num_ranks: int) -> StreamUse:
+    """Add up what streams are busy with at the times of spans; those of one do not overlap."""
     nothing = np.zeros(num_ranks, np.int64)
     busy: dict[Occupation, Ints] = dict.fromkeys(get_args(Occupation), nothing)
     computing: list[tuple[Ints, Ints]] = [(nothing, nothing)]

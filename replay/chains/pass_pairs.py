@@ -28,7 +28,6 @@ import numpy as np
 from replay.chains.chain import LayerTasks, TaskRanges, mean_of
 from replay.chains.kernel_streams import (
     COMPUTE,
-    BusyTime,
     StageStreams,
     StreamUse,
     set_aside,
@@ -37,8 +36,8 @@ from replay.chains.kernel_streams import (
 )
 from replay.chains.launch_program import LaunchProgram
 from replay.chains.memory import beside
-from replay.chains.observers import Moments
 from replay.chains.replay import ONE_BATCH, Strategy
+from replay.chains.results import Moments
 from replay.engine import schedule
 from replay.measure.result import Pairs
 from replay.measure.token_latency import us
@@ -47,8 +46,8 @@ from replay.model.machine.machine import Machine
 if TYPE_CHECKING:
     from replay.chains.kernel_streams import Occupation
     from replay.chains.launch_program import PairPart
-    from replay.chains.observers import ChainMeasures
     from replay.chains.replay import Replay
+    from replay.chains.results import ChainMeasures
     from replay.engine import GraphBuilder
     from replay.model.machine.machine import Ints
     from replay.schemes.ep.staged import Interleave
@@ -229,6 +228,6 @@ def pair_times(replay: Replay) -> PairTimes:
     """
     graph = replay.build()
     visible = schedule(graph.built.graph).visible_ps
-    spans = [BusyTime.of_span(one, visible) for one in graph.spans[0]]
+    spans = [one.at(visible) for one in graph.spans[0]]
     ends = visible[graph.built.ends]
     return PairTimes(ends, stream_use(spans, len(ends)))

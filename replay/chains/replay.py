@@ -16,13 +16,25 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from replay.chains.chain import ChainGraph, LayerTasks, TaskRanges, check_code_for, faults_of
+from replay.chains.chain import (
+    ChainGraph,
+    LayerTasks,
+    TaskRanges,
+    check_code_for,
+    digest_of,
+    faults_of,
+)
 from replay.chains.layer_sampling import LayerSample, choose
 from replay.chains.memory import memory_of
-from replay.chains.observers import ChainMeter, Makespan
-from replay.chains.results import chain_result, layer_result, measures_at_once, replayed_of
+from replay.chains.results import (
+    ChainMeter,
+    Makespan,
+    chain_result,
+    layer_result,
+    measures_at_once,
+    replayed_of,
+)
 from replay.chains.tuning import tune
-from replay.chains.work_digest import digest_of
 from replay.engine import GraphBuilder, schedule
 from replay.engine.scheduler import OutOfOrderError, Scheduler
 from replay.errors import UserError
@@ -37,7 +49,7 @@ from replay.model.machine.times import NO_TIME
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
-    from replay.chains.observers import ChainMeasures, Observer
+    from replay.chains.results import ChainMeasures, Observer
     from replay.chains.tuning import Trial
     from replay.engine import TaskGraph
     from replay.measure.parts import Memory

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from replay.chains.jitter import OFF
 from replay.errors import UserError
+from replay.model.machine.domains import Domains
 from replay.model.work.batch import Batch, Phase, form_batch
 from replay.model.work.placement import PER_STEP
 from replay.model.work.precision import NumberType, Precision
@@ -172,3 +173,45 @@ class ChainSettings:
             if is_asked:
                 message = f"--interleave {self.interleave} does not go with {what}"
                 raise UserError(message)
+
+    def check_nodes(self, system: System, num_ranks: int, *, is_chain: bool) -> None:
+        """Refuse a sample of the nodes where it means nothing.
+
+        Raises
+        ------
+        UserError
+            Saying why, and what there is.
+        """
+        if self.sample_nodes is None:
+            return
+        domains, asked = Domains(system.fabric, num_ranks), f"--sample-nodes {self.sample_nodes}"
+        message, values = "", system.describe()
+        if domains.num == 1:
+            message = f"{asked}: all {num_ranks} GPUs are in one NVLink domain of {domains.size}"
+        elif not domains.even:
+            message = f"{asked}: {num_ranks} GPUs are no whole nodes of {domains.size}"
+        elif values.get("network.oversubscription", 1) > 1 or values.get("fabric.slow"):
+            message = (
+                f"{asked}: nodes have to be alike and not in each other's way; leave out "
+                "network.oversubscription and fabric.slow, or replay all nodes"
+            )
+        elif domains.size % self.expert_tp:
+            message = (
+                f"{asked}: nodes have to be alike; {self.expert_tp} GPUs that share an expert do "
+                f"not divide the {domains.size} of a node"
+            )
+        elif is_chain:
+            message = (
+                f"{asked}: the busiest nodes differ from layer to layer, so that a chain has no "
+                "others to go on with; --layer N replays one, --barrier replays layers by "
+                "themselves"
+            )
+        elif self.interleave != "off":
+            message = (
+                f"{asked} and --interleave {self.interleave}: nodes are sampled of whole batches"
+            )
+        elif self.jitter != OFF:
+            given = f"{asked} and --jitter {self.jitter}"
+            message = f"{given}: nodes that are not replayed would never be late"
+        if message:
+            raise UserError(message)

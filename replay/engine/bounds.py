@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.engine.columns import fixed, stepped
 from replay.engine.recent import Recent
 from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
 from replay.engine.timeline import sum_by
@@ -132,27 +131,21 @@ class LongestChain:
 
 def _longest_chain_ps(graph: TaskGraph, ready: Int64s) -> int:
     """Longest chain; `ready` becomes when each task could be visible."""
-    from replay.engine import kernels
+    from replay.engine.kernels.reading import Chain, longest_chain
 
     if graph.num_tasks == 0:
         return 0
     gates = graph.gates
     is_forward = graph.is_numbered_forward and len(gates) == 0  # then ids are the order
     order = np.empty(0, np.int32) if is_forward else graph.order
-    return int(
-        kernels.longest_chain(
-            order,
-            stepped(graph.duration_ps),
-            stepped(graph.latency_ps),
-            fixed(graph.indptr),
-            fixed(graph.successors),
-            gates.member_indptr,
-            fixed(gates.member_task),
-            fixed(gates.member_waiter),
-            gates.tile_indptr,
-            fixed(gates.tile_slots),
-            fixed(gates.tile_first),
-            fixed(gates.tile_last),
-            ready,
-        )
+    most_members = int(np.diff(gates.member_indptr).max(initial=0))
+    chain = Chain(
+        graph,
+        gates,
+        num_nodes=max(graph.num_tasks, order.size),
+        has_order=not is_forward,
+        order=order,
+        ready=ready,
+        arrivals=np.empty(most_members, np.int64),
     )
+    return int(longest_chain(chain))

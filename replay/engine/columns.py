@@ -12,8 +12,8 @@ from replay.engine.errors import GraphError
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 #: Smallest and largest of some values.
 Span: TypeAlias = "tuple[int, int]"
-#: One end of a block of edges, (array, step, slope): ``array[i * step] + i * slope`` of edge ``i``.
-End: TypeAlias = tuple[IntArray, int, int]
+#: One end of a block of edges, (column, slope): ``column[i] + i * slope`` of edge ``i``.
+End: TypeAlias = tuple[IntArray, int]
 
 _FEW_EDGES = 512
 #: How much more room a column gets at a time. What is not written costs no memory: pages come when
@@ -21,18 +21,19 @@ _FEW_EDGES = 512
 _GROWTH = 4
 
 
-def fixed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A contiguous read-only view: one array type for the kernels, whatever was given."""
-    view = np.ascontiguousarray(values).view()
-    view.flags.writeable = False
-    return view
+def is_constant(column: npt.NDArray[Any]) -> bool:
+    """Whether a column is one value, which is stored once for all rows."""
+    return column.size > 0 and column.strides == (0,)
 
 
-def stepped(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-    """A column as (array, step) for the kernels: one value for every row has step 0."""
-    if values.size and values.strides == (0,):
-        return fixed(values[:1]), 0
-    return fixed(values), 1
+def every(count: int) -> npt.NDArray[np.bool_]:
+    """A column of so many rows, all of which count."""
+    return np.broadcast_to(np.True_, (count,))
+
+
+def stored(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The rows of a column that are stored: the first where it is one value."""
+    return column[:1] if is_constant(column) else column
 
 
 class Column:
@@ -217,7 +218,7 @@ class EdgeBlocks:
         self._count += count
         if count > _FEW_EDGES:
             self._close()
-            self._blocks.append((count, _end(src), _end(dst)))
+            self._blocks.append((count, _end(src, count), _end(dst, count)))
         elif count:
             self._sources += _listed(src, count)
             self._targets += _listed(dst, count)
@@ -245,11 +246,11 @@ class EdgeBlocks:
         outer_src: list[IntArray] = [np.zeros(0, np.int32)]
         outer_dst: list[IntArray] = [np.zeros(0, np.int32)]
         for count, src, dst in self.pop_all():
-            if count and _least(count, dst) < first:
+            if count and _least(dst) < first:
                 message = f"an edge leads to a task before {first}, which is of an earlier part"
                 raise GraphError(message)
-            if count and _least(count, src) < first:
-                sources, targets = _rows(count, src), _rows(count, dst)
+            if count and _least(src) < first:
+                sources, targets = _rows(src), _rows(dst)
                 is_outer = sources < first
                 outer_src.append(sources[is_outer])
                 outer_dst.append(targets[is_outer] - first)
@@ -263,8 +264,8 @@ class EdgeBlocks:
     def _close(self) -> None:
         """Make a block of what is not yet in one."""
         if self._sources:
-            src, dst = (_end(np.array(ids, np.int32)) for ids in (self._sources, self._targets))
-            self._blocks.append((len(self._sources), src, dst))
+            src, dst = (np.array(ids, np.int32) for ids in (self._sources, self._targets))
+            self._blocks.append((len(self._sources), (src, 0), (dst, 0)))
             self._sources, self._targets = [], []
 
 
@@ -275,29 +276,27 @@ def _listed(ids: int | IntArray | range, count: int) -> list[int]:
     return list(ids) if isinstance(ids, range) else ids.tolist()
 
 
-def _end(ids: int | IntArray | range) -> End:
-    """One end of a block of edges as (array, step, slope)."""
-    if isinstance(ids, int):
-        return fixed(np.array([ids], np.int32)), 0, 0
-    if isinstance(ids, range):
-        return fixed(np.array([ids.start], np.int32)), 0, 1
-    return fixed(ids.astype(np.int32, copy=True)), 1, 0
+def _end(ids: int | IntArray | range, count: int) -> End:
+    """One end of a block of edges as (column, slope)."""
+    if isinstance(ids, (int, range)):
+        first = np.int32(ids if isinstance(ids, int) else ids.start)
+        return np.broadcast_to(first, (count,)), int(isinstance(ids, range))
+    return ids.astype(np.int32, copy=True), 0
 
 
-def _rows(count: int, end: End) -> IntArray:
+def _rows(end: End) -> IntArray:
     """One end of each edge of a block: (edge,)."""
-    array, step, slope = end
-    rows = np.arange(count, dtype=np.int32)
-    return array[rows * step] + rows * slope
+    column, slope = end
+    return column + slope * np.arange(column.size, dtype=np.int32)
 
 
-def _least(count: int, end: End) -> int:
+def _least(end: End) -> int:
     """Smallest task at one end of a block's edges; ranges ascend."""
-    array, step, _ = end
-    return int(array[:count].min()) if step else int(array[0])
+    column, _ = end
+    return int(stored(column).min())
 
 
 def _moved(end: End, first: int) -> End:
-    """One end of a block, numbered from ``first``; the array is the block's own."""
-    array, step, slope = end
-    return array - np.int32(first), step, slope
+    """One end of a block, numbered from ``first``."""
+    column, slope = end
+    return np.broadcast_to(stored(column) - np.int32(first), column.shape), slope

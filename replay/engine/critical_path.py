@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replay.engine.columns import IntArray, fixed, stepped
+from replay.engine.columns import IntArray
 from replay.engine.met import last_met
 from replay.engine.taskgraph import LINE, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
@@ -135,15 +135,13 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     >>> path.task.tolist(), path.by_cause()
     ([1, 2], {'service': 17, 'queueing': 10, 'latency': 5, 'credits': 0})
     """
-    from replay.engine import kernels
-
     graph = timeline.graph
     task = np.zeros(0, np.int64)
     cause = ready = task
     if graph.num_tasks:
         met, _ = last_met(timeline)
         cause, ready = met.cause, met.ready_ps
-        task = kernels.walk_back(int(np.argmax(timeline.visible_ps)), cause)
+        task = _walk_back(int(np.argmax(timeline.visible_ps)), cause)
     links = Links(
         task,
         graph.kind[task].astype(np.int64),
@@ -157,6 +155,16 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     schedule = (graph.resource, graph.kind, timeline.start_ps, timeline.end_ps)
     served = Served.meanwhile(links, len(graph.resources), [schedule])
     return path_of(graph, links, *served.waits(graph, links))
+
+
+def _walk_back(last: int, cause: Int64s) -> Int64s:
+    """Tasks of the chain that ends with ``last``, first one first."""
+    causes = cause.data  # NumPy's own numbers would take five times as long
+    chain = []
+    while last >= 0:
+        chain.append(last)
+        last = causes[last]
+    return np.array(chain[::-1], np.int64)
 
 
 def path_of(
@@ -259,7 +267,7 @@ class Served:
         schedules
             Resources, kinds, starts and ends of tasks, four (task,) each.
         """
-        from replay.engine import kernels
+        from replay.engine.kernels.reading import Meanwhile, find_services
 
         waits = waiting(links)
         where = links.resource[waits]
@@ -269,12 +277,12 @@ class Served:
         rows = []
         for resource, kind, start_ps, end_ps in schedules:
             found = np.empty(resource.size, np.int32)
-            count = kernels.find_services(
-                kernels.Meanwhile(
+            count = find_services(
+                Meanwhile(
                     num_services=resource.size,
-                    resource=stepped(resource),
-                    start=fixed(start_ps),
-                    end=fixed(end_ps),
+                    resource=resource,
+                    start=start_ps,
+                    end=end_ps,
                     low=low,
                     high=high,
                     null=num_resources,

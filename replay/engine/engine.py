@@ -57,7 +57,8 @@ def schedule(graph: TaskGraph) -> Timeline:
         drawn = Drawn(*(np.empty(0, np.int64) for _ in range(4)))
         return Timeline(graph, nothing, nothing.copy(), landed, none, nothing.copy(), drawn)
     # Imported where a kernel is needed first: loading numba takes longer than most commands.
-    from replay.engine.kernels import layout, run
+    from replay.engine.kernels import layout
+    from replay.engine.kernels.loop import run
     from replay.engine.plan import make_plan, read_times
 
     plan = make_plan(graph)[0]  # the layout refers to the same arrays, and is given up at once
@@ -111,6 +112,6 @@ def _too_long(limit_ps: int, num_resources: int) -> str:
 
 def compile_ahead() -> None:
     """Compile what the cache lacks, so that processes that start together need not each do so."""
-    from replay.engine.kernels import compile_all
+    from replay.engine.kernels.compiling import compile_all
 
     compile_all()

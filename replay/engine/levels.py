@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from replay.engine.columns import IntArray, fixed, stepped
+from replay.engine.columns import IntArray
 from replay.engine.taskgraph import Bools, Int32s, Int64s
 
 if TYPE_CHECKING:
-    from replay.engine.kernels import Changes
+    from replay.engine.kernels.changes import Changes
 
 #: Changes in a window, in the mean.
 PER_WINDOW = 8
@@ -72,7 +72,7 @@ class Levels:
     """
 
     def __init__(self, num_owners: int, blocks: list[Block]) -> None:
-        from replay.engine.kernels import count_changes, sum_changes
+        from replay.engine.kernels.changes import count_changes, sum_changes
 
         self._blocks = blocks
         rows, last = np.zeros(num_owners, np.int64), np.zeros(num_owners, np.int64)
@@ -140,7 +140,7 @@ class Levels:
 
     def _settled(self, is_wanted: Bools) -> tuple[Int64s, Int64s, Int64s]:
         """Window, time and level at the end of each instant of the wanted windows, in order."""
-        from replay.engine.kernels import find_changes, settle_changes
+        from replay.engine.kernels.changes import find_changes, settle_changes
 
         count = np.where(is_wanted, self._count, 0)
         rows = int(count.sum())
@@ -171,20 +171,19 @@ _LATER = (
 
 def _memory(block: Block, **parts: Any) -> Changes:
     """A block of changes, and what a kernel needs beside it."""
-    from replay.engine.kernels import Changes
+    from replay.engine.kernels.changes import Changes
 
     for name in _LATER:
         parts.setdefault(name, np.zeros(0, np.int64))
     parts.setdefault("is_wanted", np.zeros(0, np.int8))
     parts.setdefault("num_windows", 0)
-    change = block.change
     return Changes(
         num_rows=block.owner.size,
-        owner=fixed(block.owner),
+        owner=np.ascontiguousarray(block.owner),
         by_task=block.task is not None,
-        task=np.zeros(0, np.int32) if block.task is None else fixed(block.task),
-        time=fixed(block.time),
-        change=(np.array([change]), 0) if isinstance(change, int) else stepped(change),
+        task=np.zeros(0, np.int32) if block.task is None else np.ascontiguousarray(block.task),
+        time=np.ascontiguousarray(block.time),
+        change=np.broadcast_to(block.change, block.owner.shape),
         sign=block.sign,
         **parts,
     )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import stepped
-from replay.engine.kernels import layout, number_keys, pack_touches, rehash
-from replay.engine.kernels.interning import Naming, Triples
+from replay.engine.kernels import layout
+from replay.engine.kernels.interning import Naming, Triples, number_keys, rehash
+from replay.engine.kernels.packing import pack_touches
 from replay.engine.state import Keys
 from replay.engine.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 
@@ -20,7 +20,7 @@ Records = npt.NDArray[Any]
 
 
 def table_parts(
-    graph: TaskGraph, lane_of: Int64s, indptr: Int32s, order: Int32s, known: Keys | None = None
+    graph: TaskGraph, lane_of: Int64s, order: Int32s, known: Keys | None = None
 ) -> dict[str, Any]:
     """Tables and touches as the kernels read them.
 
@@ -30,8 +30,8 @@ def table_parts(
         The graph.
     lane_of
         Lane of each resource whose tasks nothing separates (resource,), -1 for the others.
-    indptr, order
-        Touches by who touches, as compressed rows.
+    order
+        (touch,): touches by who touches.
     known
         Keys that tables hold or held; they get numbers too, whether they are touched or not:
         ``known_keys`` (key,).
@@ -49,7 +49,6 @@ def table_parts(
     packed = _pack_touches(touches, order, numbers)
     keys = aligned(np.zeros, num_keys, layout.KEY.num_bytes // 8)
     return {
-        "touch_indptr": indptr,
         "tables": state,
         **packed,
         "known_keys": known_keys.astype(np.int64),
@@ -72,19 +71,12 @@ def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str,
         prices, price_table = grown(prices, room, int(sizes[layout.PRICES]))
         costs, cost_table = grown(costs, room, int(sizes[layout.COSTS]))
         touching = layout.Touching(
+            touches,
             first_place=place,
             num_touches=len(touches),
             room=room,
             order=order,
             number=numbers,
-            table=stepped(touches.table),
-            miss_latency=stepped(touches.miss_latency_ps),
-            miss_duration=stepped(touches.miss_duration_ps),
-            evict_duration=stepped(touches.evict_duration_ps),
-            port_duration=stepped(touches.port_duration_ps),
-            units=stepped(touches.units),
-            charged=stepped(touches.charged),
-            drops=stepped(touches.drops.view(np.int8)),
             forms=forms,
             form_table=form_table,
             prices=prices,
@@ -141,12 +133,11 @@ def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, 
         while row < number.size:
             names, table = grown(names, room, int(sizes[0]))
             naming = Naming(
+                rows,
                 first_row=row,
                 num_rows=number.size,
                 room=room,
                 order=rows_in_order,
-                table=stepped(rows.table),
-                key=stepped(rows.key),
                 names=names,
                 name_table=table,
                 number=number,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import IntArray, fixed, stepped
+from replay.engine.columns import IntArray, every
+from replay.engine.taskgraph import Bools
 
 if TYPE_CHECKING:
     from replay.engine.timeline import Timeline
@@ -37,7 +38,7 @@ class Met:
 
 def last_met(
     timeline: Timeline,
-    is_visible: tuple[IntArray, int] | None = None,
+    is_visible: Bools | None = None,
     before: Met | None = None,
     left: IntArray | None = None,
 ) -> tuple[Met, Met]:
@@ -59,27 +60,17 @@ def last_met(
     Of all tasks, and of those left the edges alone. Of several that became visible at one moment
     the one with the smallest number is taken, edges before gates.
     """
-    from replay.engine.kernels import Causes, last_admitted, last_met_edges
+    from replay.engine.kernels.reading import Causes, last_admitted, last_met_edges
 
     graph, gates = timeline.graph, timeline.graph.gates
     met = Met.nobody(graph.num_tasks) if before is None else before
-    ids = np.arange(graph.num_tasks, dtype=np.int32) if graph.ids is None else graph.ids
-
     whole = Causes(
-        num_tasks=graph.num_tasks,
-        num_members=gates.num_members,
-        is_visible=(np.ones(1, np.int8), 0) if is_visible is None else is_visible,
-        number=stepped(ids),
-        visible=np.ascontiguousarray(timeline.visible_ps),
-        indptr=fixed(graph.indptr),
-        successors=fixed(graph.successors),
-        member_task=fixed(gates.member_task),
-        member_waiter=fixed(gates.member_waiter),
-        landed_tile=timeline.landed_tile,
-        tile_first=fixed(gates.tile_first),
-        tile_last=fixed(gates.tile_last),
-        ready=met.ready_ps,
-        cause=met.cause,
+        timeline,
+        graph,
+        gates,
+        met,
+        is_visible=every(graph.num_tasks) if is_visible is None else is_visible,
+        number=np.arange(graph.num_tasks, dtype=np.int32) if graph.ids is None else graph.ids,
     )
     last_met_edges(whole)
     rows = np.zeros(0, np.int64) if left is None else left

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import fixed, stepped
+from replay.engine.columns import is_constant, stored
 from replay.engine.errors import EngineError
-from replay.engine.kernels import Surveyed, group_rows, pack, survey, unpack
 from replay.engine.kernels import layout as k
-from replay.engine.kernels.packing import Unpacking
+from replay.engine.kernels.edges import group_rows
+from replay.engine.kernels.packing import Surveyed, Unpacking, pack, survey, unpack
 from replay.engine.lookups import aligned, grown, table_parts, turn_takers
 from replay.engine.resuming import add_channel_of_returns, restore
 from replay.engine.state import Laid, State
@@ -48,8 +48,8 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Lai
     EngineError
         If a task takes longer than the clock can count.
     """
-    columns = _columns(graph)
-    found = _survey(graph, columns)
+    by_task = _by_task(graph)
+    found = _survey(graph, by_task)
     null = len(graph.resources)
     servers = np.append(graph.resources.servers.astype(np.int64), k.NEVER >> 1)
     rule = np.append(graph.resources.discipline, k.VOQ).astype(np.int64)
@@ -76,8 +76,8 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Lai
     # Streams have the first lanes, so that the kernel tells them by their number.
     of_single = np.concatenate([np.flatnonzero(is_stream), np.flatnonzero(is_single & ~is_stream)])
     most = int(found["most_takes"].max()), int(found["most_gives"].max())
-    packed = _pack(graph.num_tasks, columns, lane_rule, of_single, is_stream, most)
-    _forget_takes(columns, packed)
+    packed = _pack(graph, by_task, lane_rule, of_single, is_stream, most)
+    _forget_takes(by_task, packed)
     late_channel = _add_late_channels(packed, found["late"])
     if state is not None:
         add_channel_of_returns(packed, state, is_stream)
@@ -98,18 +98,13 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Lai
     lane_priority = np.concatenate([found["first_priority"][of_single], packed.lanes["b"]])
     turn_indptr, turn_stations = turn_takers(graph, packed.lanes, packed.nodes, station_of)
     known = None if state is None else state.keys
-    indptr, order = columns["by_toucher"]
-    tables = table_parts(graph, packed.single_lane, indptr, order, known)
+    tables = table_parts(graph, packed.single_lane, by_task.touch_order, known)
     if state is not None and state.is_lengthened and not tables["extra_latency"].size:
         tables["extra_latency"] = np.zeros(graph.num_tasks, np.int64)
     known_keys = tables.pop("known_keys")
     parts: Parts = dict(
-        num_tasks=graph.num_tasks,
         has_instant=has_instant,
         has_turns=turn_indptr.size > 1,
-        has_touches=columns["has_touches"],
-        successors=columns["successors"],
-        latency=columns["latency"],
         num_flights=packed.num_flights,
         tasks=packed.tasks,
         num_streams=int(is_stream.sum()),
@@ -122,10 +117,6 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Lai
         ways=packed.ways,
         turn_indptr=turn_indptr,
         turn_stations=turn_stations,
-        give_indptr=columns["give_indptr"],
-        give_order=columns["give_order"],
-        taker=columns["taker"],
-        share=columns["share"],
         shares=_shares(graph),
         status=np.zeros(k.STATUS_SIZE, np.int64),
         resume_at=0,
@@ -138,7 +129,7 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Lai
     laid = Laid(station_of, packed.single_lane, of_single.size, packed.lanes, known_keys, parts)
     if state is not None:
         restore(laid, graph, state)
-    return k.Plan(**parts), laid
+    return k.Plan(graph, graph.takes, by_task, **parts), laid
 
 
 def read_times(
@@ -151,11 +142,8 @@ def read_times(
     start, end = np.empty(graph.num_tasks, np.int64), np.empty(graph.num_tasks, np.int64)
     unpack(
         Unpacking(
-            num_tasks=graph.num_tasks,
+            graph,
             has_touches=extra_latency.size > 0,
-            resource=stepped(graph.resource),
-            duration=stepped(graph.duration_ps),
-            latency=stepped(graph.latency_ps),
             tasks=records,
             extra_latency=extra_latency,
             start=start,
@@ -170,72 +158,53 @@ def _offsets(sizes: npt.NDArray[Any]) -> Int64s:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _columns(graph: TaskGraph) -> Parts:
-    """Columns of a graph that the kernels read."""
+def _by_task(graph: TaskGraph) -> SimpleNamespace:
+    """Takes by who takes and by who gives back, and touches by who touches, as compressed rows."""
     takes, touches = graph.takes, graph.touches
-    nobody = np.zeros(1, np.int32), np.zeros(0, np.int32)
-    by_taker = by_giver = by_toucher = nobody
+    by_taker = by_giver = by_toucher = np.zeros(1, np.int32), np.zeros(0, np.int32)
     if len(takes):
         by_taker = group_rows(takes.task, graph.num_tasks)
         by_giver = group_rows(takes.released_by, graph.num_tasks)
     if len(touches):
         by_toucher = group_rows(touches.task, graph.num_tasks)
-    return {
-        "resource": stepped(graph.resource),
-        "priority": stepped(graph.priority),
-        "duration": stepped(graph.duration_ps),
-        "latency": stepped(graph.latency_ps),
-        "indptr": fixed(graph.indptr),
-        "num_predecessors": fixed(graph.num_predecessors),
-        "successors": fixed(graph.successors),
-        "has_credits": len(takes) > 0,
-        "has_touches": len(touches) > 0,
-        "taker": fixed(takes.task),
-        "share": stepped(takes.share),
-        "pool": stepped(takes.pool),
-        "units": stepped(takes.units),
-        "take_indptr": by_taker[0],
-        "take_order": by_taker[1],
-        "give_indptr": by_giver[0],
-        "give_order": by_giver[1],
-        "by_toucher": by_toucher,
-    }
+    return SimpleNamespace(
+        has_credits=len(takes) > 0,
+        has_touches=len(touches) > 0,
+        taker=np.ascontiguousarray(takes.task),
+        take_indptr=by_taker[0],
+        take_order=by_taker[1],
+        give_indptr=by_giver[0],
+        give_order=by_giver[1],
+        touch_indptr=by_toucher[0],
+        touch_order=by_toucher[1],
+    )
 
 
-def _survey(graph: TaskGraph, columns: Parts) -> npt.NDArray[Any]:
+def _survey(graph: TaskGraph, by_task: SimpleNamespace) -> npt.NDArray[Any]:
     """Records of the resources (resource,), the null one last; see `layout.SURVEY`."""
     resources = np.zeros(len(graph.resources) + 1, k.SURVEY.dtype)
-    names, touches = ("has_credits", "resource", "priority", "duration", "latency"), graph.touches
-    _check_clock(graph, columns)
-    survey(
-        Surveyed(
-            num_tasks=graph.num_tasks,
-            num_touches=len(touches),
-            null=len(graph.resources),
-            has_levels=columns["priority"][1] > 0,
-            toucher=stepped(touches.task),
-            charged=stepped(touches.charged),
-            miss_latency=stepped(touches.miss_latency_ps),
-            resources=resources,
-            **{name: columns[name] for name in (*names, "take_indptr", "give_indptr")},
-        )
+    for column in (graph.duration_ps, graph.latency_ps):
+        if int(stored(column).max(initial=0)) > k.LONGEST:
+            task = graph.describe(int(np.argmax(column > k.LONGEST)))
+            message = f"{task} takes longer than the clock can count"
+            raise EngineError(message)
+    surveyed = Surveyed(
+        graph,
+        by_task,
+        graph.touches,
+        num_touches=len(graph.touches),
+        null=len(graph.resources),
+        has_levels=not is_constant(graph.priority),
+        toucher=graph.touches.task,
+        resources=resources,
     )
+    survey(surveyed)
     return resources
 
 
-def _check_clock(graph: TaskGraph, columns: Parts) -> None:
-    """Refuse tasks that take longer than the clock can count."""
-    for name in ("duration", "latency"):
-        values, step = columns[name]
-        if int(values.max(initial=0)) > k.LONGEST:
-            task = int(np.argmax(values > k.LONGEST)) if step else 0
-            message = f"{graph.describe(task)} takes longer than the clock can count"
-            raise EngineError(message)
-
-
 def _pack(
-    num_tasks: int,
-    columns: Parts,
+    graph: TaskGraph,
+    by_task: SimpleNamespace,
     lane_rule: Int64s,
     of_single: Int64s,
     is_stream: Bools,
@@ -245,7 +214,7 @@ def _pack(
 
     Of ``most``, the rows of takes of a task and those that one gives back, no list is longer.
     """
-    num_single = of_single.size
+    num_tasks, num_single = graph.num_tasks, of_single.size
     single_lane = np.full(is_stream.size, -1, np.int64)
     single_lane[of_single] = np.arange(num_single)
     tasks = k.TASK.view(aligned(np.empty, num_tasks + 1, k.TASK.num_bytes // 8))
@@ -264,8 +233,10 @@ def _pack(
         ways, way_table = grown(ways, room, int(sizes[k.WAYS]))
         lane_tasks = np.append(lane_tasks, np.zeros(num_single + room - lane_tasks.size, np.int64))
         packing = k.Packing(
+            graph,
+            graph.takes,
+            by_task,
             first_task=task,
-            num_tasks=num_tasks,
             room=room,
             null=is_stream.size - 1,
             num_single=num_single,
@@ -285,8 +256,6 @@ def _pack(
             wanted_units=np.empty(most[0], np.int64),
             tasks=tasks,
             sizes=sizes,
-            touch_indptr=columns["by_toucher"][0],
-            **{name: part for name, part in columns.items() if name != "by_toucher"},
         )
         task = pack(packing)
         if task == num_tasks:
@@ -307,15 +276,15 @@ def _pack(
     )
 
 
-def _forget_takes(columns: Parts, packed: SimpleNamespace) -> None:
+def _forget_takes(by_task: SimpleNamespace, packed: SimpleNamespace) -> None:
     """Free what tells takes by task: tables come in its place.
 
     Takes by who gives them back stay where somebody may be too early or gives back with others.
     """
     none = np.zeros(1, np.int32)
-    columns["take_indptr"] = columns["take_order"] = none
+    by_task.take_indptr = by_task.take_order = none
     if not (packed.ways["gives"] & (k.MAY_BE_EARLY | k.SHARES)).any():
-        columns["give_indptr"] = columns["give_order"] = none
+        by_task.give_indptr = by_task.give_order = none
 
 
 def _shares(graph: TaskGraph) -> npt.NDArray[Any]:

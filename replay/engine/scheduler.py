@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from replay.engine.columns import stepped
 from replay.engine.engine import raise_if_failed
 from replay.engine.errors import EngineError
 from replay.engine.joining import with_part
@@ -83,7 +82,8 @@ class Scheduler:
         OutOfOrderError
             If a task of the last part should have begun while its resource did something else.
         """
-        from replay.engine.kernels import layout, run
+        from replay.engine.kernels import layout
+        from replay.engine.kernels.loop import run
         from replay.engine.plan import make_plan
 
         window = self._window
@@ -104,7 +104,7 @@ class Scheduler:
             raise EngineError(describe_deadlock(graph, is_started, state.status == QUEUED))
         timeline = _timeline(graph, arrays, state)
         self._check_order(before, state, timeline)
-        met, edges = last_met(timeline, (is_over.view(np.int8), 1), window.met, left)
+        met, edges = last_met(timeline, is_over, window.met, left)
         # Of those whose start is fixed the records have lost since when they wait.
         fixed = left[state.status[left] == FIXED]
         state.ready_ps[fixed] = met.ready_ps[fixed]
@@ -124,7 +124,7 @@ class Scheduler:
 
     def _check_order(self, before: State, state: State, timeline: Timeline) -> None:
         """Refuse what began before the pause where something else happened or waited."""
-        from replay.engine.kernels import Ends, find_last_ends
+        from replay.engine.kernels.sums import Ends, find_last_ends
 
         graph, start = timeline.graph, timeline.start_ps
         early = np.flatnonzero(start < before.now_ps)
@@ -136,7 +136,7 @@ class Scheduler:
         find_last_ends(
             Ends(
                 num_tasks=graph.num_tasks,
-                resource=stepped(graph.resource),
+                resource=graph.resource,
                 status=state.status,
                 is_known_from=FIXED,
                 end=timeline.end_ps,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.engine.columns import IntArray, fixed, stepped
+from replay.engine.columns import IntArray, every
 from replay.engine.taskgraph import Bools, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
 
@@ -73,31 +73,33 @@ class TaskSums:
         is_counted
             Which of these (task,); all if left out.
         """
-        from replay.engine import kernels
+        from replay.engine.kernels.sums import NUM_SUMS, Tallied, tally
 
         count = len(graph.resources)
         resource = graph.resource[tasks]
-        times = [np.zeros(0, np.int64)] * 3
+        start = end = visible = np.zeros(0, np.int64)
         if timeline is not None:
-            times = [timeline.start_ps[tasks], timeline.end_ps[tasks], timeline.visible_ps[tasks]]
-        sums = np.zeros((len(graph.kind_names), num_places + 1, kernels.NUM_SUMS), np.int64)
+            start, end, visible = (
+                of[tasks] for of in (timeline.start_ps, timeline.end_ps, timeline.visible_ps)
+            )
+        sums = np.zeros((len(graph.kind_names), num_places + 1, NUM_SUMS), np.int64)
         work, busy = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
         first = np.full(len(graph.kind_names), NEVER)
         last = np.full(len(graph.kind_names), -1, np.int64)
-        kernels.tally(
-            kernels.Tallied(
+        tally(
+            Tallied(
                 num_tasks=resource.size,
-                is_counted=_flags(is_counted),
+                is_counted=every(resource.size) if is_counted is None else is_counted,
                 num_places=num_places + 1,
                 has_times=timeline is not None,
-                resource=stepped(resource),
-                kind=stepped(graph.kind[tasks]),
-                payload=stepped(graph.payload_bytes[tasks]),
-                wire=stepped(graph.wire_bytes[tasks]),
-                duration=stepped(graph.duration_ps[tasks]),
-                start=fixed(times[0]),
-                end=fixed(times[1]),
-                visible=fixed(times[2]),
+                resource=resource,
+                kind=graph.kind[tasks],
+                payload=graph.payload_bytes[tasks],
+                wire=graph.wire_bytes[tasks],
+                duration=graph.duration_ps[tasks],
+                start=start,
+                end=end,
+                visible=visible,
                 null=count,
                 place=np.append(place, num_places).astype(np.int64),
                 divisor=np.append(np.ones(count, np.int64) if parts is None else parts, 1),
@@ -128,11 +130,6 @@ class TaskSums:
         )
 
 
-def _flags(some: Bools | None) -> tuple[IntArray, int]:
-    """Flags as the kernels take them."""
-    return (np.ones(1, np.int8), 0) if some is None else (some.view(np.int8), 1)
-
-
 def busy_by_window(
     services: Sequence[tuple[IntArray, Int64s, Int64s, Bools | None]],
     window_ps: int,
@@ -152,20 +149,20 @@ def busy_by_window(
     shape
         Rows and windows; the last window holds the last end.
     """
-    from replay.engine import kernels
+    from replay.engine.kernels.sums import Services, sum_services
 
     busy, filled = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for resource, start, end, is_counted in services:
-        kernels.sum_services(
-            kernels.Services(
+        sum_services(
+            Services(
                 num_services=resource.size,
-                is_counted=_flags(is_counted),
+                is_counted=every(resource.size) if is_counted is None else is_counted,
                 window=window_ps,
                 num_windows=shape[1],
-                resource=stepped(resource),
-                start=fixed(start),
-                end=fixed(end),
-                row=fixed(row),
+                resource=resource,
+                start=start,
+                end=end,
+                row=row,
                 recent=np.zeros(row.size, np.int64),
                 opened=np.zeros(row.size, np.int64),
                 busy=busy.reshape(-1),

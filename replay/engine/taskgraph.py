@@ -262,7 +262,7 @@ class TaskGraph:
         Numbers from ``num_tasks`` on stand for gates: ``num_tasks + 2 g`` is the moment when all
         members of gate ``g`` have arrived, ``num_tasks + 2 g + 1`` when all its tiles are done.
         """
-        from replay.engine.kernels import order_tasks
+        from replay.engine.kernels.edges import order_tasks
 
         return order_tasks(self)
 
@@ -289,7 +289,7 @@ class TaskGraph:
         GraphError
             If an edge names a task that does not exist or there are too many edges.
         """
-        from replay.engine.kernels import sort_edges
+        from replay.engine.kernels.edges import sort_edges
 
         if len(edges) > 2**31 - 2:
             message = f"{len(edges)} edges; a graph holds at most {2**31 - 2}"

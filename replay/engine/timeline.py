@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import IntArray, stepped
+from replay.engine.columns import IntArray
 from replay.engine.taskgraph import Bools, Int8s, Int32s, Int64s, TaskGraph
 
 
@@ -70,7 +70,7 @@ class Drawn:
 
         Both are empty where no table has such a line.
         """
-        from replay.engine.kernels import Draws, find_draws
+        from replay.engine.kernels.reading import Draws, find_draws
 
         tables, touches = graph.tables, graph.touches
         size = np.count_nonzero(port_served) + np.count_nonzero(backing_served)
@@ -84,9 +84,9 @@ class Drawn:
             draws = Draws(
                 num_touches=served.size,
                 served=served,
-                table=stepped(touches.table),
+                table=touches.table,
                 line=line,
-                duration=stepped(duration),
+                duration=duration,
                 num_found=found,
                 resource=resource,
                 start=start,
@@ -219,12 +219,10 @@ class Timeline:
 
 def sum_by(key: IntArray, values: IntArray | Bools, size: int) -> Int64s:
     """Exact sums of whole numbers by key; the key -1 is left out."""
-    from replay.engine.kernels import Keyed, sum_keyed
+    from replay.engine.kernels.sums import Keyed, sum_keyed
 
     total = np.zeros(size + 1, np.int64)
-    sum_keyed(
-        Keyed(num_rows=key.size, key=stepped(key), value=stepped(values), nobody=size, total=total)
-    )
+    sum_keyed(Keyed(num_rows=key.size, key=key, value=values, nobody=size, total=total))
     return total[:-1]
 
 

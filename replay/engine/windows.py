@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.columns import EdgeBlocks
-from replay.engine.kernels import sort_edges
+from replay.engine.kernels.edges import sort_edges
 from replay.engine.met import Met
 from replay.engine.state import FRESH, PAST, Keys, State
 from replay.engine.taskgraph import (

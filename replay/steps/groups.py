@@ -22,7 +22,8 @@ import numpy as np
 
 from hwmodel.system import System
 from replay.engine import GraphBuilder, schedule
-from replay.model.collectives import dma, nccl, point_to_point
+from replay.model.collectives import dma, point_to_point
+from replay.model.collectives.nccl import NCCL
 from replay.model.collectives.pair_rules import rules_on
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
@@ -111,7 +112,7 @@ class Groups:
 
 def _run(machine: Machine, what: Collective, nbytes: int, begun: Ints) -> None:
     if machine.has_nccl:
-        nccl.run(machine, DISPATCH, what, nbytes, begun)
+        NCCL.build(machine, DISPATCH, what, nbytes, begun)
         return
     size = machine.num_ranks
     sizes = np.full((size, size), nbytes // size, np.int64)

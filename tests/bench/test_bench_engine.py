@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from replay.engine import GraphBuilder, TaskGraph, Touched, schedule
-from replay.engine.kernels import run
+from replay.engine.kernels.loop import run
 from replay.engine.plan import make_plan
 
 pytestmark = pytest.mark.bench

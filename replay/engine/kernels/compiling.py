@@ -10,6 +10,9 @@ takes to compile a small one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from numba import njit, types
@@ -110,6 +113,8 @@ def entry(memory: type[Memory]) -> Callable[[Callable[..., Any]], Any]:
 
 
 def compile_all() -> None:
-    """Compile every kernel that is not in the cache, and load the others."""
+    """Compile every kernel of this folder that is not in the cache, and load the others."""
+    for module in iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
     for kernel, memory in _ENTRIES:
         kernel.compile((MemoryType(memory),))

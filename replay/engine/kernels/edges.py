@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import EdgeBlocks, IntArray, fixed
+from replay.engine.columns import EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.layout import SIGNAL
@@ -89,29 +89,26 @@ def sort_edges(
     successors = np.empty(len(edges), np.int32)
     totals = np.zeros(2, np.int64)
 
-    def bind(count: int, src: tuple[IntArray, int, int], dst: tuple[IntArray, int, int]) -> Any:
-        return EdgeBlock(
+    blocks = [
+        EdgeBlock(
             count=count,
             num_tasks=num_tasks,
-            source=src[:2],
-            source_slope=src[2],
-            target=dst[:2],
-            target_slope=dst[2],
+            source=source,
+            source_slope=source_slope,
+            target=target,
+            target_slope=target_slope,
             indptr=indptr,
             num_predecessors=num_predecessors,
             successors=successors,
             totals=totals,
         )
-
-    blocks = [bind(*block) for block in edges.pop_all()]
+        for count, (source, source_slope), (target, target_slope) in edges.pop_all()
+    ]
     for block in blocks:
         bad = count_edges(block)
         if bad >= 0:
-            u, v = (
-                int(array[bad * step]) + bad * block.arrays[f"{end}_slope"]
-                for end in ("source", "target")
-                for array, step in (block.arrays[end],)
-            )
+            of = block.arrays
+            u, v = (int(of[end][bad]) + bad * of[f"{end}_slope"] for end in ("source", "target"))
             message = (
                 f"edge {u} -> {v} names a task that does not exist; there are {num_tasks} tasks"
             )
@@ -254,18 +251,11 @@ def order_tasks(graph: Any) -> npt.NDArray[np.int32]:
     numbers = np.arange(len(gates), dtype=np.int32)
     order = np.empty(graph.num_tasks + 2 * len(gates), np.int32)
     memory = Order(
-        num_tasks=graph.num_tasks,
-        num_members=gates.num_members,
+        graph,
+        gates,
         num_gates=len(gates),
-        indptr=fixed(graph.indptr),
-        successors=fixed(graph.successors),
         missing=graph.num_predecessors.copy(),
-        member_indptr=fixed(gates.member_indptr),
-        member_waiter=fixed(gates.member_waiter),
         member_gate=np.repeat(numbers, arrivals),
-        tile_indptr=fixed(gates.tile_indptr),
-        tile_slots=fixed(gates.tile_slots),
-        tile_first=fixed(gates.tile_first),
         tile_gate=np.repeat(numbers, tiles),
         arrivals=arrivals.astype(np.int32),
         tiles=tiles.astype(np.int32),

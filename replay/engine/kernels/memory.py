@@ -98,26 +98,20 @@ class Vector(Part):
 
 
 class Stepped(Part):
-    """A column as (array, step): step 0 means one value for every row; see `columns.stepped`.
+    """A column of whole numbers of any width, perhaps one number that stands for every row.
 
-    Its numbers may be of any width: the words are where it lies, the bytes from row to row, and the
-    bits of a word that a number leaves free.
+    The words are where it lies, the bytes from row to row, and the bits of a word that a number
+    leaves free.
     """
 
     num_words = 3
 
     def words(self, value: Any) -> list[int]:
         """Content of the part's words."""
-        array, step = value
-        width = array.dtype.itemsize
-        if array.dtype.kind not in "ib" or not array.flags.c_contiguous:
-            message = f"{self.name} must be a contiguous array of whole numbers, not {array.dtype}"
+        if value.dtype.kind not in "ib" or not value.flags.aligned or value.ndim != 1:
+            message = f"{self.name} must be a column of whole numbers, not {value.dtype}"
             raise TypeError(message)
-        return [array.ctypes.data, step * width, 8 * (WORD_BYTES - width)]
-
-    def plain(self, value: Any) -> Any:
-        """View that kernels use as plain Python."""
-        return _PlainColumn(*value)
+        return [value.ctypes.data, value.strides[0], 8 * (WORD_BYTES - value.dtype.itemsize)]
 
 
 class Records(Part):
@@ -151,6 +145,14 @@ class Number(Fixed):
 class Memory:
     """Arrays and numbers bound to the declared parts; they live as long as the memory does.
 
+    Parameters
+    ----------
+    sources
+        What has the parts that are not given by name, as attributes of the same name or, in
+        picoseconds, of that name with ``_ps``; the first that has one counts.
+    values
+        Parts by name.
+
     Attributes
     ----------
     arrays
@@ -173,33 +175,33 @@ class Memory:
             cls.offsets[name] = num_words * WORD_BYTES
             num_words += part.num_words
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *sources: object, **values: Any) -> None:
         if values.keys() - self.parts.keys():
             message = f"{type(self).__name__} has no {sorted(values.keys() - self.parts.keys())}"
             raise TypeError(message)
         words: list[int] = []
         for name, part in self.parts.items():
-            if name not in values and not isinstance(part, Number):
-                message = f"{part.name} is missing"
-                raise TypeError(message)
-            value = values.get(name, 0)
-            words += part.words(value)
+            if name not in values:
+                values[name] = 0 if isinstance(part, Number) else _found(part, name, sources)
+            words += part.words(values[name])
             if IS_PLAIN:
-                setattr(self, name, part.plain(value))
+                setattr(self, name, part.plain(values[name]))
         self.arrays = values
         self._words = np.array(words, np.int64)
         self.address = self._words.__array_interface__["data"][0]
 
 
+def _found(part: Part, name: str, sources: tuple[object, ...]) -> Any:
+    """Attribute of the first source that has one for a part."""
+    for source in sources:
+        for known in (name, f"{name}_ps"):
+            if hasattr(source, known):
+                return getattr(source, known)
+    message = f"{part.name} is missing"
+    raise TypeError(message)
+
+
 # --- Plain Python -------------------------------------------------------------------------------
-
-
-class _PlainColumn:
-    def __init__(self, array: npt.NDArray[Any], step: int) -> None:
-        self._view, self._step = array.data, step
-
-    def __getitem__(self, row: int) -> int:
-        return int(self._view[row * self._step])
 
 
 class _PlainRecords:

@@ -1,26 +1,22 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Reading a graph or a schedule: the longest chain, who was waited for, and what was served."""
+"""Reading a graph or a run: the longest chain, who was waited for, what was served or is left."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from replay.engine.columns import IntArray
 from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.lanes import sort_ids
-from replay.engine.kernels.layout import NEVER
-from replay.engine.kernels.memory import Fixed, Memory, Number, Stepped, Vector
+from replay.engine.kernels.layout import LATE_LANE, NEVER, TASK
+from replay.engine.kernels.memory import Fixed, Memory, Number, Records, Stepped, Vector
 
 
 class Chain(Memory):
-    """A graph in an order, and when each of its tasks could be ready."""
+    """A graph in the order of `order_tasks`, and when each of its tasks could be ready."""
 
     num_tasks = Fixed()
     num_nodes = Fixed()
-    has_order = Fixed()
+    has_order = Fixed()  # else the ids are one
     order = Vector(np.int32)
     duration = Stepped()
     latency = Stepped()
@@ -44,8 +40,8 @@ def _no_sooner(times, task, time):
 
 
 @entry(Chain)
-def _longest_chain(g):
-    """Longest chain of durations and latencies."""
+def longest_chain(g):
+    """Longest chain of durations and latencies; afterwards ``ready`` is when tasks are visible."""
     ready = g.ready
     longest = 0
     for place in range(g.num_nodes):
@@ -82,49 +78,6 @@ def _longest_chain(g):
                 if g.member_waiter[member] >= 0:
                     _no_sooner(ready, g.member_waiter[member], soonest)
     return longest
-
-
-def longest_chain(
-    order: npt.NDArray[np.int32],
-    duration: tuple[IntArray, int],
-    latency: tuple[IntArray, int],
-    indptr: IntArray,
-    successors: IntArray,
-    member_indptr: IntArray,
-    member_task: IntArray,
-    member_waiter: IntArray,
-    tile_indptr: IntArray,
-    tile_slots: IntArray,
-    tile_first: IntArray,
-    tile_last: IntArray,
-    ready: npt.NDArray[np.int64],
-) -> int:
-    """Longest chain of durations and latencies; see ``bounds.longest_chain_ps``.
-
-    ``order`` is that of `order_tasks`, or empty if the ids are one. ``ready`` holds when each task
-    could be ready for what is not in the graph, and afterwards when it could be visible.
-    """
-    num_tasks = indptr.size - 1
-    memory = Chain(
-        num_tasks=num_tasks,
-        num_nodes=max(num_tasks, order.size),
-        has_order=order.size > 0,
-        order=order,
-        duration=duration,
-        latency=latency,
-        indptr=indptr,
-        successors=successors,
-        member_indptr=member_indptr,
-        member_task=member_task,
-        member_waiter=member_waiter,
-        tile_indptr=tile_indptr,
-        tile_slots=tile_slots,
-        tile_first=tile_first,
-        tile_last=tile_last,
-        ready=ready,
-        arrivals=np.empty(int(np.diff(member_indptr).max(initial=0)), np.int64),
-    )
-    return int(_longest_chain(memory))
 
 
 class Causes(Memory):
@@ -247,11 +200,32 @@ def find_draws(d):
     return d.num_found
 
 
-def walk_back(last: int, cause: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Tasks of the chain that ends with ``last``, first one first."""
-    causes = cause.data  # NumPy's own numbers would take five times as long
-    chain = []
-    while last >= 0:
-        chain.append(last)
-        last = causes[last]
-    return np.array(chain[::-1], np.int64)
+class Paused(Memory):
+    """Records of tasks where a run was paused."""
+
+    num_tasks = Fixed()
+    num_streams = Fixed()
+    now = Fixed()
+    tasks = Records(TASK)
+    visible = Vector(np.int64)
+    left = Vector(np.int32)  # tasks that are not over
+
+
+@entry(Paused)
+def find_left(p):
+    """Find the tasks that are not over, and note when all are visible; how many are left.
+
+    A record says since when a task waits at a station where others say when they are visible.
+    """
+    num_left = 0
+    for number in range(p.num_tasks):
+        task = p.tasks[number]
+        visible = task.visible
+        p.visible[number] = visible
+        is_left = visible < 0 or visible > p.now or task.missing > 0
+        if task.missing == 0 and (task.lane >= p.num_streams or task.lane <= LATE_LANE):
+            is_left = True
+        if is_left:
+            p.left[num_left] = number
+            num_left += 1
+    return num_left

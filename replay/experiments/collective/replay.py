@@ -67,8 +67,8 @@ def _row(
 ) -> CollectiveRow:
     what, blocks, num_ranks = setup.spec.op, setup.spec.blocks, setup.num_ranks
     machine = setup.machine()
-    count = algorithm.default_blocks(machine, what, nbytes) if blocks is None else blocks
-    kernel = algorithm.picked(machine, what, nbytes, blocks)
+    count = algorithm.way(machine, what, nbytes).blocks if blocks is None else blocks
+    kernel = algorithm.way(machine, what, nbytes, blocks).name
     begun = machine.kernel(machine.mark(machine.ranks))
     payload = machine.num_domains == 1
     algorithm.build(machine, DISPATCH, what, nbytes, begun, blocks=blocks, payload=payload)

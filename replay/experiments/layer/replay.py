@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay.chains.node_sampling import check_nodes
 from replay.errors import UserError
 from replay.experiments.base.estimate import LONG_SECONDS, Estimate
 from replay.experiments.layer.describe import describe_result
@@ -194,6 +193,6 @@ def check_all(setup: Setup, trace: RoutingTrace) -> Batch:
     check_sampled(setup, trace)
     first = settings.batch(trace, system, settings.step)
     is_chain = settings.makes_chain(settings.num_layers(trace))
-    check_nodes(settings, system, first.num_ranks, is_chain=is_chain)
+    settings.check_nodes(system, first.num_ranks, is_chain=is_chain)
     check_domain(scheme, system, first.num_ranks)
     return first

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from replay.chains.layer import experts_of, loads_of, together_of, which_layer
+from replay.chains.preparation import experts_of, loads_of, together_of, which_layer
 from replay.errors import UserError
 from replay.model.work import replicas
 from replay.model.work.batch import form_batch

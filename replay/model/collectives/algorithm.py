@@ -73,7 +73,7 @@ class Way:
     blocks
         Thread blocks of each rank.
     estimate_ps
-        Its time by formula, from the start of the kernel.
+        Its time by formula, from the start of the kernel; 0 of an algorithm with one way.
     build
         Adds its tasks from (rank,) begins: (rank,) the last task of every rank.
     """
@@ -98,35 +98,25 @@ class Algorithm:
         One line for people.
     source
         Where the kernels are published.
-    add
-        Adds the tasks of a call's kernel from (rank,) begins: (rank,) the last task of every rank.
-        `build` checks the call first.
-    default_blocks
-        Thread blocks that the kernel has where nobody says how many: of a collective of so many
-        bytes.
+    ways
+        Ways to run a call that `check` does not refuse, of which the software takes that which its
+        formula says is the quickest.
     needs
         Capabilities without which it has no kernel, by name.
     least_ranks
         Ranks below which it has no kernel.
     crosses
         What it runs over several NVLink domains, where the software says how many blocks.
-    chosen
-        What its software picks for a size and a number of blocks, such as ``"ring LL128"``, where
-        it has a choice.
     """
 
     name: str
     collectives: tuple[Collective, ...]
     summary: str
     source: str
-    add: Callable[[CollectiveCall, Ints], Ints] = field(repr=False)
-    default_blocks: Callable[[Machine, Collective, int], int] = field(repr=False)
+    ways: Callable[[CollectiveCall], list[Way]] = field(repr=False)
     needs: tuple[str, ...] = ()
     least_ranks: int = 1
     crosses: tuple[Collective, ...] = ()
-    chosen: Callable[[Machine, Collective, int, int | None], str] | None = field(
-        default=None, repr=False
-    )
 
     def build(
         self,
@@ -154,7 +144,7 @@ class Algorithm:
         """
         self.check(machine, collective, blocks=blocks, beside=beside)
         call = CollectiveCall(machine, kinds, collective, nbytes, blocks, payload, beside)
-        return self.add(call, begun)
+        return _quickest(self.ways(call)).build(begun)
 
     def check(
         self,
@@ -193,49 +183,13 @@ class Algorithm:
             message = f"{who}: {blocks} thread blocks; possible: 1 to {machine.sms.count}, "
             raise UserError(f"{message}one an SM")
 
-    def picked(
+    def way(
         self, machine: Machine, collective: Collective, nbytes: int, blocks: int | None = None
-    ) -> str:
-        """Name of the kernel that runs: algorithm and protocol where the software chooses them."""
-        if self.chosen is None:
-            return self.name
-        return self.chosen(machine, collective, nbytes, blocks)
+    ) -> Way:
+        """The way that is taken, such as ``"ring LL128"``, where `blocks` are asked for or none."""
+        return _quickest(self.ways(CollectiveCall(machine, DISPATCH, collective, nbytes, blocks)))
 
 
-def quickest(ways: list[Way]) -> Way:
+def _quickest(ways: list[Way]) -> Way:
     """The way that takes the least time by its formula; the first of equals."""
     return min(ways, key=lambda way: way.estimate_ps)
-
-
-def quickest_of(
-    ways: Callable[[CollectiveCall], list[Way]],
-    *,
-    name: str,
-    collectives: tuple[Collective, ...],
-    summary: str,
-    source: str,
-    needs: tuple[str, ...] = (),
-    least_ranks: int = 1,
-    crosses: tuple[Collective, ...] = (),
-) -> Algorithm:
-    """An algorithm that takes, of several ways, that which its formula says is the quickest."""
-
-    def pick(
-        machine: Machine, collective: Collective, nbytes: int, blocks: int | None = None
-    ) -> Way:
-        return quickest(ways(CollectiveCall(machine, DISPATCH, collective, nbytes, blocks)))
-
-    return Algorithm(
-        name=name,
-        collectives=collectives,
-        summary=summary,
-        source=source,
-        add=lambda call, begun: quickest(ways(call)).build(begun),
-        default_blocks=lambda machine, collective, nbytes: pick(machine, collective, nbytes).blocks,
-        needs=needs,
-        least_ranks=least_ranks,
-        crosses=crosses,
-        chosen=lambda machine, collective, nbytes, blocks: (
-            pick(machine, collective, nbytes, blocks).name
-        ),
-    )

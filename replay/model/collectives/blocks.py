@@ -97,7 +97,14 @@ class Blocks:
         machine.graph.take(self._claims, kernels, 1, released_by=ends)
         return ends
 
-    def work(self, kind: Kind, time: Time, *after: Ints, rank: Ints | None = None) -> Ints:
+    def work(
+        self,
+        kind: Kind,
+        time: Time,
+        *after: Ints,
+        rank: Ints | None = None,
+        blocks: IntsLike | None = None,
+    ) -> Ints:
         """Do the same in all blocks of a rank at once: (task,) tasks, one per rank without `rank`.
 
         Parameters
@@ -106,21 +113,23 @@ class Blocks:
             Of each block.
         after
             (task,) tasks each, for all of which it waits.
+        blocks
+            (task,): how many of them do so, if not all.
         """
-        machine = self._machine
+        machine, count = self._machine, self.count if blocks is None else blocks
         of = machine.ranks if rank is None else rank
         if self._beside is None:
             done = machine.delay(kind, time, after[0], of)
             self._wait(after[1:], done)
             return done
-        each = np.repeat(of, self.count)
+        each = np.repeat(of, count)
         busy = machine.serve(
-            self._sms[each], time, kind=kind, rank=each, after=np.repeat(after[0], self.count)
+            self._sms[each], time, kind=kind, rank=each, after=np.repeat(after[0], count)
         )
         for tasks in after[1:]:
-            machine.order(np.repeat(tasks, self.count), busy)
+            machine.order(np.repeat(tasks, count), busy)
         done = machine.mark(of)
-        machine.order(busy, np.repeat(done, self.count))
+        machine.order(busy, np.repeat(done, count))
         return done
 
     def touch(self, nbytes: IntsLike, *after: Ints, rank: Ints | None = None) -> Ints | None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from replay.model.collectives.algorithm import Way
 from replay.model.collectives.blocks import Blocks
 from replay.model.collectives.ring_chunks import share_of
 
@@ -84,6 +86,22 @@ class Style:
         """The same with at most so many blocks; None is what the library takes."""
         return self if blocks is None else replace(self, grid=replace(self.grid, blocks=blocks))
 
+    def ways(
+        self,
+        name: str,
+        call: CollectiveCall,
+        nbytes: int,
+        add: Callable[[CollectiveCall, Ints], Ints],
+    ) -> list[Way]:
+        """The one way of an algorithm: a kernel that `add` adds for a call.
+
+        Parameters
+        ----------
+        nbytes
+            What the blocks of a rank walk through.
+        """
+        return [Way(name, self.with_blocks(call.blocks).grid.used(nbytes), 0, partial(add, call))]
+
 
 class Items(NamedTuple):
     """What blocks in step do in a round.
@@ -141,37 +159,6 @@ class Walked(NamedTuple):
     arrived: Ints
 
 
-class _Lanes(Blocks):
-    """Blocks that are added in groups, several for each rank."""
-
-    def busy(self, kind: Kind, time: Time, after: Ints, rank: Ints, blocks: Ints) -> Ints:
-        """Do the same in all blocks of groups: (item,) tasks.
-
-        Parameters
-        ----------
-        time
-            Of each block.
-        after, rank, blocks
-            (item,): what it waits for, whose blocks they are, and how many.
-        """
-        machine = self._machine
-        if self.alone:
-            return machine.delay(kind, time, after, rank)
-        each = np.repeat(rank, blocks)
-        busy = machine.serve(
-            self._sms[each], time, kind=kind, rank=each, after=np.repeat(after, blocks)
-        )
-        done = machine.mark(rank)
-        machine.order(busy, np.repeat(done, blocks))
-        return done
-
-    def memory(self, nbytes: Ints, after: Ints, rank: Ints) -> list[Ints]:
-        """Read and write device memory beside others: (item,) tasks, none of a kernel alone."""
-        if self.alone:
-            return []
-        return [self._machine.stream(self._kinds.memory, nbytes, rank, after)]
-
-
 class Kernel:
     """One kernel of all ranks.
 
@@ -190,7 +177,7 @@ class Kernel:
         self.nbytes = nbytes
         self._style = style.with_blocks(call.blocks)
         self._used = self._style.grid.used(nbytes)
-        self._blocks = _Lanes(call.machine, call.kinds, self._used, call.beside)
+        self._blocks = Blocks(call.machine, call.kinds, self._used, call.beside)
 
     @property
     def block_bytes(self) -> int:
@@ -259,10 +246,12 @@ class Kernel:
             items = Items(rank, np.repeat(np.array(of_lane, np.int64), machine.num_ranks), at)
             loaded = at if work.load is None else work.load(items)
             before, free = busy, [loaded]
-            busy = self._blocks.busy(work.kind, together * of_wave, loaded, rank, blocks)
+            busy = self._blocks.work(
+                work.kind, together * of_wave, loaded, rank=rank, blocks=blocks
+            )
             stored = busy if work.store is None else work.store(items, busy)
-            touched = self._blocks.memory(work.touched * items.nbytes, at, rank)
-            done.append(self._behind(rank, [stored, *touched]))
+            touched = self._blocks.touch(work.touched * items.nbytes, at, rank=rank)
+            done.append(self._blocks.both(stored, touched, rank))
             if len(before):
                 machine.order(before, busy)
                 free.append(before)

@@ -105,7 +105,6 @@ MULTIMEM = Algorithm(
     collectives=COLLECTIVES,
     summary="every GPU loads sums of a share and stores them to all, in the switch",
     source="PyTorch CUDASymmetricMemoryOps.cu, multimem_all_reduce_",
-    add=exchange,
-    default_blocks=lambda machine, _, nbytes: TORCH.grid.used(-(-nbytes // machine.num_ranks)),
+    ways=lambda call: TORCH.ways("multimem", call, call.share, exchange),
     needs=("multicast", "reduction"),
 )

@@ -1,7 +1,7 @@
 """NCCL's collectives of whole groups: which algorithm and protocol runs, and its kernel.
 
 NCCL takes the algorithm and protocol that its own formulas say are the quickest; here the formulas
-are ours (`quickest`). Within a domain there are rings (`replay.model.collectives.ring`), and
+are ours (`ways`). Within a domain there are rings (`replay.model.collectives.ring`), and
 all-reduce in the switch (`replay.model.collectives.nvls`). Several nodes have a ring for each rail
 (`replay.model.collectives.node_rings`), and trees for sums (`replay.model.collectives.node_trees`).
 
@@ -13,41 +13,15 @@ Sources: NVIDIA/nccl (``src/graph/tuning.cc`` for the choice); nccl-tests' defin
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
-from replay.model.collectives import algorithm, node_rings, node_trees, nvls, ring
+from replay.model.collectives import node_rings, node_trees, nvls, ring
 from replay.model.collectives.algorithm import (
     COLLECTIVES,
-    Collective,
+    Algorithm,
     CollectiveCall,
     Way,
-    quickest_of,
 )
 from replay.model.collectives.pair_rules import CHANNELS_OF_NIC
-
-if TYPE_CHECKING:
-    from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
-
-__all__ = ["NCCL", "Collective", "quickest", "run", "ways"]
-
-
-def run(
-    machine: Machine,
-    kinds: PhaseKinds,
-    collective: Collective,
-    nbytes: int,
-    begun: Ints,
-    *,
-    payload: bool = False,
-) -> Ints:
-    """Run what NCCL chooses: (rank,) the last task of every rank; see `Algorithm.build`."""
-    return NCCL.build(machine, kinds, collective, nbytes, begun, payload=payload)
-
-
-def quickest(machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int) -> Way:
-    """Choose an algorithm and a protocol as NCCL does: by formulas, from the size alone."""
-    return algorithm.quickest(ways(CollectiveCall(machine, kinds, collective, nbytes)))
 
 
 def ways(call: CollectiveCall) -> list[Way]:
@@ -95,8 +69,8 @@ def _across(call: CollectiveCall) -> list[Way]:
     return found
 
 
-NCCL = quickest_of(
-    ways,
+NCCL = Algorithm(
+    ways=ways,
     name="nccl",
     collectives=COLLECTIVES,
     summary="what NCCL chooses by size among its algorithms and protocols",

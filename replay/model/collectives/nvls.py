@@ -24,10 +24,10 @@ import numpy as np
 
 from replay.model.collectives.algorithm import (
     COLLECTIVES,
+    Algorithm,
     Collective,
     CollectiveCall,
     Way,
-    quickest_of,
 )
 from replay.model.collectives.blocks import Blocks, Fed, held_by
 from replay.model.collectives.ring_chunks import share_of
@@ -310,8 +310,8 @@ def _estimate_ps(machine: Machine, collective: Collective, nbytes: int, blocks: 
     )
 
 
-NVLS = quickest_of(
-    ways,
+NVLS = Algorithm(
+    ways=ways,
     name="nvls",
     collectives=COLLECTIVES,
     summary="NCCL's sums and copies in the switch",

@@ -53,15 +53,13 @@ ONE_SHOT = Algorithm(
     collectives=("all_reduce",),
     summary="every GPU loads all buffers and adds them up",
     source="vLLM csrc/custom_all_reduce.cuh, cross_device_reduce_1stage",
-    add=by_loads,
-    default_blocks=lambda machine, collective, nbytes: ENGINE.grid.used(nbytes),
+    ways=lambda call: ENGINE.ways("one-shot", call, call.nbytes, by_loads),
 )
 ONE_SHOT_IN_SWITCH = Algorithm(
     name="multimem-one-shot",
     collectives=("all_reduce",),
     summary="every GPU loads the sum of all buffers, which the switch makes",
     source="PyTorch CUDASymmetricMemoryOps.cu, multimem_one_shot_all_reduce",
-    add=in_switch,
-    default_blocks=lambda machine, collective, nbytes: TORCH_IN_SWITCH.grid.used(nbytes),
+    ways=lambda call: TORCH_IN_SWITCH.ways("multimem-one-shot", call, call.nbytes, in_switch),
     needs=("reduction",),
 )

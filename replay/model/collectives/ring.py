@@ -22,10 +22,10 @@ import numpy as np
 
 from replay.model.collectives.algorithm import (
     COLLECTIVES,
+    Algorithm,
     Collective,
     CollectiveCall,
     Way,
-    quickest_of,
 )
 from replay.model.collectives.blocks import HELD, Blocks, Fed, held_by
 from replay.model.collectives.ring_chunks import (
@@ -286,8 +286,8 @@ def _estimate_ps(
     return protocol.start_ps + loops * int((steps * step + copying).ps)
 
 
-RING = quickest_of(
-    ways,
+RING = Algorithm(
+    ways=ways,
     name="ring",
     collectives=COLLECTIVES,
     summary="NCCL's rings, under the quickest of its protocols",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives.algorithm import CollectiveCall, Way, quickest_of
+from replay.model.collectives.algorithm import Algorithm, CollectiveCall, Way
 from replay.model.collectives.blocks import Blocks, held_by
 from replay.model.collectives.ring import paces
 from replay.model.collectives.ring_chunks import (
@@ -205,8 +205,8 @@ def _estimate_ps(machine: Machine, nbytes: int, protocol: Protocol, channels: in
     return protocol.start_ps + int((hops * hop + copying).ps) + (len(chunks) - 1) * behind
 
 
-TREE = quickest_of(
-    ways,
+TREE = Algorithm(
+    ways=ways,
     name="tree",
     collectives=("all_reduce",),
     summary="NCCL's tree, within a domain a chain, under the quickest protocol",

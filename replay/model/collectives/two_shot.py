@@ -16,12 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from replay.model.collectives import peer_loads
-from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, Collective, CollectiveCall
+from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, CollectiveCall, Way
 from replay.model.collectives.grids import Grid, Kernel, Style, Work
 from replay.model.collectives.one_shot import ENGINE
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Ints
     from replay.model.machine.times import Time
 
 TORCH = Style(Grid(blocks=24, threads=1024))
@@ -69,13 +69,10 @@ def all_reduce_by_stores(call: CollectiveCall, begun: Ints, style: Style = TORCH
     return kernel.end(kernel.walk(kernel.begin(begun), work), "each")
 
 
-def _add(call: CollectiveCall, begun: Ints) -> Ints:
-    return (all_reduce if call.collective == "all_reduce" else half)(call, begun)
-
-
-def _blocks(machine: Machine, collective: Collective, nbytes: int) -> int:
-    style = ENGINE if collective == "all_reduce" else TORCH
-    return style.grid.used(-(-nbytes // machine.num_ranks))
+def _ways(call: CollectiveCall) -> list[Way]:
+    if call.collective == "all_reduce":
+        return ENGINE.ways("two-shot", call, call.share, all_reduce)
+    return TORCH.ways("two-shot", call, call.share, half)
 
 
 TWO_SHOT = Algorithm(
@@ -83,14 +80,12 @@ TWO_SHOT = Algorithm(
     collectives=COLLECTIVES,
     summary="every GPU loads and adds up a share, then loads the shares of all",
     source="vLLM csrc/custom_all_reduce.cuh, cross_device_reduce_2stage",
-    add=_add,
-    default_blocks=_blocks,
+    ways=_ways,
 )
 TWO_SHOT_STORES = Algorithm(
     name="two-shot-stores",
     collectives=("all_reduce",),
     summary="every GPU loads and adds up a share, and stores it to all",
     source="PyTorch CUDASymmetricMemoryOps.cu, two_shot_all_reduce_",
-    add=all_reduce_by_stores,
-    default_blocks=lambda machine, _, nbytes: TORCH.grid.used(-(-nbytes // machine.num_ranks)),
+    ways=lambda call: TORCH.ways("two-shot-stores", call, call.share, all_reduce_by_stores),
 )

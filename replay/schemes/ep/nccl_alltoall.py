@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import nccl, point_to_point
+from replay.model.collectives import point_to_point
+from replay.model.collectives.nccl import NCCL
 from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_before_wait
@@ -212,7 +213,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         if n > 1:
             gathered = n * COUNT_BYTES * work.num_experts
             begun = machine.kernel(counts, COUNTS_GATHER)
-            counts = nccl.run(machine, COUNTS, "all_gather", gathered, begun)
+            counts = NCCL.build(machine, COUNTS, "all_gather", gathered, begun)
         counts = _small(machine, TO_RECEIVE, counts)
         # Splits go to the host on a stream of their own, beside the permute; both precede the
         # all-to-all.

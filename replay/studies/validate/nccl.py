@@ -13,7 +13,8 @@ import numpy as np
 
 from replay.experiments.collective.replay import bus_factor
 from replay.experiments.collective.spec import collective_of
-from replay.model.collectives import library, nccl
+from replay.model.collectives import library
+from replay.model.collectives.nccl import NCCL
 from replay.model.collectives.pair_rules import rules_of
 from replay.model.collectives.point_to_point import all_to_all
 from replay.model.machine.kinds import DISPATCH
@@ -21,7 +22,7 @@ from replay.studies.validate.bench import Bench
 from replay.studies.validate.table import Bound, Prediction, Row, Table
 
 if TYPE_CHECKING:
-    from replay.model.collectives.algorithm import Algorithm
+    from replay.model.collectives.algorithm import Algorithm, Collective
     from replay.model.machine.machine import Ints, Machine
 
 MEGABYTE = 1 << 20
@@ -39,7 +40,7 @@ def build(collective: str, nbytes: int, machine: Machine, start: Ints) -> tuple[
     """
     begun = machine.kernel(start)
     if collective != "alltoall":
-        way = nccl.quickest(machine, DISPATCH, collective_of(collective), nbytes)
+        way = NCCL.way(machine, collective_of(collective), nbytes)
         return way.build(begun), way.name
     n, rules = machine.num_ranks, rules_of(machine)
     channels = machine.sms.channels("nccl", rules.num_channels)
@@ -77,12 +78,12 @@ def predict_bus(bench: Bench, rows: Sequence[Row]) -> list[float | Prediction]:
         def added(
             machine: Machine,
             start: Ints,
-            what: nccl.Collective = what,
+            what: Collective = what,
             nbytes: int = nbytes,
             algorithm: Algorithm = algorithm,
             names: list[str] = names,
         ) -> None:
-            names.append(algorithm.picked(machine, what, nbytes))
+            names.append(algorithm.way(machine, what, nbytes).name)
             algorithm.build(machine, DISPATCH, what, nbytes, machine.kernel(start))
 
         time_us = bench.time_us(bench.system(row["system"]), row["num_gpus"], added)

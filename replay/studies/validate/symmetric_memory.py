@@ -69,7 +69,7 @@ def _nccl(bench: Bench, system: System, num_gpus: int, nbytes: int) -> Predictio
     taken: list[str] = []
 
     def build(machine: Machine, start: Ints) -> None:
-        way = nccl.quickest(machine, DISPATCH, "all_reduce", nbytes)
+        way = nccl.NCCL.way(machine, "all_reduce", nbytes)
         taken.append(way.name)
         way.build(in_graph(machine, start))
 

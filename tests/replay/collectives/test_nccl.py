@@ -11,6 +11,7 @@ import hwmodel
 from replay.engine import schedule
 from replay.model.collectives import nccl
 from replay.model.collectives.algorithm import CollectiveCall
+from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.schemes.contract.counting import write_packets
 
@@ -24,7 +25,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 def time_ps(collective: nccl.Collective, nbytes: int, num_ranks: int) -> int:
     machine = machine_of(round_machine(), num_ranks)
-    ends = nccl.run(machine, DISPATCH, collective, nbytes, machine.mark(machine.ranks))
+    ends = NCCL.build(machine, DISPATCH, collective, nbytes, machine.mark(machine.ranks))
     return int(schedule(machine.graph.build()).visible_ps[ends].max())
 
 
@@ -63,7 +64,7 @@ def test_the_protocol_follows_the_size(
     collective: nccl.Collective, num_ranks: int, nbytes: int, chosen: str
 ) -> None:
     machine = machine_of(hwmodel.load("dgx-h100"), num_ranks)
-    assert nccl.quickest(machine, DISPATCH, collective, nbytes).name == chosen
+    assert NCCL.way(machine, collective, nbytes).name == chosen
 
 
 @every("nbytes", [4 * KIB, 512 * KIB, 32 * MIB])
@@ -86,7 +87,7 @@ def test_no_switch_no_reduction_in_it() -> None:
 
 def test_bytes_that_are_no_rows_are_no_payload() -> None:
     machine = machine_of(round_machine(), 4)
-    nccl.run(machine, DISPATCH, "all_gather", 4 * KIB, machine.mark(machine.ranks))
+    NCCL.build(machine, DISPATCH, "all_gather", 4 * KIB, machine.mark(machine.ranks))
     graph = machine.graph.build()
     assert not graph.payload_bytes.any()
     assert (graph.wire_bytes[graph.kind == Kind.DISPATCH_UP] > 0).all()

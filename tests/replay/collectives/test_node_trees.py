@@ -11,7 +11,8 @@ from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
 import hwmodel
 from replay.engine import schedule
-from replay.model.collectives import nccl, node_trees
+from replay.model.collectives import node_trees
+from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import DISPATCH
 from replay.schemes.contract.counting import write_packets
 
@@ -107,7 +108,7 @@ def test_chunks_follow_one_another() -> None:
 @every("nodes", [2, 3, 4])
 def test_short_ones_take_trees_in_the_estimated_time(nbytes: int, name: str, nodes: int) -> None:
     machine = machine_of(hwmodel.load(f"dgx-h100-x{nodes}"), 8 * nodes)
-    way = nccl.quickest(machine, DISPATCH, "all_reduce", nbytes)
+    way = NCCL.way(machine, "all_reduce", nbytes)
     ends = way.build(machine.mark(machine.ranks))
     took = schedule(machine.graph.build()).visible_ps[ends].max()
     assert way.name == name
@@ -119,5 +120,5 @@ def test_the_library_expects_as_much(nodes: int, nccl_us: float) -> None:
     """NCCL's own formula: 6.8 + 2 (7 x 0.6 + log2(nodes) x 5.0) us (src/graph/tuning.cc)."""
     machine = machine_of(hwmodel.load(f"dgx-h100-x{nodes}"), 8 * nodes)
     gap_ps = machine.system.overheads.kernel_gap_ps("stream")
-    way = nccl.quickest(machine, DISPATCH, "all_reduce", 4)
+    way = NCCL.way(machine, "all_reduce", 4)
     assert (way.estimate_ps + gap_ps) / US == pytest.approx(nccl_us, rel=0.25)

@@ -8,8 +8,9 @@ from machine_alone import machine_of
 
 import hwmodel
 from replay.engine import schedule
-from replay.model.collectives import nccl, nvls
+from replay.model.collectives import nvls
 from replay.model.collectives.algorithm import COLLECTIVES, Collective, CollectiveCall
+from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import DISPATCH
 
 MIB = 1 << 20
@@ -67,4 +68,4 @@ def test_the_switch_is_taken_for_large_sums_of_four_and_more(
     num_ranks: int, nbytes: int, chosen: str
 ) -> None:
     machine = machine_of(hwmodel.load("dgx-h100"), num_ranks)
-    assert nccl.NCCL.picked(machine, "all_reduce", nbytes) == chosen
+    assert NCCL.way(machine, "all_reduce", nbytes).name == chosen

@@ -10,7 +10,7 @@ import pytest
 from loops import every
 
 import hwmodel
-from replay.chains.layer import build_graph, replay_layer
+from replay.chains.layer import build_layer, replay_layer
 from replay.engine import TaskGraph, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -67,7 +67,7 @@ def graph_of(
         },
     )
     scheme = (SCHEMES | EXAMPLES)[name]
-    return build_graph(layer, system, scheme.with_options({**scheme.unpadded, **options}))[0]
+    return build_layer(layer, system, scheme.with_options({**scheme.unpadded, **options}))[0]
 
 
 def cases(names: Iterable[str], types: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
@@ -40,7 +40,7 @@ def spent(kind: Kind, *, gated: bool, is_backward: bool = False) -> int:
     layer = small_layers.work(
         ids, 1, 3, shape=ExpertShape(HIDDEN, INNER, gated), is_backward=is_backward
     )
-    graph, _ = build_graph(
+    graph, _, _ = build_layer(
         layer, hwmodel.load("dgx-h100", EXACT), SCHEMES["ideal"].with_options({"form": "kernels"})
     )
     return int(graph.duration_ps[graph.kind == kind].sum())
@@ -52,7 +52,7 @@ def moved(kind: Kind, *, gated: bool, is_backward: bool = False) -> int:
     layer = small_layers.work(
         ids, 1, 3, shape=ExpertShape(HIDDEN, INNER, gated), is_backward=is_backward
     )
-    graph, _ = build_graph(
+    graph, _, _ = build_layer(
         layer, hwmodel.load("dgx-h100", EXACT), SCHEMES["ideal"].with_options({"form": "kernels"})
     )
     drawn = schedule(graph).drawn

@@ -190,8 +190,8 @@ def test_a_wait_that_cannot_be_is_a_defect(
 
 def test_a_chain_that_begins_late_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     timeline = three_in_a_queue()
-    kernels = importlib.import_module("replay.engine.kernels")
-    right = kernels.walk_back
-    monkeypatch.setattr(kernels, "walk_back", lambda *arguments: right(*arguments)[1:])
+    module = importlib.import_module("replay.engine.critical_path")
+    right = module._walk_back
+    monkeypatch.setattr(module, "_walk_back", lambda *arguments: right(*arguments)[1:])
     with pytest.raises(AssertionError, match=r"^defect of moereplay: .* 7 ps of 42, "):
         critical_path(timeline)

@@ -23,7 +23,8 @@ SORT_ROWS = """
 import numpy as np
 from replay.engine import compilation
 compilation.when_compiling(lambda: print("compiled"))
-from replay.engine.kernels import cache, group_rows
+from replay.engine.kernels import cache
+from replay.engine.kernels.edges import group_rows
 indptr, order = group_rows(np.array([1, 0, 1], np.int32), 2)
 assert indptr.tolist() == [0, 1, 3] and order.tolist() == [1, 0, 2]
 print(cache.cache_folder())

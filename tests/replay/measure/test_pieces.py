@@ -13,8 +13,8 @@ import hwmodel
 import replay
 import tracegen
 from replay.chains.chain import LayerTasks
-from replay.chains.observers import ChainMeter
 from replay.chains.replay import Replay
+from replay.chains.results import ChainMeter
 from replay.engine.piece import Piece
 from replay.engine.scheduler import OutOfOrderError
 from replay.engine.taskgraph import GraphPart

@@ -9,7 +9,7 @@ import pytest
 from loops import every
 
 import hwmodel
-from replay.chains.layer import build_graph, replay_layer
+from replay.chains.layer import build_layer, replay_layer
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
@@ -58,7 +58,7 @@ def test_weight_gradients_multiply_as_much_as_the_forward_pass(
     scheme: str, gated: bool, counting_machine: hwmodel.System
 ) -> None:
     work = layer(is_backward=True, gated=gated)
-    graph, _ = build_graph(work, counting_machine, SCHEMES[scheme])
+    graph, _, _ = build_layer(work, counting_machine, SCHEMES[scheme])
     done: Counter[int] = Counter()
     tasks: Counter[int] = Counter()
     for task in np.flatnonzero(graph.kind == Kind.WGRAD).tolist():
@@ -87,7 +87,7 @@ def test_rows_travel_as_in_the_forward_pass(scheme: str, system_for) -> None:
 
 @every("scheme", TRAINED)
 def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -> None:
-    graph, _ = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme])
+    graph, _, _ = build_layer(layer(is_backward=True), system_for(4), SCHEMES[scheme])
     exchanged = [Kind.COUNT_UP, Kind.COUNT_DOWN]
     # The calls of flux make their indices each time, from ids that are known.
     looked = [] if scheme == "flux" else [Kind.LAYOUT]
@@ -98,7 +98,7 @@ def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -
 def test_the_layer_ends_after_its_weight_gradients(scheme: str, system_for) -> None:
     from replay.engine import schedule
 
-    graph, ends = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme])
+    graph, ends, _ = build_layer(layer(is_backward=True), system_for(4), SCHEMES[scheme])
     timeline = schedule(graph)
     gradients = graph.kind == Kind.WGRAD
     for rank, end in enumerate(ends.tolist()):

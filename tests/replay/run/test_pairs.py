@@ -14,7 +14,7 @@ import hwmodel
 import replay
 import tracegen
 from replay.chains.chain import ChainLink
-from replay.chains.kernel_streams import BusyTime, stream_use
+from replay.chains.kernel_streams import KernelSpan, stream_use
 from replay.chains.pass_pairs import ORDERS, pair_times
 from replay.chains.replay import Replay
 from replay.engine import schedule
@@ -181,8 +181,8 @@ def test_rows_that_take_longer_decide_the_time_of_a_pair() -> None:
 def test_time_of_both_streams() -> None:
     times = [np.array(one) for one in ([0, 0], [4, 2], [3, 2], [9, 2], [6, 0], [7, 9])]
     spans = [
-        BusyTime("experts", times[0], times[1]), BusyTime("rows", times[2], times[3]),
-        BusyTime("dense", times[4], times[5]),
+        KernelSpan("experts", times[0], times[1]), KernelSpan("rows", times[2], times[3]),
+        KernelSpan("dense", times[4], times[5]),
     ]  # fmt: skip
     found = stream_use(spans, 2)
     assert found.both_ps.tolist() == [1 + 1, 0]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import replay
 import tracegen
-from replay.chains.layer import make_work
+from replay.chains.preparation import make_work
 from replay.cli.app import app
 from replay.errors import UserError
 from replay.experiments.place.experiment import run as run_place

@@ -9,7 +9,7 @@ from loops import every
 import hwmodel
 import replay
 import tracegen
-from replay.chains.layer import make_work
+from replay.chains.preparation import make_work
 from replay.errors import UserError
 from replay.model.work.batch import form_batch
 from replay.model.work.placement import place

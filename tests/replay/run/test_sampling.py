@@ -16,9 +16,8 @@ from loops import every
 import replay
 import tracegen
 from replay.chains import replay as replays
-from replay.chains.chain import ChainLink
+from replay.chains.chain import ChainLink, digest_of
 from replay.chains.layer_sampling import LayerSample, choose, student
-from replay.chains.work_digest import digest_of
 from replay.errors import UserError
 from replay.experiments.layer.spec import RunSpec
 from replay.model.machine.times import NO_TIME

@@ -7,7 +7,7 @@ from loops import every
 from round_machine import ROUND
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.model.work.layer import ExpertShape
@@ -65,7 +65,7 @@ def built(label: str, experts: int) -> TaskGraph:
     owner = np.repeat(np.arange(4), 8)
     ids = (owner[:, None] + 1 + np.arange(experts)) % 4
     layer = small_layers.work(ids.astype(np.int32), 4, 4, shape=ExpertShape(2048, 64))
-    return build_graph(layer, SYSTEM, find(label))[0]
+    return build_layer(layer, SYSTEM, find(label))[0]
 
 
 def rates(graph: TaskGraph, kind: Kind) -> np.ndarray:

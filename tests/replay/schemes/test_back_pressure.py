@@ -7,7 +7,8 @@ from loops import every
 from round_machine import ROUND
 
 import hwmodel
-from replay.chains.layer import Built, build_layer
+from replay.chains.chain import Built
+from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.machine.kinds import KINDS, Kind
 from replay.model.machine.resources import ResourceClass

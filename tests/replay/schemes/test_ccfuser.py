@@ -9,7 +9,7 @@ import pytest
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
@@ -46,7 +46,7 @@ def pair() -> LayerWork:
 
 def scheduled(layer: LayerWork, system: hwmodel.System | None = None, **options: Any) -> Timeline:
     scheme = SCHEME.with_options({"loads_ahead": True, **options})
-    return schedule(build_graph(layer, system or round_machine(), scheme)[0])
+    return schedule(build_layer(layer, system or round_machine(), scheme)[0])
 
 
 def times(timeline: Timeline, kind: Kind, rank: int = 0) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -23,7 +23,7 @@ PUSH, PULL = ROW * 10, ROW * 20  # 100 GB/s; the slower of reading at 200 and wr
 
 
 def run(layer: LayerWork, scheme: str, **options: int | str) -> Timeline:
-    graph, _ = build_graph(layer, round_machine(), find(scheme).with_options(options))
+    graph, _, _ = build_layer(layer, round_machine(), find(scheme).with_options(options))
     return schedule(graph)
 
 
@@ -201,7 +201,7 @@ def test_plain_token_takes_the_sum_of_its_kernels() -> None:
 
 def test_ideal_token_takes_its_kernels_alone_wherever_its_expert_is() -> None:
     kernels = SCHEMES["ideal"].with_options({"form": "kernels"})
-    graph, ends = build_graph(one_token([1], num_ranks=2), round_machine(), kernels)
+    graph, ends, _ = build_layer(one_token([1], num_ranks=2), round_machine(), kernels)
     timeline = schedule(graph)
     assert timeline.visible_ps[ends].tolist() == [KERNELS, KERNELS]
 
@@ -245,7 +245,7 @@ def test_reduction_buffer_holds_back_requests() -> None:
     layer = small_layers.work(
         np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64)
     )
-    graph, _ = build_graph(
+    graph, _, _ = build_layer(
         layer, small, SCHEMES["dysharp-basic"].with_options({"reduction": "wait"})
     )
     timeline = schedule(graph)

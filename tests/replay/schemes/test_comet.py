@@ -11,7 +11,7 @@ from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
@@ -60,7 +60,7 @@ def four_tokens(
     layer = small_layers.work(ids, 2, 4, tokens_of_rank=[3, 1], shape=WIDE, is_backward=is_backward)
     columns = {"column_block": 128} if scheme == "comet" else {}
     chosen = SCHEMES[scheme].with_options({**columns, "rows_of": rows_of})
-    return schedule(build_graph(layer, round_machine(), chosen)[0])
+    return schedule(build_layer(layer, round_machine(), chosen)[0])
 
 
 def on(timeline: Timeline, group: str, kind: Kind) -> list[list[int]]:
@@ -137,7 +137,7 @@ def test_sms_fetch_rows_and_add_before_they_store() -> None:
 def test_a_block_of_the_kernel_adds_24_tokens() -> None:
     ids = np.array([[1]] * 60, np.int32)
     layer = small_layers.work(ids, 2, 2, tokens_of_rank=[60, 0], shape=WIDE)
-    timeline = schedule(build_graph(layer, round_machine(), SCHEMES["flux"])[0])
+    timeline = schedule(build_layer(layer, round_machine(), SCHEMES["flux"])[0])
     assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND)[1] == [
         rows * PART * (READ + PUSH) for rows in (24, 24, 12)
     ] * BLOCKS  # fmt: skip
@@ -148,7 +148,7 @@ def test_columns_are_cut_as_in_flux(hidden: int, blocks: int) -> None:
     layer = small_layers.work(
         np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64)
     )
-    graph, _ = build_graph(layer, round_machine(), SCHEMES["flux"])
+    graph, _, _ = build_layer(layer, round_machine(), SCHEMES["flux"])
     sent = graph.payload_bytes[graph.kind == Kind.COMBINE_UP]
     assert sent.tolist() == [2 * hidden // blocks] * blocks
 
@@ -189,7 +189,7 @@ def test_a_rank_fetches_when_its_own_kernel_runs() -> None:
     # Six rows on rank 0 and two on rank 1, so that the indices of the one take longer.
     ids = np.array([[0, 1], [0, 2], [0, 1], [1, 2]], np.int32)
     layer = small_layers.work(ids, 2, 4, tokens_of_rank=[3, 1], shape=WIDE)
-    timeline = schedule(build_graph(layer, round_machine(), SCHEMES["flux"])[0])
+    timeline = schedule(build_layer(layer, round_machine(), SCHEMES["flux"])[0])
     met = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_MEMORY, "hbm")].max() + GAP + barrier(2)
     for rank, rows in ((0, 6), (1, 2)):
         indexed = [memory_ps((8 + rows) * 4), memory_ps(3 * rows * 4)]
@@ -240,7 +240,7 @@ def test_sums_leave_when_their_rows_have_come_from_memory() -> None:
     slow = hwmodel.load("dgx-h100", {**ROUND, "hbm.peak_GB_per_s": 1.0})
     ids = np.array([[1]], np.int32)
     layer = small_layers.work(ids, 2, 2, tokens_of_rank=[1, 0], shape=WIDE)
-    timeline = schedule(build_graph(layer, slow, SCHEMES["flux"])[0])
+    timeline = schedule(build_layer(layer, slow, SCHEMES["flux"])[0])
     loaded = timeline.visible_ps[tasks(timeline, Kind.COMBINE_MEMORY)]
     left = timeline.start_ps[tasks(timeline, Kind.COMBINE_UP)]
     assert (left >= loaded).all() and left[0] == loaded[0]
@@ -258,7 +258,7 @@ def from_every_rank(rows: int, ranks: int = 4, experts: int = 1) -> LayerWork:
 @pytest.mark.parametrize("name", ["flux", "comet"])
 def test_rows_are_fetched_from_the_nearest_source_first(name: str) -> None:
     scheme = SCHEMES[name].with_options({"dispatch_sms": 1})
-    graph, _ = build_graph(from_every_rank(64), round_machine(), scheme)
+    graph, _, _ = build_layer(from_every_rank(64), round_machine(), scheme)
     timeline = schedule(graph)
     up = np.flatnonzero(graph.kind == Kind.DISPATCH_UP)
     order = graph.rank[up[np.argsort(timeline.start_ps[up])]]
@@ -268,7 +268,7 @@ def test_rows_are_fetched_from_the_nearest_source_first(name: str) -> None:
 def test_a_tile_waits_for_its_own_sources_alone() -> None:
     """Two tiles: 64 rows each of ranks 0 and 1, and 64 of rank 2."""
     scheme = SCHEMES["flux"].with_options({"dispatch_sms": 1})
-    graph, _ = build_graph(from_every_rank(64, ranks=3), round_machine(), scheme)
+    graph, _, _ = build_layer(from_every_rank(64, ranks=3), round_machine(), scheme)
     timeline = schedule(graph)
     down = np.flatnonzero(graph.kind == Kind.DISPATCH_DOWN)
     arrived = np.sort(timeline.visible_ps[down])
@@ -279,7 +279,7 @@ def test_a_tile_waits_for_its_own_sources_alone() -> None:
 def test_tiles_run_in_the_order_of_their_farthest_source() -> None:
     """One SM multiplies: tiles of near rows of both experts come before those of far rows."""
     scheme = SCHEMES["flux"].with_options({"dispatch_sms": 99})
-    graph, _ = build_graph(from_every_rank(64, experts=2), round_machine(), scheme)
+    graph, _, _ = build_layer(from_every_rank(64, experts=2), round_machine(), scheme)
     timeline = schedule(graph)
     gemm = np.flatnonzero(graph.kind == Kind.GEMM1)
     # Each expert has two tiles of two columns.
@@ -423,5 +423,5 @@ def test_without_two_experts_on_a_gpu_nothing_changes() -> None:
         found = []
         for rows_of in ("experts", "gpus"):
             scheme = SCHEMES["comet"].with_options({"rows_of": rows_of})
-            found.append(schedule(build_graph(layer, hwmodel.load("dgx-h100"), scheme)[0]))
+            found.append(schedule(build_layer(layer, hwmodel.load("dgx-h100"), scheme)[0]))
         assert np.array_equal(found[0].end_ps, found[1].end_ps)

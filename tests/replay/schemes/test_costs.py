@@ -10,7 +10,7 @@ import numpy as np
 from loops import every
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
@@ -141,7 +141,7 @@ def graph_of(name: str) -> TaskGraph:
         for back in ("bf16", "fp8")
     )
     layer = next(one for one in layers if not scheme.refuses(one))
-    return build_graph(layer, hwmodel.load("dgx-h100"), scheme)[0]
+    return build_layer(layer, hwmodel.load("dgx-h100"), scheme)[0]
 
 
 @every("kind", SHOWN, ids=lambda kind: kind.name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
@@ -30,7 +30,7 @@ def test_each_kernel_waits_for_the_one_before(stack: str) -> None:
     )
     # A host that launches at once: kernels wait for each other and for nothing else.
     system = hwmodel.load("dgx-h100", {"overheads.launch_us": 0.0})
-    graph, _ = build_graph(work, system, SCHEMES["deepep"].with_options({"stack": stack}))
+    graph, _, _ = build_layer(work, system, SCHEMES["deepep"].with_options({"stack": stack}))
     timeline = schedule(graph)
     gap = system.overheads.kernel_gap_ps("stream")
     busy = (graph.duration_ps > 0) & (graph.rank == 0)

@@ -15,7 +15,8 @@ import hwmodel
 import replay
 import tracegen
 from hwmodel import System
-from replay.chains.layer import Built, build_layer, replay_layer
+from replay.chains.chain import Built
+from replay.chains.layer import build_layer, replay_layer
 from replay.engine import GraphBuilder, TaskGraph, Timeline, Touched, schedule
 from replay.errors import UserError
 from replay.experiments.base.names import row_names

@@ -12,7 +12,7 @@ from round_machine import NS, ROUND
 
 import hwmodel
 from hwmodel import System
-from replay.chains.layer import build_graph, build_layer
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -48,7 +48,7 @@ def layer(**given: Any) -> LayerWork:
 
 def graph_of(name: str, **options: Any) -> TaskGraph:
     scheme = SCHEMES[name].with_options(options)
-    return build_graph(layer(), domains(2, 2), scheme)[0]
+    return build_layer(layer(), domains(2, 2), scheme)[0]
 
 
 def on_sms(graph: TaskGraph, kind: Kind, gpu: int) -> list[int]:
@@ -145,7 +145,7 @@ def test_rows_come_in_at_the_gpu_of_the_owners_index(name: str) -> None:
 def test_one_domain_of_several_is_a_domain_alone(name: str) -> None:
     work = small_layers.ALL["zipf 8 ranks"]()
     alone, one = (
-        schedule(build_graph(work, hwmodel.load(preset), SCHEMES[name])[0])
+        schedule(build_layer(work, hwmodel.load(preset), SCHEMES[name])[0])
         for preset in ("dgx-h100", "dgx-h100-x2")
     )
     assert np.array_equal(alone.start_ps, one.start_ps)

@@ -12,7 +12,7 @@ from tiers import mostly_extended
 
 import hwmodel
 from hwmodel import System
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import schedule
 from replay.errors import UserError
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -49,7 +49,7 @@ def machine(name: str, num_ranks: int) -> System:
 @cache
 def least_ps(machine_name: str, layer: str) -> int:
     work = small_layers.ALL[layer]()
-    graph, _ = build_graph(work, machine(machine_name, work.num_ranks), SCHEMES["ideal"])
+    graph, _, _ = build_layer(work, machine(machine_name, work.num_ranks), SCHEMES["ideal"])
     return schedule(graph).makespan_ps
 
 
@@ -58,7 +58,7 @@ def takes_ps(machine_name: str, work: LayerWork, scheme: Scheme) -> int | None:
     if scheme.refuses(work):
         return None
     try:
-        graph, _ = build_graph(work, machine(machine_name, work.num_ranks), scheme)
+        graph, _, _ = build_layer(work, machine(machine_name, work.num_ranks), scheme)
     except UserError:
         return None
     return schedule(graph).makespan_ps

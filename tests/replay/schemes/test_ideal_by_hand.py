@@ -7,7 +7,7 @@ import pytest
 from round_machine import ROUND
 
 import hwmodel
-from replay.chains.layer import build_graph, build_layer
+from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
@@ -33,7 +33,7 @@ def takes(is_backward: bool = False, **changed: float) -> int:
     system = hwmodel.load(
         "dgx-h100", {**ROUND, **{k.replace("__", "."): v for k, v in changed.items()}}
     )
-    graph, ends = build_graph(layer(is_backward), system, SCHEMES["ideal"])
+    graph, ends, _ = build_layer(layer(is_backward), system, SCHEMES["ideal"])
     return int(schedule(graph).visible_ps[ends].max())
 
 
@@ -68,7 +68,7 @@ def test_shared_experts_beside_the_dispatch_are_work_as_well() -> None:
     alone, both = (
         int(schedule(graph).visible_ps[ends].max())
         for graph, ends in (
-            build_graph(one, system, SCHEMES["ideal"])
+            build_layer(one, system, SCHEMES["ideal"])
             for one in (layer(), layer().with_shared(INNER))
         )
     )

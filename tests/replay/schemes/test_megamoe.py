@@ -10,7 +10,7 @@ from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
@@ -39,7 +39,7 @@ def work(
 
 def scheduled(layer: LayerWork, system: hwmodel.System | None = None, **options: Any) -> Timeline:
     scheme = SCHEME.with_options(options)
-    return schedule(build_graph(layer, system or round_machine(), scheme)[0])
+    return schedule(build_layer(layer, system or round_machine(), scheme)[0])
 
 
 def tasks(timeline: Timeline, kind: Kind, rank: int | None = None) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 from loops import every
 from round_machine import NS, US, round_machine
 
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
@@ -35,7 +35,7 @@ def one_gpu(
 
 
 def run(work: LayerWork, scheme: Scheme) -> Timeline:
-    graph, _ = build_graph(work, round_machine(), scheme, launch="eager")
+    graph, _, _ = build_layer(work, round_machine(), scheme, launch="eager")
     return schedule(graph)
 
 

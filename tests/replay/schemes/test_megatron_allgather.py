@@ -6,7 +6,7 @@ import numpy as np
 from loops import every
 
 import hwmodel
-from replay.chains.layer import build_graph, replay_layer
+from replay.chains.layer import build_layer, replay_layer
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
@@ -33,7 +33,7 @@ def layer(tokens: list[int], *, back: str = "bf16", is_backward: bool = False) -
 @every(("back", "value"), [("bf16", 2), ("fp32", 4)])
 def test_rings_hand_every_row_to_every_other_gpu(back: str, value: int, is_backward: bool) -> None:
     work = layer([10, 10, 10, 10], back=back, is_backward=is_backward)
-    carried = port_bytes(build_graph(work, SYSTEM, SCHEME)[0])
+    carried = port_bytes(build_layer(work, SYSTEM, SCHEME)[0])
     for gpu in range(4):
         for way in ("uplink", "downlink"):
             # Its own rows and those it hands on, whatever they are routed to.
@@ -43,14 +43,14 @@ def test_rings_hand_every_row_to_every_other_gpu(back: str, value: int, is_backw
 
 
 def test_ranks_with_fewer_tokens_gather_as_many() -> None:
-    carried = port_bytes(build_graph(layer([10, 0, 3]), SYSTEM, SCHEME)[0])
+    carried = port_bytes(build_layer(layer([10, 0, 3]), SYSTEM, SCHEME)[0])
     assert set(carried["dispatch"].values()) == {2 * 10 * HIDDEN * 2}
     for name in ("a rank without tokens", "tiny, three ranks, several tiles"):  # rows of pieces
         assert not list(examine_layer(SCHEME, name))
 
 
 def test_what_is_gathered_besides_are_flags_and_probabilities() -> None:
-    graph = build_graph(layer([16, 16]), SYSTEM, SCHEME)[0]
+    graph = build_layer(layer([16, 16]), SYSTEM, SCHEME)[0]
     gathered = graph.wire_bytes[(graph.kind == Kind.COUNT_UP) & (graph.rank == 0)]
     # A byte, and then two, for each of four experts; protocol LL has as many flags.
     flags, probs = 2 * 16 * 4, 2 * 16 * 4 * 2

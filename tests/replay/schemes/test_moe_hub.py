@@ -13,7 +13,8 @@ from loops import every
 import hwmodel
 import replay
 from hwmodel import System
-from replay.chains.layer import Built, build_layer
+from replay.chains.chain import Built
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
 from replay.measure.measured import mechanisms

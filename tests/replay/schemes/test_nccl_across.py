@@ -6,7 +6,7 @@ import numpy as np
 from loops import every
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.schemes import SCHEMES
 from replay.schemes.contract.case import Case
@@ -27,7 +27,7 @@ def test_without_relays_each_row_leaves_by_the_card_of_its_gpu(layer: str, check
 
 def ran(name: str, system: str, num_ranks: int) -> Timeline:
     layer = work(draw(8 * num_ranks, 16, 4, skew=0.5), num_ranks, 16)
-    return schedule(build_graph(layer, hwmodel.load(system), SCHEMES[name])[0])
+    return schedule(build_layer(layer, hwmodel.load(system), SCHEMES[name])[0])
 
 
 @every("name", SAME_LIBRARY)

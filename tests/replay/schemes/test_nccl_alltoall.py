@@ -10,7 +10,7 @@ from loops import every
 from round_machine import NS, US, round_machine
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
@@ -62,7 +62,7 @@ def test_the_schemes_all_to_all_is_the_validated_one(
     preset: str, num_ranks: int, rows: int, hidden: int
 ) -> None:
     system = hwmodel.load(preset)
-    graph, _ = build_graph(even_layer(num_ranks, rows, hidden), system, SCHEMES["nccl-alltoall"])
+    graph, _, _ = build_layer(even_layer(num_ranks, rows, hidden), system, SCHEMES["nccl-alltoall"])
     in_layer = described(schedule(graph), COMBINE_KINDS)
     kinds = {kind: kind for kind in COMBINE_KINDS.values()}
     nbytes = num_ranks * rows * 2 * hidden
@@ -75,7 +75,7 @@ def test_counts_are_gathered_as_nccl_gathers(num_ranks: int, num_experts: int) -
     ids = small_layers.draw(24, num_experts, 2)
     layer = small_layers.work(ids, num_ranks, num_experts)
     system = hwmodel.load("dgx-h100")
-    graph, _ = build_graph(layer, system, SCHEMES["nccl-alltoall"])
+    graph, _, _ = build_layer(layer, system, SCHEMES["nccl-alltoall"])
     kinds = {Kind.COUNT_UP: Kind.DISPATCH_UP, Kind.COUNT_DOWN: Kind.DISPATCH_DOWN}
     nbytes = num_ranks * 8 * num_experts  # an int64 for each expert
     gathered = alone(system, num_ranks, "all_gather", nbytes)
@@ -109,7 +109,7 @@ def four_tokens() -> Timeline:
     """
     ids = np.array([[0, 1], [0, 2], [2, 3], [1, 3]], np.int32)
     layer = small_layers.work(ids, 2, 4, tokens_of_rank=[3, 1], shape=ExpertShape(1024, 64))
-    graph, _ = build_graph(layer, round_machine(), SCHEMES["nccl-alltoall"])
+    graph, _, _ = build_layer(layer, round_machine(), SCHEMES["nccl-alltoall"])
     return schedule(graph)
 
 
@@ -189,7 +189,7 @@ def test_the_host_waits_once_for_the_gathered_counts() -> None:
 
 def test_a_rank_alone_exchanges_nothing() -> None:
     layer = small_layers.work(small_layers.draw(20, 8, 2), 1, 8)
-    graph, _ = build_graph(layer, round_machine(), SCHEMES["nccl-alltoall"])
+    graph, _, _ = build_layer(layer, round_machine(), SCHEMES["nccl-alltoall"])
     kinds = {Kind(kind) for kind in graph.kind.tolist()}
     assert not kinds & {Kind.DISPATCH_SEND, Kind.DISPATCH_MEMORY, Kind.COUNT_UP}
     assert not kinds & {Kind.COMBINE_SEND, Kind.COMBINE_MEMORY}

@@ -7,7 +7,7 @@ import pytest
 from loops import every
 from round_machine import round_machine
 
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, schedule
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.precision import Precision
@@ -28,7 +28,7 @@ def test_its_tasks_are_those_of_deepep(types: Precision) -> None:
     work = layer(precision=types)
 
     def tasks(name: str) -> tuple[TaskGraph, list[int]]:
-        graph, ends = build_graph(work, round_machine(), SCHEMES[name])
+        graph, ends, _ = build_layer(work, round_machine(), SCHEMES[name])
         return graph, schedule(graph).visible_ps[ends].tolist()
 
     (graph, ends), (other, others) = tasks("nccl-ep"), tasks("deepep-ll")

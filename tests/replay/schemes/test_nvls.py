@@ -8,7 +8,7 @@ import numpy as np
 from round_machine import NS, US, round_machine
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.collectives.nvls import NVLS
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
@@ -45,7 +45,7 @@ def one_token(**options: bool) -> Timeline:
         np.array([[2, 3, 4]], np.int32), RANKS, EXPERTS,
         tokens_of_rank=[1] + [0] * (RANKS - 1), shape=ExpertShape(1024, 64),
     )  # fmt: skip
-    graph, _ = build_graph(layer, round_machine(), SCHEMES["nvls"].with_options(options))
+    graph, _, _ = build_layer(layer, round_machine(), SCHEMES["nvls"].with_options(options))
     return schedule(graph)
 
 
@@ -136,7 +136,7 @@ def test_without_the_loop_the_owner_adds_its_own_row() -> None:
 
 def test_gradients_need_no_ids_and_no_counts() -> None:
     layer = small_layers.ALL["backward"]()
-    graph, _ = build_graph(layer, hwmodel.load("dgx-h100"), SCHEMES["nvls"])
+    graph, _, _ = build_layer(layer, hwmodel.load("dgx-h100"), SCHEMES["nvls"])
     assert not (graph.kind == Kind.LAYOUT).any()
     assert (graph.payload_bytes[graph.kind == Kind.DISPATCH_UP] > 0).all()
 

@@ -9,7 +9,7 @@ from round_machine import NS
 from round_nodes import two_nodes
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
@@ -28,7 +28,7 @@ def ran() -> Timeline:
         draw(1, 4, 4), 4, 4, tokens_of_rank=[1, 0, 0, 0],
         shape=ExpertShape(hidden=4096, intermediate=64),
     )  # fmt: skip
-    return schedule(build_graph(layer, two_nodes(), SCHEMES["nvls"])[0])
+    return schedule(build_layer(layer, two_nodes(), SCHEMES["nvls"])[0])
 
 
 def tasks(kind: Kind, rank: int, *, group: str = "", payload: bool = False) -> np.ndarray:

@@ -18,7 +18,7 @@ import hwmodel
 import replay
 import tracegen
 from hwmodel import System
-from replay.chains.layer import build_graph, build_layer
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -94,7 +94,7 @@ def test_a_pair_of_nodes_carries_every_token_whatever_the_routing(
 ) -> None:
     work = layer(ROUTINGS[routing], 6, 12, tokens_of_rank=[6] * 6)
     scheme = PANGU.with_options({"chunks": chunks})
-    graph, _ = build_graph(work, nodes(3, 2, has_nccl=has_nccl), scheme)
+    graph, _, _ = build_layer(work, nodes(3, 2, has_nccl=has_nccl), scheme)
     for phase in ("DISPATCH", "COMBINE"):
         # GPUs 0, 2 and 4 have index 0, the others index 1; six tokens each.
         assert between(graph, phase) == {
@@ -104,7 +104,7 @@ def test_a_pair_of_nodes_carries_every_token_whatever_the_routing(
 
 def test_ranks_with_fewer_tokens_gather_as_many() -> None:
     work = layer(small_layers.draw(9, 8, 2), 4, 8, tokens_of_rank=[5, 0, 3, 1])
-    graph, _ = build_graph(work, nodes(2, 2), PANGU)
+    graph, _, _ = build_layer(work, nodes(2, 2), PANGU)
     carried = port_bytes(graph)
     for gpu in range(4):
         assert carried["dispatch"]["nic-out", gpu] == carried["combine"]["nic-in", gpu] == 5 * ROW
@@ -121,7 +121,7 @@ def test_ids_weights_and_their_gradients_are_gathered_with_the_tokens() -> None:
         (False, Kind.COUNT_UP, 6 * 2 * (4 + 2)),  # an id and a BF16 weight for each slot
         (True, Kind.COMBINE_UP, 6 * 2 * 2 + 6 * ROW),
     ):
-        graph, _ = build_graph(uniform(4, is_backward=back), system, PANGU)
+        graph, _, _ = build_layer(uniform(4, is_backward=back), system, PANGU)
         names = np.array([*graph.resources.names, ""])
         out = (graph.kind == kind) & (names[graph.resource] == "nic-out 1")
         assert graph.wire_bytes[out].sum() == nbytes
@@ -136,7 +136,7 @@ def test_one_node_of_several_is_a_node_alone(name: str, chunks: int) -> None:
     work = small_layers.ALL[name]()
     scheme = PANGU.with_options({"chunks": chunks})
     alone, one = (
-        schedule(build_graph(work, hwmodel.load(preset), scheme)[0])
+        schedule(build_layer(work, hwmodel.load(preset), scheme)[0])
         for preset in ("dgx-h100", "dgx-h100-x2")
     )
     assert np.array_equal(alone.start_ps, one.start_ps)
@@ -199,7 +199,7 @@ def instant(timeline: Timeline, phase: str, port: str, share: float) -> int:
 def test_parts_between_nodes_travel_beside_parts_inside(has_nccl: bool) -> None:
     work, system = uniform(4, 256), nodes(2, 2, has_nccl=has_nccl, nic_GB_per_s=1.0)
     whole, parts = (
-        schedule(build_graph(work, system, PANGU.with_options({"chunks": chunks}))[0])
+        schedule(build_layer(work, system, PANGU.with_options({"chunks": chunks}))[0])
         for chunks in (1, 4)
     )
     for timeline, some in ((whole, 0.0), (parts, 0.5)):
@@ -288,13 +288,13 @@ def test_kernels_move_what_they_say(rank: int, is_backward: bool) -> None:
     if is_backward:
         weigh = moved("PERMUTE", 2 * sent * ROW, sent * ROW)
         expected = [zeros, permute, weigh, by_expert, by_source, add, nodes_added]
-    assert memory_kernels(build_graph(work, system, PANGU)[0], rank) == expected
+    assert memory_kernels(build_layer(work, system, PANGU)[0], rank) == expected
 
 
 def test_a_histogram_reads_the_ids_once() -> None:
     system = nodes(2, 2)
     scheme = PANGU.with_options({"counts": "histogram"})
-    first = memory_kernels(build_graph(uniform(4), system, scheme)[0], 0)[0]
+    first = memory_kernels(build_layer(uniform(4), system, scheme)[0], 0)[0]
     assert first[1] == system.hbm.elementwise_ps(2 * 6 * 2 * 4, 8 * 4)
 
 
@@ -309,7 +309,7 @@ def test_a_node_alone_launches_neither_gathers_nor_their_sum() -> None:
 def test_the_host_waits_twice_and_rows_wait_for_it() -> None:
     waits = [one.name for one in PANGU.operations() if not one.launches]
     assert waits == ["splits to the host", "number of rows to the host"]
-    timeline = schedule(build_graph(uniform(4), nodes(2, 2), PANGU)[0])
+    timeline = schedule(build_layer(uniform(4), nodes(2, 2), PANGU)[0])
     graph = timeline.graph
     host = np.array([*graph.resources.groups, ""])[graph.resource] == "host"
     waited = host & (graph.kind == Kind.DISPATCH_SYNC) & (graph.rank == 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
@@ -40,7 +40,7 @@ def graph_of(name: str, *, is_backward: bool = False, **options: str) -> TaskGra
         precision=Precision("fp8"), is_backward=is_backward,
     )  # fmt: skip
     scheme = (SCHEMES | EXAMPLES)[name].with_options(options)
-    return build_graph(layer, hwmodel.load("dgx-h100", EXACT), scheme)[0]
+    return build_layer(layer, hwmodel.load("dgx-h100", EXACT), scheme)[0]
 
 
 def times(graph: TaskGraph, kind: Kind) -> list[list[tuple[int, int]]]:

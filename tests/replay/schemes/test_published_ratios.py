@@ -18,7 +18,7 @@ from loops import every
 import hwmodel
 import replay
 import tracegen
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.report.payload import payload_tables
 from replay.schemes import SCHEMES
@@ -37,7 +37,7 @@ def uniform(k: int) -> LayerWork:
 @cache
 def bytes_of(scheme: str, k: int) -> dict[tuple[str, str], np.ndarray]:
     """(phase, direction) -> payload of each GPU."""
-    graph, _ = build_graph(uniform(k), hwmodel.load("gh200-nvl32"), SCHEMES[scheme])
+    graph, _, _ = build_layer(uniform(k), hwmodel.load("gh200-nvl32"), SCHEMES[scheme])
     found = port_bytes(graph)
     return {
         (phase, direction): np.array([found[phase][direction, gpu] for gpu in range(RANKS)])
@@ -71,7 +71,7 @@ def test_nvls_receives_3_40_times_what_is_needed_on_top_of_it() -> None:
     own = row * (uniform(8).matrix("copies").trace())
     assert (received - remote - own) / (remote + own) == pytest.approx(3.40, abs=0.05)
     scheme = SCHEMES["nvls"].with_options({"loopback": False})
-    graph, _ = build_graph(uniform(8), hwmodel.load("gh200-nvl32"), scheme)
+    graph, _, _ = build_layer(uniform(8), hwmodel.load("gh200-nvl32"), scheme)
     others = sum(port_bytes(graph)["dispatch"]["downlink", gpu] for gpu in range(RANKS))
     assert others == received * (RANKS - 1) // RANKS
     assert (others - remote) / remote == pytest.approx(3.40, abs=0.05)

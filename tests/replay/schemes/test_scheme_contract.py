@@ -18,7 +18,7 @@ from loops import every
 from tiers import mostly_extended
 
 from hwmodel import System
-from replay.chains.layer import build_graph, replay_layer
+from replay.chains.layer import build_layer, replay_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
 from replay.model.machine.kinds import Kind
@@ -153,7 +153,7 @@ def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: Syst
         for name in names:
             layer = small_layers.LAYERS[name]()
             with pytest.raises(LayerRefusedError, match=f"scheme '{scheme}': its "):
-                build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
+                build_layer(layer, system_for(layer.num_ranks), SCHEMES[scheme])
 
 
 @every("scheme", [*SCHEMES, *EXAMPLES])
@@ -238,7 +238,7 @@ def test_ideal_has_no_communication(name: str, system_for: SystemFor) -> None:
 
 def run(layer: LayerWork, system: System, scheme: str) -> tuple[Timeline, list[int], list[int]]:
     """Schedule a layer; also the tasks it starts and ends with, one a rank."""
-    graph, ends = build_graph(layer, system, SCHEMES[scheme])
+    graph, ends, _ = build_layer(layer, system, SCHEMES[scheme])
     return schedule(graph), list(range(layer.num_ranks)), ends.tolist()
 
 

@@ -13,7 +13,7 @@ from loops import every
 from tiers import mostly_extended
 
 from hwmodel import System
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -136,7 +136,7 @@ def layers(draw: st.DrawFn) -> LayerWork:
 @given(layer=layers(), scheme=st.sampled_from(sorted(SCHEMES)))
 def test_payload_of_any_layer(system_for: SystemFor, layer: LayerWork, scheme: str) -> None:
     assume(not SCHEMES[scheme].refuses(layer))  # such as FP32 rows for `deepep-ll`
-    graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
+    graph, _, _ = build_layer(layer, system_for(layer.num_ranks), SCHEMES[scheme])
     carried = SCHEMES[scheme].carries(layer).work
     assert port_bytes(graph) == expected_bytes(carried, SCHEMES[scheme].traffic)
 
@@ -159,7 +159,7 @@ def test_order_of_a_ranks_tokens_does_not_change_its_bytes(
     )  # fmt: skip
     assert (shuffled.expert_ids != layer.expert_ids).any()
     payloads = [
-        port_bytes(build_graph(work, system_for(8), SCHEMES[scheme])[0])
+        port_bytes(build_layer(work, system_for(8), SCHEMES[scheme])[0])
         for work in (layer, shuffled)
     ]
     assert payloads[0] == payloads[1]
@@ -272,7 +272,7 @@ def test_rows_on_the_wire_packet_by_packet(
         return
     # Gate weights make rows of DySHARP's that differ.
     options = {"gate_weights": "free"} if scheme.startswith("dysharp") else {}
-    graph, _ = build_graph(layer, system_for(4), SCHEMES[scheme].with_options(options))
+    graph, _, _ = build_layer(layer, system_for(4), SCHEMES[scheme].with_options(options))
     rows = traffic_oracle.port_rows(small_layers.routing_of(layer), SCHEMES[scheme].traffic)
     each = row_on_the_wire(scheme, layer)
     for phase in UP_DOWN:
@@ -290,7 +290,7 @@ def test_nccl_sends_what_a_pair_exchanges_as_one_buffer(
     layer = small_layers.work(
         ids, 2, 2, tokens_of_rank=[6, 0], precision=precision, shape=ExpertShape(**WIRE_LAYER)
     )
-    graph, _ = build_graph(layer, system_for(2), SCHEMES["nccl-alltoall"])
+    graph, _, _ = build_layer(layer, system_for(2), SCHEMES["nccl-alltoall"])
     for phase, (source, target) in {"dispatch": (0, 1), "combine": (1, 0)}.items():
         nbytes = 6 * row_bytes(layer)[phase]
         assert (nbytes <= 16384) == twice

@@ -11,7 +11,7 @@ from round_machine import round_machine
 
 import hwmodel
 import tracegen
-from replay.chains.layer import build_graph, build_layer
+from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Ints, Machine
@@ -51,7 +51,7 @@ def histogram(work: LayerWork) -> np.ndarray:
 
 def test_without_capacity_all_is_padded_to_the_hottest_expert_of_any_rank() -> None:
     work = skewed()
-    counts, graph = histogram(work), build_graph(work, FLAT, tutel())[0]
+    counts, graph = histogram(work), build_layer(work, FLAT, tutel())[0]
     factor = counts.max() * counts.size / counts.sum()
     assert factor > 5  # a mean of four rows, and the hottest expert
     row, away = 2 * 96, 7 * 4  # bytes; experts on other GPUs
@@ -60,7 +60,7 @@ def test_without_capacity_all_is_padded_to_the_hottest_expert_of_any_rank() -> N
         for gpu in range(8):
             for way in ("uplink", "downlink"):
                 assert carried[phase][way, gpu] == counts.max() * away * row
-    exact = port_bytes(build_graph(work, FLAT, SCHEMES["nccl-alltoall"])[0])
+    exact = port_bytes(build_layer(work, FLAT, SCHEMES["nccl-alltoall"])[0])
     sent = [sum(of["dispatch"]["uplink", gpu] for gpu in range(8)) for of in (carried, exact)]
     own = sum(counts[gpu, 4 * gpu : 4 * gpu + 4].sum() for gpu in range(8))
     assert sent[0] / sent[1] == pytest.approx(
@@ -71,7 +71,7 @@ def test_without_capacity_all_is_padded_to_the_hottest_expert_of_any_rank() -> N
 def test_padding_is_multiplied_and_activated() -> None:
     work = skewed()
     rows = 4 * 8 * int(histogram(work).max())  # of four experts and eight GPUs
-    graph = build_graph(work, FLAT, tutel())[0]
+    graph = build_layer(work, FLAT, tutel())[0]
     moved = graph.duration_ps[graph.kind == Kind.ACTIVATION]
     assert moved[moved > 0].tolist() == [int(FLAT.hbm.stream_ps(rows * 2 * (128 + 64)))] * 8
     # All experts alike, whatever was routed to them.
@@ -165,7 +165,7 @@ def run(degree: int, intermediate: int = 512, tokens: int = 256) -> Timeline:
     work = small_layers.work(small_layers.draw(tokens, 4, 2, seed=1), 4, 4, shape=shape)
     # A host that waits for no capacity has launched everything long ago.
     scheme = tutel(overlap_degree=degree, channels=8, capacity=1.5)
-    return schedule(build_graph(work, round_machine(), scheme)[0])
+    return schedule(build_layer(work, round_machine(), scheme)[0])
 
 
 def spans(timeline: Timeline, kind: Kind) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from round_machine import US
 from round_nodes import two_nodes
 
 import hwmodel
-from replay.chains.layer import build_graph
+from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.collectives.pair_rules import PairRules
 from replay.model.collectives.point_to_point import Exchanged, all_to_all
@@ -109,7 +109,7 @@ def test_bytes_leave_in_the_first_exchange() -> None:
 def test_one_node_has_one_exchange() -> None:
     layer, system = work(draw(40, 16, 4), 4, 16), hwmodel.load("dgx-h100-x2")
     one, other = (
-        schedule(build_graph(layer, system, scheme)[0]) for scheme in (TWO_DH, SCHEMES["tutel"])
+        schedule(build_layer(layer, system, scheme)[0]) for scheme in (TWO_DH, SCHEMES["tutel"])
     )
     assert np.array_equal(one.visible_ps, other.visible_ps)
 

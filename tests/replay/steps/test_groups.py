@@ -6,7 +6,7 @@ import pytest
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
-from replay.model.collectives import nccl
+from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.steps.groups import LARGEST, Groups, spread
@@ -22,7 +22,7 @@ NIC = 50e9  # bytes per second of a 400G network card
 def test_large_collectives_take_what_their_replay_takes(system: hwmodel.System, ranks: int) -> None:
     nbytes = 4 * LARGEST
     machine = Machine(system, GraphBuilder(KIND_NAMES), ranks)
-    nccl.run(machine, DISPATCH, "reduce_scatter", nbytes, machine.mark(machine.ranks))
+    NCCL.build(machine, DISPATCH, "reduce_scatter", nbytes, machine.mark(machine.ranks))
     exact = schedule(machine.graph.build()).makespan_ps
     found = Groups(system).collective_ps("reduce_scatter", nbytes, ranks)
     assert found == pytest.approx(exact, rel=0.01)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import hwmodel
 import replay
 import tracegen
-from replay.chains.layer import make_work
+from replay.chains.preparation import make_work
 from replay.cli.app import app
 from replay.errors import UserError
 from replay.experiments.base.identity import describe

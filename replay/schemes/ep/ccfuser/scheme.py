@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import nccl
+from replay.model.collectives.nccl import NCCL
 from replay.model.compute.experts import activation_bytes
 from replay.model.compute.shared import shared_kernels
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
@@ -195,7 +195,7 @@ class CcFuser(Scheme):
             if machine.num_ranks > 1:
                 gathered = machine.num_ranks * COUNT_BYTES * work.num_experts
                 begun = machine.kernel(start, GATHER)
-                start = nccl.run(machine, COUNTS, "all_gather", gathered, begun)
+                start = NCCL.build(machine, COUNTS, "all_gather", gathered, begun)
             start = machine.memory_kernel(Kind.LAYOUT, 3 * ids, start, POSITIONS)
             machine.host.wait(DISPATCH, start)
             none = np.zeros(machine.num_ranks, np.int64)

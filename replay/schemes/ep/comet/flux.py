@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import nccl
+from replay.model.collectives.nccl import NCCL
 from replay.model.compute.experts import activation_bytes
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
@@ -126,7 +126,7 @@ class Flux(FusedKernelPair):
             if n > 1:
                 most = int(tokens.max()) * topk * (INDEX_BYTES + WEIGHT_BYTES)
                 begun = machine.kernel(start, IDS)
-                start = nccl.run(machine, COUNTS, "all_gather", n * most, begun)
+                start = NCCL.build(machine, COUNTS, "all_gather", n * most, begun)
             counted = machine.memory_kernel(Kind.LAYOUT, slots * INDEX_BYTES, start, ROWS_OF_EXPERT)
             start = machine.memory_kernel(Kind.LAYOUT, 2 * slots * INDEX_BYTES, counted, POSITIONS)
         own = tokens * work.dispatch_row_bytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import nccl
+from replay.model.collectives.nccl import NCCL
 from replay.model.compute import shadows
 from replay.model.compute.calls import Call
 from replay.model.machine.kinds import COUNTS, Kind
@@ -53,7 +53,7 @@ def decide(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     n, own = work.num_ranks, np.full(work.num_ranks, NUMBER_BYTES * work.num_experts)
     copied = machine.small_kernels(Kind.PLAN, own, after, LOADS.name)
     begun = machine.kernel(copied, GATHER.name)
-    gathered = nccl.run(machine, COUNTS, "all_gather", n * int(own[0]), begun)
+    gathered = NCCL.build(machine, COUNTS, "all_gather", n * int(own[0]), begun)
     summed = _summed(n)
     # Copied to tensors of their own and from there into one, which is summed up.
     done = machine.small_kernels(Kind.PLAN, 5 * n * own, gathered, summed.name, summed.launches)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import nccl
+from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import COUNTS, DISPATCH, Kind
 from replay.schemes.ep.software import Listed
 
@@ -52,7 +52,7 @@ def preprocessed(work: LayerWork, machine: Machine, start: Ints, *, host_waits: 
     most = int(np.diff(work.tokens_of_rank).max(initial=0))  # fewer tokens are padded
     flags = n * most * experts
     begun = machine.kernel(start, GATHER)
-    gathered = nccl.run(machine, COUNTS, "all_gather", flags, begun)
+    gathered = NCCL.build(machine, COUNTS, "all_gather", flags, begun)
     sums = SCAN_BLOCKS * n * SUM_BYTES
     cleared = machine.memory_kernel(Kind.LAYOUT, sums * every, gathered, CLEAR)
     copies = work.matrix("copies").sum(axis=0)

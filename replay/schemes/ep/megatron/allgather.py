@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import nccl
+from replay.model.collectives.nccl import NCCL
 from replay.model.compute.shared import shared_kernels
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
@@ -35,6 +35,7 @@ from replay.schemes.ep.software import TYPICAL, Listed, Outline, kernels
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.collectives.algorithm import Collective
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
@@ -181,7 +182,7 @@ class MegatronAllGather(Scheme):
         self,
         machine: Machine,
         kinds: PhaseKinds,
-        collective: nccl.Collective,
+        collective: Collective,
         nbytes: int,
         after: Ints,
         name: str,
@@ -197,7 +198,7 @@ class MegatronAllGather(Scheme):
         if n == 1:
             return after
         begun = machine.kernel(after, name)
-        done = nccl.run(machine, kinds, collective, nbytes, begun, payload=payload)
+        done = NCCL.build(machine, kinds, collective, nbytes, begun, payload=payload)
         copied = 2 * nbytes
         memory = machine.stream(kinds.memory, np.full(n, copied), machine.ranks, begun)
         return machine.gather(np.concatenate((done, memory)), np.tile(machine.ranks, 2), begun)

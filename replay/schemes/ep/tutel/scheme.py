@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import nccl, point_to_point
+from replay.model.collectives import point_to_point
+from replay.model.collectives.nccl import NCCL
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_before_wait
 from replay.model.machine.domains import Domains
@@ -222,7 +223,7 @@ class Tutel(SendsByNccl):
         placed = machine.small_kernels(Kind.LAYOUT, nbytes, placed, largest.name, largest.launches)
         if machine.num_ranks > 1:
             begun = machine.kernel(placed, AGREE)
-            placed = nccl.run(machine, COUNTS, "all_reduce", NUMBER_BYTES, begun)
+            placed = NCCL.build(machine, COUNTS, "all_reduce", NUMBER_BYTES, begun)
         machine.host.wait(COUNTS, placed, WAIT)
         return placed
 
