@@ -35,7 +35,6 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
     code = ("experiments/dense",)
     lacking: ClassVar[Mapping[str, str]] = {
         "explain": "phases are those of layers with experts; moereplay diff has every number",
-        "uncertainty": "draws are made of hardware under layers alone",
     }
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-tensor/1": result_of_old

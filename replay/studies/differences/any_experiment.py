@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, check_kind
-from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
+from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import load_result
 from replay.experiments.base.result import ComparisonBase, TimedResult
 from replay.studies.differences.parts import Outcome, Quantity
@@ -42,23 +42,13 @@ def experiment_of(before: object, after: object) -> AnyExperiment:
     UserError
         If they are of two, or its results cannot be told apart so.
     """
-    both = [kind_of(one) for one in (before, after)]
+    both = [EXPERIMENTS.of(one) for one in (before, after)]
     if both[0] is not both[1]:
         titles = f"one is of: {both[0].title}; the other of: {both[1].title}"
         message = f"{titles}; diff takes two of one kind"
         raise UserError(message)
     both[0].check_offers("diff")
     return both[0]
-
-
-def kind_of(given: object) -> AnyExperiment:
-    """Give the experiment that something is a result or a comparison of; errors as above."""
-    for one in EXPERIMENTS.values():
-        kinds = [one.result, *([one.comparison] if isinstance(one, SchemeExperiment) else [])]
-        if isinstance(given, tuple(kinds)):
-            return one
-    message = f"{type(given).__name__}: diff takes results and comparisons of experiments"
-    raise UserError(message)
 
 
 def entered(result: TimedResult) -> dict[str, Any]:

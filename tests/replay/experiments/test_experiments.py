@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from tiers import mostly_extended
 
+from hwmodel.draws import draw
+from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.base.compare import compare, run
 from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
@@ -27,6 +29,9 @@ from replay.studies.differences.diff import diff
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.run import sweep
 from replay.studies.sweeps.study import Column, Grid, Study
+from replay.studies.uncertainty.any_experiment import sureness
+from replay.studies.uncertainty.draws import deviation
+from replay.studies.uncertainty.sureness import Sureness
 
 
 class Case(NamedTuple):
@@ -367,6 +372,97 @@ def test_who_has_no_difference_says_why(name: str) -> None:
     why = re.escape(EXPERIMENTS[name].lacking["diff"])
     with pytest.raises(UserError, match=f"has no diff: {why}"):
         EXPERIMENTS[name].check_offers("diff")
+
+
+# ---- how sure it is ------------------------------------------------------------------------------
+
+DRAWN = [name for name in EXPERIMENTS if "uncertainty" not in EXPERIMENTS[name].lacking]
+
+
+@functools.cache
+def to_draw(name: str) -> Any:
+    """What is drawn of an experiment: its two schemes, or two algorithms at two sizes."""
+    if name in CASES:
+        return compared(name)
+    settings = {"bytes": "64K,1M", "algorithm": ["ring", "tree"], "ranks": 4}
+    return run(EXPERIMENTS[name], **settings)
+
+
+@functools.cache
+def drawn(name: str) -> Sureness:
+    """Three draws of it."""
+    return sureness(to_draw(name), draws=3)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draws_are_of_the_times_that_the_results_have(name: str) -> None:
+    experiment, given, found = EXPERIMENTS[name], to_draw(name), drawn(name)
+    nominal = {}
+    for one in getattr(given, "results", [given]):
+        nominal |= experiment.times_us(one)
+    told = {
+        (race.what, one): band.nominal_us
+        for race in found.races
+        for one, band in zip(race.names, race.found.bands, strict=True)
+    }
+    assert told == nominal and len(found.races) == (1 if name in CASES else 2)
+    for race in found.races:
+        times = [band.nominal_us for band in race.found.bands]
+        assert times == sorted(times) and race.found.draws == 3
+        for band in race.found.bands:
+            assert band.low_us <= band.median_us <= band.high_us
+            assert len(set(band.times_us)) == 3, "a machine that is drawn is another"
+    assert not [note for race in found.races for note in race.found.notes if "other code" in note]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draw_n_is_one_whatever_their_number(name: str) -> None:
+    few = sureness(to_draw(name), draws=1)
+    for one, other in zip(few.races, drawn(name).races, strict=True):
+        for band, more in zip(one.found.bands, other.found.bands, strict=True):
+            assert band.times_us == more.times_us[:1]
+
+
+@pytest.mark.parametrize("name", [one for one in DRAWN if one != "layer"])
+def test_a_draw_is_the_experiment_on_the_drawn_machine(name: str) -> None:
+    """Its values are those of `hwmodel.draws`, given as overrides."""
+    experiment, given = EXPERIMENTS[name], to_draw(name)
+    one = getattr(given, "results", [given])[0]
+    machine = experiment.machine(experiment.setup(one.spec, {}))
+    system, values = draw(machine, functools.partial(deviation, 0, 0))
+    spec = one.spec.changed(overrides=values)
+    assert experiment.machine(experiment.setup(spec, {})).describe() == system.describe()
+    times = experiment.times_us(run(experiment, spec))
+    for race in drawn(name).races:
+        bands = dict(zip(race.names, race.found.bands, strict=True))
+        for (what, scheme), time in times.items():
+            assert what != race.what or bands[scheme].times_us[0] == time
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_file_says_how_sure_it_is(name: str, tmp_path: Path) -> None:
+    to_draw(name).save(tmp_path / "r.json")
+    target = tmp_path / "u.json"
+    words = ["uncertainty", str(tmp_path / "r.json"), "--draws", "1", "--json", str(target)]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--html", str(tmp_path / "u.html")])
+    assert not end.value.code
+    found = load_result(target)
+    assert found.experiment == name and found.to_json() == target.read_text()
+    assert found.races[0].names[0] in (tmp_path / "u.html").read_text()
+
+
+@pytest.mark.parametrize("name", [one for one in EXPERIMENTS if one not in DRAWN])
+def test_who_has_nothing_to_draw_says_why(name: str) -> None:
+    made = EXPERIMENTS[name].result.model_construct()
+    with pytest.raises(UserError, match=re.escape(EXPERIMENTS[name].lacking["uncertainty"])):
+        sureness(made, draws=1)
+
+
+@pytest.mark.parametrize("name", [one for one in DRAWN if one != "layer"])
+def test_errors_and_routing_are_drawn_of_layers_alone(name: str) -> None:
+    with pytest.raises(UserError, match="unknown uncertainty 'routing'; known: hardware"):
+        sureness(to_draw(name), draws=1, of=["routing"])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
