@@ -63,6 +63,8 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     objects: ClassVar[Sequence[str]] = ()
     code: ClassVar[Sequence[str]] = ()
     lacking: ClassVar[Mapping[str, str]] = {}
+    phases: ClassVar[Mapping[str, str]] = {}
+    """Its words for phases of `replay.model.machine.kinds`, where it has others."""
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {}
     """How a result of an older schema becomes one of the present, by its ``format``."""
 

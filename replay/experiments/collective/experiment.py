@@ -31,7 +31,6 @@ class CollectiveAlone(Experiment[CollectiveSpec, CollectiveSetup, CollectiveResu
     lacking: ClassVar[Mapping[str, str]] = {
         "compare": "algorithms are rows of one result: give several with --algorithm",
         "diff": NO_SCHEMES,
-        "explain": NO_SCHEMES,
         "dry-run": "it takes seconds",
         "max-memory": "one kernel at a time is replayed, whose graph is small",
     }

@@ -35,7 +35,6 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed]):
     details = "nothing: all tables are shown anyway"
     lacking: ClassVar[Mapping[str, str]] = {
         "dry-run": "how many replays a batch takes follows from what the first of them give",
-        "explain": "a batch is composed of many replays: moereplay diff has what each cause takes",
     }
     code = ("steps", "experiments/serve")
 

@@ -51,7 +51,6 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
     details = "causes by stage, and memory"
     lacking: ClassVar[Mapping[str, str]] = {
         "dry-run": "a step is composed of replays of its parts, and none says what all take",
-        "explain": "a step is composed of many replays: moereplay diff has what each cause takes",
     }
     code = ("steps", "experiments/train")
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {

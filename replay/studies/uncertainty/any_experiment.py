@@ -235,7 +235,7 @@ class _Again:
         is off.
         """
         deviates = partial(deviation, self.seed, number)
-        asked, off = [], {}
+        asked, off = list[Asked](), dict[str, float]()
         for one, machine in zip(self.results, self.machines, strict=True):
             _, values = draw(machine, deviates)
             overrides = {**one.spec.overrides, **values}

@@ -26,6 +26,7 @@ from replay.report.pages import page
 from replay.report.text import render
 from replay.schemes import find
 from replay.studies.differences.diff import diff
+from replay.studies.differences.explanation import explain, pick, picked
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.run import sweep
 from replay.studies.sweeps.study import Column, Grid, Study
@@ -372,6 +373,73 @@ def test_who_has_no_difference_says_why(name: str) -> None:
     why = re.escape(EXPERIMENTS[name].lacking["diff"])
     with pytest.raises(UserError, match=f"has no diff: {why}"):
         EXPERIMENTS[name].check_offers("diff")
+
+
+# ---- where a difference comes from ---------------------------------------------------------------
+
+EXPLAINED = [name for name in EXPERIMENTS if "explain" not in EXPERIMENTS[name].lacking]
+
+
+@functools.cache
+def two_of(name: str) -> tuple[Any, Any]:
+    """Both schemes of a sample, or two algorithms at one size."""
+    if name in CASES:
+        one, other = compared(name).results
+        return one, other
+    given = to_draw(name)
+    return pick(given, "ring, 64K"), pick(given, "tree, 64K")
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_parts_add_up_to_both_times_and_to_their_difference(name: str) -> None:
+    found, experiment = explain(*two_of(name)), EXPERIMENTS[name]
+    times = [next(iter(experiment.times_us(one).values())) for one in two_of(name)]
+    assert [found.one_us, found.other_us] == pytest.approx(times, abs=1e-6)
+    gpus = [found.gpus] if found.gpus else []
+    for parts in (found.path, *gpus):
+        assert sum(part.one_us for part in parts) == pytest.approx(found.one_us, abs=1e-4)
+        assert sum(part.other_us for part in parts) == pytest.approx(found.other_us, abs=1e-4)
+        for part in parts:
+            assert part.other_us - part.one_us == pytest.approx(part.difference_us, abs=1e-6)
+    assert bool(gpus) is (name in ("layer", "dense"))
+    assert not found.inputs, "nothing but the scheme is another"
+    assert found.experiment == (None if name == "layer" else name)
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_row_and_itself_have_nothing_to_explain(name: str) -> None:
+    found = explain(two_of(name)[0], two_of(name)[0])
+    assert found.difference_us == 0 and not any(part.difference_us for part in found.path)
+    assert not found.quantities and not found.inputs
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_file_is_explained_by_the_names_in_it(name: str, tmp_path: Path) -> None:
+    to_draw(name).save(tmp_path / "r.json")
+    names = CASES[name].schemes if name in CASES else ("ring, 64K", "tree, 64K")
+    target = tmp_path / "e.json"
+    words = ["explain", *names, str(tmp_path / "r.json"), "--json", str(target)]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--html", str(tmp_path / "e.html")])
+    assert not end.value.code
+    found, again = explain(*two_of(name)), load_result(target)
+    assert {one.where + one.what: one for one in again.path} == {
+        one.where + one.what: one for one in found.path
+    }
+    assert (again.one, again.other_us) == (found.one, found.other_us)
+    said = str(tmp_path / "r.json")
+    with pytest.raises(UserError, match="name two of its schemes") as refused:
+        explain(said, two_of(name)[0])
+    assert all(one in str(refused.value) for one in names)
+    with pytest.raises(UserError, match=r"unknown \w+ 'colour'"):
+        picked(said, "colour", names[0])
+
+
+@pytest.mark.parametrize("name", [one for one in EXPERIMENTS if one not in EXPLAINED])
+def test_who_cannot_be_explained_says_why(name: str) -> None:
+    made = EXPERIMENTS[name].result.model_construct()
+    with pytest.raises(UserError, match=re.escape(EXPERIMENTS[name].lacking["explain"])):
+        explain(made, made)
 
 
 # ---- how sure it is ------------------------------------------------------------------------------

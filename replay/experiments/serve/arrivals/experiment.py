@@ -35,6 +35,7 @@ class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult]):
     lacking: ClassVar[Mapping[str, str]] = {
         **Serving.lacking,
         "diff": NO_TIME,
+        "explain": NO_TIME,
         "uncertainty": NO_TIME,
     }
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
