@@ -170,6 +170,12 @@ def test_other_commands_execute_nothing(planted: Planting, result: Path) -> None
         assert (code, is_executed) == (0, False), (words, said)
 
 
+def test_draws_are_of_the_file_that_a_result_was_made_with(planted: Planting, result: Path) -> None:
+    for words, says in (([], "--allow-code"), (["--allow-code"], "another file")):
+        code, said, is_executed = planted.runs("uncertainty", str(result), "--draws", "1", *words)
+        assert code and not is_executed and says in said
+
+
 def test_python_needs_the_same_word(planted: Planting) -> None:
     mark = planted.folder / "executed"
     spec = replay.RunSpec(

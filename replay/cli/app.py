@@ -27,6 +27,7 @@ import replay.cli.schemes
 import replay.cli.sweep
 import replay.cli.tensor
 import replay.cli.training
+import replay.cli.uncertainty
 import replay.cli.validate
 import tracegen.cli
 from replay.cli.results import command_of
@@ -52,6 +53,7 @@ app.command()(replay.cli.replays.compare)
 app.command()(replay.cli.collective.collective)
 app.command()(replay.cli.diff.diff)
 app.command()(replay.cli.explain.explain)
+app.command()(replay.cli.uncertainty.uncertainty)
 app.command()(replay.cli.infer.infer)
 app.command()(replay.cli.place.place)
 app.command()(replay.cli.report.report)

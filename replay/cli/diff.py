@@ -17,14 +17,15 @@ def diff(
     before: Annotated[
         str,
         typer.Argument(
-            help="JSON of `run` or `compare`; or a row as `compare` prints it.", show_default=False
+            help="JSON of a result or a comparison; or a row as the table of one prints it.",
+            show_default=False,
         ),
     ],
     after: Annotated[str, typer.Argument(help="Another one, of any version.", show_default=False)],
     compared: Annotated[
         Path | None,
         typer.Argument(
-            help="With rows: the JSON of a `compare` that has both.", show_default=False
+            help="With rows: the JSON of a comparison that has both.", show_default=False
         ),
     ] = None,
     json_: Annotated[

@@ -24,14 +24,16 @@ def explain(
     one: Annotated[
         str,
         typer.Argument(
-            help="A scheme, the JSON of `run`, or a row as `compare` prints it.", show_default=False
+            help="A scheme, the JSON of one result, or a row as a comparison prints it.",
+            show_default=False,
         ),
     ],
     other: Annotated[str, typer.Argument(help="Another one.", show_default=False)],
     trace: Annotated[
         str | None,
         typer.Argument(
-            help="With schemes: a trace to replay, or the JSON of a `compare` that has both.",
+            help="With schemes: a trace to replay, or the JSON of a comparison that has both, of "
+            "whichever experiment; or that of `collective`.",
             show_default=False,
         ),
     ] = None,

@@ -305,7 +305,8 @@ def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any
         If a draw is described and none is asked for.
     """
     from replay.errors import UserError
-    from replay.studies.uncertainty.assess import EVERYTHING, check
+    from replay.studies.uncertainty.assess import EVERYTHING
+    from replay.studies.uncertainty.bands import check
 
     if draws is None:
         if of is not None or seed is not None:
@@ -313,7 +314,7 @@ def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any
             raise UserError(message)
         return None
     names = EVERYTHING if of is None else [name.strip() for name in of.split(",")]
-    check(draws, seed or 0, names)
+    check(draws, seed or 0, names, EVERYTHING)
     return {"draws": draws, "seed": seed or 0, "of": names}
 
 

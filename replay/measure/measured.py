@@ -241,7 +241,7 @@ class Measured:
             exposure=alone.parts,
             sm_time_us=self._sm_times.result(sms_of(sums.share_ps, num_ranks)),
             bounds_us=_bounds(pools, classes, least, ports, chain_ps, separated),
-            critical_path=_critical_path(path),
+            critical_path=described(path),
             mechanisms=self.explained(),
             network=carried_between_domains(
                 graph, classes, ports, share[pools.pool], machine.network.leaf
@@ -324,7 +324,8 @@ def _bounds(
     )
 
 
-def _critical_path(path: GraphPath) -> CriticalPath:
+def described(path: GraphPath) -> CriticalPath:
+    """Time of the critical path of a schedule, in microseconds, by what it was spent on."""
     by_kind = path.by_kind()
     causes = dict.fromkeys(CAUSES, 0)
     for name, times in by_kind.items():

@@ -8,9 +8,11 @@ from rich.text import Text
 
 from replay.experiments.base.names import row_names
 from replay.report.words import says
-from tracegen.shared.display.content import Column, Table
+from tracegen.shared.display.content import Axis, Column, Line, Plot, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from replay.experiments.layer.bands import Band, Uncertainty
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def bands_table(compared: Comparison) -> list[RenderableType]:
-    """Bands and shares of a comparison, and what decides; nothing where it was not asked for."""
+    """Bands and shares of a comparison, and what decides; nothing where it was not asked for.
+
+    Times are of a layer, or of a step where layers are chained.
+    """
     found = compared.uncertainty
     if found is None:
         return []
@@ -26,12 +31,30 @@ def bands_table(compared: Comparison) -> list[RenderableType]:
     first = by_time[0]
     per = len(first.layers) if first.chain is None else first.chain.num_steps
     names = row_names(by_time)
-    table = Table(
-        "bands",
+    table = drawn_table(found, names, "layer" if first.chain is None else "step", per)
+    return [table, Text("\n".join(drawn_notes(found, names)))]
+
+
+def drawn_table(
+    found: Uncertainty, names: Sequence[str], of: str, per: int = 1, name: str = "bands"
+) -> Table:
+    """Bands and shares.
+
+    Parameters
+    ----------
+    names
+        Of the results, in the order of the bands.
+    of, per
+        What the times are of, and how many of these the results have.
+    name
+        Of the table.
+    """
+    return Table(
+        name,
         f"How sure it is: {found.draws} draws of {_listed(found.drawn)}, seed {found.seed}",
         [
             Column("scheme"),
-            Column("layer" if first.chain is None else "step", "us", ",.1f"),
+            Column(of, "us", ",.1f"),
             Column("5 %", "us", ",.1f", rank=1, says=says("5 %")),
             Column("median", "us", ",.1f", rank=2),
             Column("95 %", "us", ",.1f", rank=1),
@@ -48,15 +71,38 @@ def bands_table(compared: Comparison) -> list[RenderableType]:
             for name, band in zip(names, found.bands, strict=True)
         ],
     )
-    rivals = [name for name, band in zip(names, found.bands, strict=True) if band.first is not None]
-    return [table, Text("\n".join(_notes(found, rivals)))]
 
 
 def _percentiles(band: Band) -> tuple[float, float, float]:
     return band.low_us, band.median_us, band.high_us
 
 
-def _notes(found: Uncertainty, names: list[str]) -> list[str]:
+def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str = "bands") -> Plot:
+    """Times in the draws over times without; parameters are those of `drawn_table`."""
+    x = [one.nominal_us / per for one in found.bands]
+    return Plot(
+        name=name,
+        title=f"Times in {found.draws} draws of {', '.join(found.drawn)}",
+        x=Axis("time of the comparison, us", log=True),
+        y=Axis("time in the draws, us", log=True),
+        lines=[
+            Line("the same time", [min(x), max(x)], [min(x), max(x)], form="guide"),
+            Line(
+                "median, 5 % and 95 %",
+                x,
+                [one.median_us / per for one in found.bands],
+                [one.low_us / per for one in found.bands],
+                [one.high_us / per for one in found.bands],
+                form="points",
+                labels=list(names),
+            ),
+        ],
+    )
+
+
+def drawn_notes(found: Uncertainty, names: Sequence[str]) -> list[str]:
+    """How often the order holds, what decides it, and what could not be drawn."""
+    names = [name for name, band in zip(names, found.bands, strict=True) if band.first is not None]
     notes = []
     if len(names) > 2:
         notes.append(f"The whole order holds in {found.order_holds:.0%} of the draws.")

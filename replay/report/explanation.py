@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
 MOST = 12
 """Rows of the first table; the rest is one row, so that they add up."""
+COMPOSED = {"train": ", mean over the GPUs", "serve": ""}
+"""Experiments whose times are composed of many replays, without one critical path."""
 SMALL = 0.05  # us; a smaller difference is not seen in the tables
 MOST_QUANTITIES = 10
 
 
 def explanation_tables(found: Explanation) -> Group:
     """What is longer, by phase and cause, by what GPUs do, by phase; and what else differs."""
-    tables = [path_table(found), gpus_table(found)]
+    tables = [path_table(found)]
+    if found.gpus:
+        tables.append(gpus_table(found))
     if found.phases:
         tables.append(phases_table(found))
     if found.quantities:
@@ -63,7 +67,14 @@ def path_table(found: Explanation) -> Table:
         rows.append(("all else", "", *_sums(rest)))
     rows.append(("in all", "", found.one_us, found.other_us, found.difference_us))
     columns = (Column("phase"), Column("spent on"), *_columns(found))
-    return Table("path", "Critical path: one chain of tasks and waits", columns, rows)
+    return Table("path", title_of_path(found), columns, rows)
+
+
+def title_of_path(found: Explanation) -> str:
+    """What the parts are of."""
+    if found.experiment in COMPOSED:
+        return f"Parts that it is composed of{COMPOSED[found.experiment]}"
+    return "Critical path: one chain of tasks and waits"
 
 
 def gpus_table(found: Explanation) -> Table:
@@ -111,7 +122,8 @@ def quantities_table(found: Explanation) -> Table:
 
 def lines(found: Explanation) -> list[str]:
     """What the words mean, and what else entered otherwise."""
-    shown = [cause for cause in WORDS if any(share.what == cause for share in found.path)]
+    known = () if found.experiment in COMPOSED else WORDS  # they are of critical paths
+    shown = [cause for cause in known if any(share.what == cause for share in found.path)]
     said = [f"{cause}: {WORDS[cause]}." for cause in shown]
     if found.inputs:
         names = ", ".join(dict.fromkeys(each.what for each in found.inputs))

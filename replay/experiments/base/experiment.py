@@ -17,6 +17,7 @@ from replay.experiments.base.result import AnyResult, AnyTimed, ComparisonBase, 
 from replay.experiments.base.spec import Spec
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.schemes.outside import AllowCode
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
@@ -62,6 +63,8 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     objects: ClassVar[Sequence[str]] = ()
     code: ClassVar[Sequence[str]] = ()
     lacking: ClassVar[Mapping[str, str]] = {}
+    phases: ClassVar[Mapping[str, str]] = {}
+    """Its words for phases of `replay.model.machine.kinds`, where it has others."""
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {}
     """How a result of an older schema becomes one of the present, by its ``format``."""
 
@@ -155,6 +158,18 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         items = [item for section in page_of(result).sections for item in section.items]
         tables = [item for item in items if isinstance(item, Table)]
         return Group(*(tables if details else tables[:1]))
+
+    def machine(self, setup: AnySetup) -> System:
+        """The machine of what was set up, whose values the ``overrides`` of a spec change."""
+        found: System = setup.system  # type: ignore[attr-defined]  # of those with one
+        return found
+
+    def times_us(self, result: Any) -> Mapping[tuple[str, str], float]:
+        """Times of a result, by what is asked for and by who does it.
+
+        Those of several results that do the same are rivals. A result without a time has none.
+        """
+        return {("", result.name): result.headline_us}
 
     def check_given(self, given: Mapping[str, Any]) -> None:
         """Refuse objects that stand for no setting.
@@ -341,6 +356,20 @@ class Registry(Mapping[str, AnyExperiment]):
         if name not in self._rooms:
             raise unknown("experiment", name, self._rooms)
         return self[name]
+
+    def of(self, given: object) -> AnyExperiment:
+        """Give the experiment that something is a result or a comparison of.
+
+        Raises
+        ------
+        UserError
+            If it is of none.
+        """
+        for one in self.values():
+            if isinstance(given, one.documents()):
+                return one
+        message = f"{type(given).__name__}: it is no result or comparison of an experiment"
+        raise UserError(message)
 
 
 EXPERIMENTS = Registry(

@@ -25,6 +25,7 @@ Converter = Callable[[Mapping[str, Any]], dict[str, Any]]
 OTHERS = (
     "replay.studies.differences.parts:Difference",
     "replay.studies.differences.explanation:Explanation",
+    "replay.studies.uncertainty.sureness:Sureness",
     "replay.studies.sweeps.saved:SavedSweep",
     "replay.studies.validate.saved:SavedValidation",
 )

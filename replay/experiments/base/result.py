@@ -24,6 +24,7 @@ from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.measure.result import Measures
     from replay.schemes.base import AnyScheme
 
 
@@ -180,6 +181,16 @@ class TimedResult(ResultBase):
     @abstractmethod
     def headline_us(self) -> float:
         """Time that speed-ups are ratios of, in microseconds."""
+
+    @property
+    def measured(self) -> list[Measures]:
+        """Measures of each schedule that the time is the sum of; none where it is composed."""
+        return []
+
+    @property
+    def composed_us(self) -> dict[tuple[str, str], float]:
+        """Parts of a time that is composed, by where and what it was spent on; they add up."""
+        return {}
 
 
 AnyResult = TypeVar("AnyResult", bound=ResultBase)

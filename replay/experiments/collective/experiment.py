@@ -10,7 +10,7 @@ from replay.experiments.base.experiment import Experiment
 from replay.experiments.collective.replay import carry_out
 from replay.experiments.collective.result import CollectiveResult, result_of_old
 from replay.experiments.collective.setup import CODE, CollectiveSetup
-from replay.experiments.collective.spec import CollectiveSpec
+from replay.experiments.collective.spec import CollectiveSpec, size_text
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import Observer, Progress
@@ -31,8 +31,6 @@ class CollectiveAlone(Experiment[CollectiveSpec, CollectiveSetup, CollectiveResu
     lacking: ClassVar[Mapping[str, str]] = {
         "compare": "algorithms are rows of one result: give several with --algorithm",
         "diff": NO_SCHEMES,
-        "explain": NO_SCHEMES,
-        "uncertainty": "draws are of schemes that are compared, and a collective has none",
         "dry-run": "it takes seconds",
         "max-memory": "one kernel at a time is replayed, whose graph is small",
     }
@@ -54,6 +52,10 @@ class CollectiveAlone(Experiment[CollectiveSpec, CollectiveSetup, CollectiveResu
     def steps(self, setup: CollectiveSetup) -> int:
         """One for each row."""
         return len(setup.spec.num_bytes) * len(setup.algorithms)
+
+    def times_us(self, result: CollectiveResult) -> Mapping[tuple[str, str], float]:
+        """Algorithms are rivals at each size."""
+        return {(size_text(row.bytes), row.algorithm): row.time_us for row in result.rows}
 
     def replay(
         self,

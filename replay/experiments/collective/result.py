@@ -67,6 +67,8 @@ class CollectiveResult(ResultBase):
         Size by size, each under every algorithm.
     """
 
+    ENTERED = frozenset({"num_ranks", "num_domains"})
+
     format: Literal["moereplay-collective/2"] = "moereplay-collective/2"
     spec: CollectiveSpec
     system: SystemDescription

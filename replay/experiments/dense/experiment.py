@@ -33,10 +33,7 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
     usual = "all that can run the layer"
     details = "bytes, critical path, SMs, skew, tables, and links over time"
     code = ("experiments/dense",)
-    lacking: ClassVar[Mapping[str, str]] = {
-        "explain": "phases are those of layers with experts; moereplay diff has every number",
-        "uncertainty": "draws are made of hardware under layers alone",
-    }
+    phases: ClassVar[Mapping[str, str]] = {"dispatch": "gather", "combine": "reduce"}
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-tensor/1": result_of_old
     }

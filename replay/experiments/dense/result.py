@@ -108,6 +108,11 @@ class TensorResult(TimedResult):
         """Time of all layers."""
         return self.time_us
 
+    @property
+    def measured(self) -> list[Measures]:
+        """Those of the one schedule of all layers."""
+        return [self.measures]
+
 
 class TensorComparison(ComparisonBase[TensorResult]):
     """Several schemes on one layer."""

@@ -14,6 +14,7 @@ from replay.experiments.serve.result import InferComparison, InferResult, named,
 from replay.experiments.serve.spec import InferSpec
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.experiments.base.experiment import Observer, Progress
     from replay.experiments.serve.setup import Setup
     from replay.schemes.outside import AllowCode
@@ -34,8 +35,6 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed]):
     details = "nothing: all tables are shown anyway"
     lacking: ClassVar[Mapping[str, str]] = {
         "dry-run": "how many replays a batch takes follows from what the first of them give",
-        "explain": "a batch is composed of many replays: moereplay diff has what each cause takes",
-        "uncertainty": "draws are made of hardware under layers alone",
     }
     code = ("steps", "experiments/serve")
 
@@ -111,6 +110,10 @@ class Serve(Serving[InferSpec, "Setup", InferResult]):
         from replay.experiments.serve.setup import Setup
 
         return Setup.of(spec, allow_code=allow_code)
+
+    def machine(self, setup: Setup) -> System:
+        """The machine that decodes, and prefills unless another one does."""
+        return setup.decode.system
 
     def replay(
         self, setup: Setup, *, progress: Progress | None = None, observe: Observer | None = None

@@ -196,6 +196,16 @@ class InferResult(TimedResult):
         """Time until the last request has its last token."""
         return self.time_us
 
+    @property
+    def composed_us(self) -> dict[tuple[str, str], float]:
+        """Causes of each phase, and the time between both."""
+        wait_us = 0.0 if self.handover is None else self.handover.exposed_us
+        return {
+            **{("prefill", cause): time for cause, time in self.prefill.spent_us.items()},
+            ("handover", "exposed"): wait_us,
+            **{("decode", cause): time for cause, time in self.decode.spent_us.items()},
+        }
+
 
 class InferComparison(ComparisonBase[InferResult]):
     """Several schemes serving one batch."""

@@ -15,6 +15,7 @@ from replay.experiments.train.result import TrainComparison, TrainResult, result
 from replay.experiments.train.spec import TrainSpec
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.experiments.base.experiment import Observer, Progress
     from replay.experiments.train.setup import Setup
     from replay.schemes import Scheme
@@ -50,8 +51,6 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
     details = "causes by stage, and memory"
     lacking: ClassVar[Mapping[str, str]] = {
         "dry-run": "a step is composed of replays of its parts, and none says what all take",
-        "explain": "a step is composed of many replays: moereplay diff has what each cause takes",
-        "uncertainty": "draws are made of hardware under layers alone",
     }
     code = ("steps", "experiments/train")
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
@@ -92,6 +91,10 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
         if like is None:
             return SchemedStep(Setup.of(spec, given.get("model")), scheme)
         return SchemedStep(dataclasses.replace(like.step, spec=spec), scheme)
+
+    def machine(self, setup: SchemedStep) -> System:
+        """As many GPUs as the plan has."""
+        return setup.step.system
 
     def replay(
         self,

@@ -123,6 +123,11 @@ class TrainResult(TimedResult):
         """Time of the step."""
         return self.step_us
 
+    @property
+    def composed_us(self) -> dict[tuple[str, str], float]:
+        """Causes, mean over all GPUs."""
+        return {("the step", cause): self.mean_us(cause) for cause in self.spent_us}
+
 
 class TrainComparison(ComparisonBase[TrainResult]):
     """One step under several schemes."""

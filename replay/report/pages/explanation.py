@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.report.explanation import (
+    COMPOSED,
     gpus_table,
     lines,
     path_table,
@@ -34,12 +35,13 @@ def page(found: Explanation, command: str = "") -> Page:
         The command line that made it, where that is known.
     """
     more: list[Item] = [quantities_table(found)] if found.quantities else []
+    gpus: list[Item] = [gpus_chart(found), gpus_table(found)]
     return Page(
         title=f"{found.one} and {found.other}",
         summary=sentence(found),
         sections=[
             Section("Where the difference comes from", [steps(found), path_table(found)]),
-            Section("What the GPUs do", [gpus_chart(found), gpus_table(found)]),
+            *([Section("What the GPUs do", gpus)] if found.gpus else []),
             *([Section("When phases run", [phases_table(found)])] if found.phases else []),
             Section("What else is not the same", [*more, *lines(found)]),
         ],
@@ -51,7 +53,8 @@ def steps(found: Explanation) -> Waterfall:
     """From the first's time to the second's, one step for each part of the critical path."""
     return Waterfall(
         name="steps",
-        title=f"From {found.one} to {found.other}: parts of the critical path",
+        title=f"From {found.one} to {found.other}: "
+        f"{'parts' if found.experiment in COMPOSED else 'parts of the critical path'}",
         spans=list(_spans(found)),
         unit="us",
         says="Each bar begins where the one above ends; bars to the left are time that is saved.",

@@ -18,6 +18,7 @@ MAKERS: dict[str, str] = {
     "SavedValidation": "replay.studies.validate.page",
     "SweepResult": "replay.studies.sweeps.page",
     "Explanation": "replay.report.pages.explanation",
+    "Sureness": "replay.studies.uncertainty.page",
 }
 """Modules whose `page` shows what studies give, by the name of its class."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from replay.experiments.base.names import row_names
-from replay.report.bands import bands_table
+from replay.report.bands import bands_table, drawn_plot
 from replay.report.mechanisms import overhead_table
 from replay.report.memory import memory_table, room_notes
 from replay.report.network import network_table
@@ -15,7 +15,7 @@ from replay.report.payload import payload_tables
 from replay.report.spent import unit_of
 from replay.report.times import count
 from replay.report.waiting import waiting_tables
-from tracegen.shared.display.content import Axis, Bars, Heat, Line, Part, Plot, Table, Waterfall
+from tracegen.shared.display.content import Bars, Heat, Part, Plot, Table, Waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,22 +109,4 @@ def bands_plot(compared: Comparison) -> Plot | None:
     ordered = sorted(compared.results, key=lambda one: one.totals.makespan_us)
     per = count(ordered[0])
     names = row_names(ordered)
-    x = [one.nominal_us / per for one in found.bands]
-    return Plot(
-        name="bands",
-        title=f"Times in {found.draws} draws of {', '.join(found.drawn)}",
-        x=Axis("time of the comparison, us", log=True),
-        y=Axis("time in the draws, us", log=True),
-        lines=[
-            Line("the same time", [min(x), max(x)], [min(x), max(x)], form="guide"),
-            Line(
-                "median, 5 % and 95 %",
-                x,
-                [one.median_us / per for one in found.bands],
-                [one.low_us / per for one in found.bands],
-                [one.high_us / per for one in found.bands],
-                form="points",
-                labels=names,
-            ),
-        ],
-    )
+    return drawn_plot(found, names, per)

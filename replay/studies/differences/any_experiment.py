@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, check_kind
-from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
+from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import load_result
-from replay.experiments.base.result import ComparisonBase, TimedResult
+from replay.experiments.base.result import ComparisonBase, ResultBase, TimedResult
+from replay.studies.differences.outcome import Numbers, changed
 from replay.studies.differences.parts import Outcome, Quantity
 from replay.studies.differences.path import ps
 
@@ -29,39 +30,34 @@ def loaded(given: object) -> Any:
         If it is neither, or its file cannot be read.
     """
     found = load_result(given) if isinstance(given, str | Path) else given
-    kinds = (TimedResult, ComparisonBase)
+    kinds = (ResultBase, ComparisonBase)
     check_kind("before or after", found, kinds, "a result, a comparison or a file of one")
     return found
 
 
-def experiment_of(before: object, after: object) -> AnyExperiment:
+def experiment_of(before: object, after: object, feature: str) -> AnyExperiment:
     """Give the experiment that both are results or comparisons of.
+
+    Parameters
+    ----------
+    feature
+        What is asked for: ``diff`` or ``explain``.
 
     Raises
     ------
     UserError
-        If they are of two, or its results cannot be told apart so.
+        If they are of two, or it does not offer this.
     """
-    both = [kind_of(one) for one in (before, after)]
+    both = [EXPERIMENTS.of(one) for one in (before, after)]
     if both[0] is not both[1]:
         titles = f"one is of: {both[0].title}; the other of: {both[1].title}"
-        message = f"{titles}; diff takes two of one kind"
+        message = f"{titles}; {feature} takes two of one kind"
         raise UserError(message)
-    both[0].check_offers("diff")
+    both[0].check_offers(feature)
     return both[0]
 
 
-def kind_of(given: object) -> AnyExperiment:
-    """Give the experiment that something is a result or a comparison of; errors as above."""
-    for one in EXPERIMENTS.values():
-        kinds = [one.result, *([one.comparison] if isinstance(one, SchemeExperiment) else [])]
-        if isinstance(given, tuple(kinds)):
-            return one
-    message = f"{type(given).__name__}: diff takes results and comparisons of experiments"
-    raise UserError(message)
-
-
-def entered(result: TimedResult) -> dict[str, Any]:
+def entered(result: ResultBase) -> dict[str, Any]:
     """Everything that entered a result, by dotted name."""
     document = result.model_dump(mode="json", by_alias=True)
     found: dict[str, Any] = {"version of moereplay": document["version"]}
@@ -85,13 +81,7 @@ def outcome(name: str, before: TimedResult, after: TimedResult) -> Outcome:
 
     Numbers whose share of change is largest come first; of a list of numbers it is the mean.
     """
-    then, now = dict(_came_out(before)), dict(_came_out(after))
-    numbers = [
-        Quantity(name=path, unit=_unit(path), before=then[path], after=now[path])
-        for path in then
-        if path in now and then[path] != now[path]
-    ]
-    numbers.sort(key=lambda one: -_share(one))
+    numbers = sorted(changed(came_out(before), came_out(after)), key=lambda one: -_share(one))
     times = before.headline_us, after.headline_us
     return Outcome(
         name=name, before_us=times[0], after_us=times[1],
@@ -102,19 +92,23 @@ def outcome(name: str, before: TimedResult, after: TimedResult) -> Outcome:
 
 def is_same(before: TimedResult, after: TimedResult) -> bool:
     """Whether all that came out is the same."""
-    return dict(_came_out(before)) == dict(_came_out(after))
+    return came_out(before) == came_out(after)
 
 
 def _share(one: Quantity) -> float:
     return abs(one.after / one.before - 1) if one.before else float("inf")
 
 
-def _came_out(result: TimedResult) -> Iterator[tuple[str, float]]:
+def came_out(result: ResultBase) -> Numbers:
+    """Every number that came out of a result, by its path and its unit."""
     document = result.model_dump(mode="json", by_alias=True)
     apart = {"format", "run_id", "version", "spec", *result.ENTERED}
-    for name, value in document.items():
-        if name not in apart:
-            yield from _numbers(value, name)
+    return {
+        (path, _unit(path)): number
+        for name, value in document.items()
+        if name not in apart
+        for path, number in _numbers(value, name)
+    }
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:

@@ -7,7 +7,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError
 from replay.experiments.base.result import ComparisonBase, ResultBase
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison, Result
@@ -38,7 +37,7 @@ def diff(before: Given, after: Given) -> Difference:
         If a file cannot be read or holds neither, or they are of two experiments.
     """
     one, other = of_any.loaded(before), of_any.loaded(after)
-    experiment = of_any.experiment_of(one, other)
+    experiment = of_any.experiment_of(one, other, "diff")
     if experiment is not LAYER:
         return _of_others(experiment.name, one, other)
     paired = pair(_results(one), _results(other))
@@ -96,22 +95,6 @@ def _of_others(experiment: str, one: Any, other: Any) -> Difference:
 
 def _results_of(given: Any) -> list[Any]:
     return list(given.results) if isinstance(given, ComparisonBase) else [given]
-
-
-def loaded(given: Given) -> Result | Comparison:
-    """Read a file of layers, or take what is a result of them already.
-
-    Raises
-    ------
-    UserError
-        If it is of another experiment, saying why these cannot be explained.
-    """
-    found = of_any.loaded(given)
-    if not isinstance(found, Result | Comparison):
-        of_any.kind_of(found).check_offers("explain")
-        message = "explain takes results of layers"
-        raise UserError(message)
-    return found
 
 
 def _results(given: Result | Comparison) -> list[Result]:

@@ -6,28 +6,36 @@ The schema is ``moereplay-explanation/1``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from replay.errors import UserError, listed
-from replay.experiments.base.names import row_names
-from replay.experiments.layer.result import Comparison, Result
-from replay.studies.differences.diff import loaded
-from replay.studies.differences.gpus import of_gpus
-from replay.studies.differences.inputs import changes
-from replay.studies.differences.outcome import quantities
-from replay.studies.differences.pairs import Pair
-from replay.studies.differences.parts import Change, Document, Quantity
-from replay.studies.differences.path import by_phase_and_cause, ps
+from replay.errors import UserError, listed, unknown
+from replay.experiments.base.names import LACKING, row_names
+from replay.experiments.base.result import ComparisonBase, Document
+from replay.experiments.collective.result import CollectiveResult
+from replay.experiments.collective.spec import size_text
+from replay.experiments.layer.experiment import EXPERIMENT as LAYER
+from replay.experiments.layer.result import Comparison
+from replay.studies.differences import any_experiment as of_any
+from replay.studies.differences.inputs import changes_of
+from replay.studies.differences.outcome import changed
+from replay.studies.differences.parts import Change, Quantity
+from replay.studies.differences.sides import Side, side_of
 from tracegen.shared.display.frames import flat
 from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from replay.experiments.base.result import ResultBase
+    from replay.experiments.collective.result import CollectiveRow
+    from replay.experiments.layer.result import Result
 
 EXPLANATION_FORMAT: Literal["moereplay-explanation/1"] = "moereplay-explanation/1"
 
-OF_THE_SCHEME = ("scheme.", "option.")
-"""Inputs that are not the same because the schemes are not."""
+DESCRIBED = ("scheme", "option")
+"""Parts of the names of inputs that are of the scheme."""
+OF_THE_SCHEME = ("sequence_parallel", "is_paired")
+"""Other inputs that are not the same because the schemes are not."""
 
 
 class Share(Strict):
@@ -61,16 +69,21 @@ class Explanation(Document):
 
     Attributes
     ----------
+    experiment
+        Name of what both are results of; None for layers.
     one, other
         Their schemes.
     one_us, other_us, difference_us
-        Time of all layers, and by how much the second's is longer.
+        Time of all of it, and by how much the second's is longer.
     path
         Parts of the critical paths by phase and cause, the largest difference first. They add up
-        to both times and to the difference, to the picosecond.
+        to both times and to the difference, to the picosecond. Of a step or a batch, which is
+        composed of many replays, parts that it is composed of: of a step the mean over its GPUs,
+        which add up to within rounding.
     gpus
         What a GPU does in the mean, in the same time: it computes or launches kernels, waits for
-        wires, for other GPUs, for latencies, and at the end for the last GPU. They add up likewise.
+        wires, for other GPUs, for latencies, and at the end for the last GPU. They add up likewise;
+        nothing of what has no schedule of its own.
     phases
         When phases begin and end, where both are of one layer by itself.
     quantities
@@ -79,7 +92,10 @@ class Explanation(Document):
         What entered otherwise beside the scheme and its options.
     """
 
+    LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"experiment"})
+
     format: Literal["moereplay-explanation/1"] = EXPLANATION_FORMAT
+    experiment: str | None = None
     one: str
     other: str
     one_us: float
@@ -96,66 +112,127 @@ class Explanation(Document):
         return [flat(share.model_dump(mode="json")) for share in self.path]
 
 
-def explain(one: Result | str | Path, other: Result | str | Path) -> Explanation:
+def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Explanation:
     """Say where the difference between the times of two results comes from.
 
     Parameters
     ----------
     one, other
-        Results of the same layers under two schemes, or files of them.
+        Results of one experiment under two schemes, or files of them; layers are the same ones.
+        A collective that has several rows is one of `pick`.
 
     Raises
     ------
     UserError
-        If a file cannot be read, holds no single result, or another number of layers.
+        If a file cannot be read, holds no single result, or another number of layers; or if the
+        results are of two experiments, or of one without parts of a time, with the reason.
     """
-    first, second = _single(one), _single(other)
+    before, after = of_any.loaded(one), of_any.loaded(other)
+    experiment = of_any.experiment_of(before, after, "explain")
+    _check_single(one, before)
+    _check_single(other, after)
+    if experiment is LAYER:
+        return _explained(*_sides_of_layers(before, after))
+    first, second = side_of(experiment, before), side_of(experiment, after)
+    if first.name == second.name:
+        first = first._replace(name=f"{first.name} (1)")
+        second = second._replace(name=f"{second.name} (2)")
+    return _explained(first, second, experiment.name)
+
+
+def _sides_of_layers(first: Result, second: Result) -> tuple[Side, Side]:
+    """Results of the same layers; their names tell options and placements apart.
+
+    Raises
+    ------
+    UserError
+        If they are not of the same number.
+    """
     numbers = first.totals.num_layers, second.totals.num_layers
     if numbers[0] != numbers[1]:
         message = f"the results are of {numbers[0]} and {numbers[1]} layers: explain takes the same"
         raise UserError(message)
-    pair = Pair("", first, second)
     names = row_names([first, second], marked=False)
-    times = ps(first.totals.makespan_us), ps(second.totals.makespan_us)
+    one, other = side_of(LAYER, first), side_of(LAYER, second)
+    return one._replace(name=names[0]), other._replace(name=names[1])
+
+
+def _explained(one: Side, other: Side, experiment: str | None = None) -> Explanation:
+    spans = one.spans_us if one.spans_us and other.spans_us else {}
     return Explanation(
-        one=names[0],
-        other=names[1],
-        one_us=times[0] / 1e6,
-        other_us=times[1] / 1e6,
-        difference_us=(times[1] - times[0]) / 1e6,
-        path=_shares(by_phase_and_cause(first), by_phase_and_cause(second)),
-        gpus=_shares(of_gpus(first), of_gpus(second), in_order=True),
-        phases=list(_phases(first, second)),
-        quantities=list(quantities(first, second)),
-        inputs=[each for each in changes([pair]) if not each.what.startswith(OF_THE_SCHEME)],
-    )
+        experiment=experiment,
+        one=one.name,
+        other=other.name,
+        one_us=one.time_ps / 1e6,
+        other_us=other.time_ps / 1e6,
+        difference_us=(other.time_ps - one.time_ps) / 1e6,
+        path=_shares(one.path, other.path),
+        gpus=_shares(one.gpus, other.gpus, in_order=True),
+        phases=[
+            PhaseSpan(phase=phase, one_us=one.spans_us.get(phase),
+                      other_us=other.spans_us.get(phase))
+            for phase in ({**spans, **other.spans_us} if spans else ())
+        ],
+        quantities=changed(one.numbers, other.numbers),
+        inputs=[
+            each
+            for each in changes_of([("", one.entered, other.entered)])
+            if not _is_of_the_scheme(each.what)
+        ],
+    )  # fmt: skip
 
 
-def pick(compared: Comparison, scheme: str) -> Result:
-    """Take one result out of a comparison.
+def _is_of_the_scheme(what: str) -> bool:
+    """Whether an input is not the same because the schemes are not."""
+    return what in OF_THE_SCHEME or any(f".{part}." in f".{what}" for part in DESCRIBED)
+
+
+def pick(compared: ComparisonBase[Any] | CollectiveResult, name: str) -> Any:
+    """Take one result out of several.
 
     Parameters
     ----------
-    scheme
-        Its name, as `Comparison.row` takes it.
+    compared
+        A comparison; or a collective, whose rows are results too.
+    name
+        Its name, as `Comparison.row` takes it; that of an algorithm, or ``"ring, 64K"``.
 
     Raises
     ------
     UserError
         If there is none or are several, or why it was left out.
     """
-    if scheme in compared.left_out:
-        raise UserError(compared.left_out[scheme])
-    return compared.row(scheme)
+    if isinstance(compared, CollectiveResult):
+        return compared.model_copy(update={"rows": [_row(compared, name)]})
+    if name in compared.left_out:
+        raise UserError(compared.left_out[name])
+    if isinstance(compared, Comparison):
+        return compared.row(name)
+    names = {one.name: one for one in compared.results}
+    if name.removesuffix(LACKING) not in names:
+        raise unknown("scheme", name, names)
+    return names[name.removesuffix(LACKING)]
 
 
-def picked(path: str | Path, one: str, other: str) -> tuple[Result, Result]:
-    """Take two results out of the file of a comparison.
+def _row(found: CollectiveResult, name: str) -> CollectiveRow:
+    """A row by its algorithm, and its size where there are several."""
+    several = len({row.bytes for row in found.rows}) > 1
+    rows = {
+        f"{row.algorithm}, {size_text(row.bytes)}" if several else row.algorithm: row
+        for row in found.rows
+    }
+    if name not in rows:
+        raise unknown("row", name, rows)
+    return rows[name]
+
+
+def picked(path: str | Path, one: str, other: str) -> tuple[Any, Any]:
+    """Take two results out of one file.
 
     Parameters
     ----------
     path
-        What `compare --json` wrote.
+        What `compare --json` wrote, or another command that compares; or `collective --json`.
     one, other
         Their names, as its tables print them.
 
@@ -164,23 +241,31 @@ def picked(path: str | Path, one: str, other: str) -> tuple[Result, Result]:
     UserError
         If the file cannot be read, holds one result alone, or :func:`pick` refuses a name.
     """
-    compared = loaded(path)
-    if not isinstance(compared, Comparison):
+    compared = of_any.loaded(path)
+    if not isinstance(compared, ComparisonBase | CollectiveResult):
         message = f"{path} holds one result, not a comparison of {one} and {other}"
         raise UserError(message)
     return pick(compared, one), pick(compared, other)
 
 
-def _single(given: Result | str | Path) -> Result:
-    found = loaded(given)
+def _check_single(given: object, found: Any) -> None:
+    """Refuse several results where one is explained.
+
+    Raises
+    ------
+    UserError
+        With the names that there are.
+    """
     if isinstance(found, Comparison):
-        rows = listed(row_names(found.results, marked=False))
-        message = f"{given} holds a comparison; name two of its schemes: {rows}"
-        raise UserError(message)
-    return found
-
-
-Parts = dict[tuple[str, str], int]
+        names = row_names(found.results, marked=False)
+    elif isinstance(found, ComparisonBase):
+        names = [one.name for one in found.results]
+    elif isinstance(found, CollectiveResult) and len(found.rows) > 1:
+        names = [f"{row.algorithm}, {size_text(row.bytes)}" for row in found.rows]
+    else:
+        return
+    message = f"{given} holds a comparison; name two of its schemes: {listed(names)}"
+    raise UserError(message)
 
 
 def _shares(one: Mapping[tuple[str, str], int], other: Mapping[tuple[str, str], int],
@@ -198,14 +283,3 @@ def _shares(one: Mapping[tuple[str, str], int], other: Mapping[tuple[str, str], 
         if one.get((where, what)) or other.get((where, what))
     ]
     return found if in_order else sorted(found, key=lambda share: -abs(share.difference_us))
-
-
-def _phases(one: Result, other: Result) -> Iterator[PhaseSpan]:
-    if any(result.chain is not None or len(result.layers) > 1 for result in (one, other)):
-        return
-    spans = [result.layers[0].measures.phases for result in (one, other)]
-    for phase in {**spans[0], **spans[1]}:
-        first, second = (
-            (each[phase].start_us, each[phase].end_us) if phase in each else None for each in spans
-        )
-        yield PhaseSpan(phase=phase, one_us=first, other_us=second)

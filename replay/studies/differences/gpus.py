@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from replay.studies.differences.path import ps
 
 if TYPE_CHECKING:
-    from replay.experiments.layer.result import Result
+    from replay.experiments.base.result import TimedResult
     from replay.measure.result import Measures
 
 COMPUTING = "computing, launching"
@@ -18,12 +18,12 @@ PARTS = (COMPUTING, WIRES, OTHERS, LATENCIES, EXPOSED, LAST)
 """All that a GPU does or waits for; `EXPOSED` where an older version does not say for what."""
 
 
-def of_gpus(result: Result) -> dict[tuple[str, str], int]:
+def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
     """What a GPU does in the mean.
 
     Returns
     -------
-    Picoseconds, summed over the parts of a result; they add up to the time of all its layers.
+    Picoseconds, summed over the schedules of a result; they add up to the time of all of them.
     """
     found: dict[tuple[str, str], int] = {}
     for measures in result.measured:

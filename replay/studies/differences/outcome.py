@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from replay.studies.differences.parts import Outcome, Part, Quantity
 from replay.studies.differences.path import by_cause, by_phase, ps
 
 if TYPE_CHECKING:
-    from replay.experiments.layer.result import Result
+    from replay.experiments.base.result import TimedResult
     from replay.measure.parts import PortBytes
     from replay.studies.differences.pairs import Pair
     from replay.studies.differences.path import Ps
+
+
+Numbers = dict[tuple[str, str], float]
+"""By name and unit."""
 
 
 def outcome(pair: Pair) -> Outcome:
@@ -26,7 +31,7 @@ def outcome(pair: Pair) -> Outcome:
         change_us=(ps(after) - ps(before)) / 1e6,
         by_cause=_parts(by_cause(pair.before), by_cause(pair.after)),
         by_phase=_parts(by_phase(pair.before), by_phase(pair.after)),
-        quantities=list(quantities(pair.before, pair.after)),
+        quantities=changed(numbers_of(pair.before), numbers_of(pair.after)),
     )
 
 
@@ -45,30 +50,46 @@ def _parts(before: Ps, after: Ps) -> list[Part]:
     return sorted(parts, key=lambda part: -abs(part.change_us))
 
 
-def quantities(before: Result, after: Result) -> Iterator[Quantity]:
+def changed(then: Numbers, now: Numbers) -> list[Quantity]:
     """Give what is measured or counted in both, and is not the same."""
-    then, now = dict(_measured(before)), dict(_measured(after))
-    for name in then:
-        if name in now and then[name] != now[name]:
-            yield Quantity(name=name[0], unit=name[1], before=then[name], after=now[name])
+    return [
+        Quantity(name=name, unit=unit, before=then[name, unit], after=now[name, unit])
+        for name, unit in then
+        if (name, unit) in now and then[name, unit] != now[name, unit]
+    ]
 
 
-def _measured(result: Result) -> Iterator[tuple[tuple[str, str], float]]:
-    """Name and unit of each quantity, and its sum over the parts of a result and the GPUs."""
+def numbers_of(result: TimedResult, phases: Mapping[str, str] = MappingProxyType({})) -> Numbers:
+    """What is measured and counted on the schedules of a result, each summed over all GPUs.
+
+    Parameters
+    ----------
+    phases
+        Words of the result's experiment for phases, where it has others.
+    """
+    return dict(_measured(result, phases))
+
+
+def _measured(
+    result: TimedResult, phases: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, str], float]]:
     all_of = result.measured
-    yield ("exposed communication, mean of the GPUs", "us"), result.totals.exposed_communication_us
-    yield ("bound", "us"), result.totals.bound_us
+    exposed = sum(one.exposed_communication_us for one in all_of)
+    yield ("exposed communication, mean of the GPUs", "us"), exposed
+    yield ("bound", "us"), sum(one.bounds_us.largest_us for one in all_of)
     for phase in ("dispatch", "combine"):
-        yield (f"{phase} payload", "bytes"), _bytes(one.payload_bytes[phase] for one in all_of)
-        yield (f"{phase} on the wires", "bytes"), _bytes(one.wire_bytes[phase] for one in all_of)
+        word = phases.get(phase, phase)
+        yield (f"{word} payload", "bytes"), _bytes(one.payload_bytes[phase] for one in all_of)
+        yield (f"{word} on the wires", "bytes"), _bytes(one.wire_bytes[phase] for one in all_of)
     spent = [one.sm_time_us for one in all_of if one.sm_time_us is not None]
     for name in ("computing", "copying", "waiting_for_l2", "waiting_for_hbm"):
         if spent:
             time = sum(sum(getattr(one, f"{name}_us")) for one in spent)
             yield (f"SMs {name.replace('_', ' ').replace(' l2', ' L2').replace(' hbm', ' HBM')}",
                    "us"), time  # fmt: skip
-    if result.room is not None:
-        yield ("memory of the GPU that needs most", "bytes"), result.room.needed_bytes
+    room = getattr(result, "room", None)  # of layers
+    if room is not None:
+        yield ("memory of the GPU that needs most", "bytes"), room.needed_bytes
     counted: Counter[str] = Counter()
     for one in all_of:
         counted.update({name: sum(of) for name, of in one.mechanisms.counters.items()})

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from replay.files import write_text
+from replay.experiments.base.result import Document
 from tracegen.shared.display.frames import flat
-from tracegen.shared.display.shown import Shown
 from tracegen.shared.strict import Strict
 
 DIFFERENCE_FORMAT: Literal["moereplay-difference/1"] = "moereplay-difference/1"
-
-
-class Document(Strict, Shown):
-    """What is written as one JSON file, and shows itself."""
-
-    def to_json(self) -> str:
-        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
-        document = self.model_dump(mode="json")
-        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
-
-    def save(self, path: str | Path) -> None:
-        """Write the JSON, all of it or nothing.
-
-        Raises
-        ------
-        UserError
-            If the file cannot be written.
-        """
-        write_text(path, self.to_json())
 
 
 class Change(Strict):

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind, phase_of
 
 if TYPE_CHECKING:
-    from replay.experiments.layer.result import Result
+    from collections.abc import Iterable
+
+    from replay.experiments.base.result import TimedResult
+    from replay.measure.parts import CriticalPath
 
 LAUNCHES = "launches"
 """Where the critical path's time is that belongs to no phase: hosts, and gaps between kernels."""
@@ -21,17 +24,22 @@ def ps(us: float) -> int:
     return round(us * 1e6)
 
 
-def by_phase_and_cause(result: Result) -> dict[tuple[str, str], int]:
-    """Time of the path, summed over the parts of a result.
+def by_phase_and_cause(result: TimedResult) -> dict[tuple[str, str], int]:
+    """Time of the path, summed over the schedules of a result; see `of_paths`."""
+    return of_paths(paths_of(result))
+
+
+def of_paths(paths: Iterable[CriticalPath]) -> dict[tuple[str, str], int]:
+    """Time of critical paths, summed.
 
     Returns
     -------
     Picoseconds by phase (`LAUNCHES` for none) and cause (`CriticalPath.by_cause_us`); they add up
-    to the time of all its layers.
+    to the time of all.
     """
     spent: Counter[tuple[str, str]] = Counter()
-    for measures in result.measured:
-        for kind, times in measures.critical_path.by_kind_us.items():
+    for path in paths:
+        for kind, times in path.by_kind_us.items():
             for what, time in times.items():
                 spent[phase_of_kind(kind), role_of_kind(kind) if what == "service" else what] += ps(
                     time
@@ -39,7 +47,12 @@ def by_phase_and_cause(result: Result) -> dict[tuple[str, str], int]:
     return spent
 
 
-def by_phase(result: Result) -> Ps:
+def paths_of(result: TimedResult) -> list[CriticalPath]:
+    """Critical paths of the schedules of a result."""
+    return [measures.critical_path for measures in result.measured]
+
+
+def by_phase(result: TimedResult) -> Ps:
     """Time of the path by phase."""
     spent: Counter[str] = Counter()
     for (phase, _), time in by_phase_and_cause(result).items():
@@ -47,11 +60,10 @@ def by_phase(result: Result) -> Ps:
     return spent
 
 
-def by_cause(result: Result) -> Ps:
+def by_cause(result: TimedResult) -> Ps:
     """Time of the path by cause, where queueing is told apart by what was served meanwhile."""
     spent: Counter[str] = Counter()
-    for measures in result.measured:
-        path = measures.critical_path
+    for path in paths_of(result):
         spent.update({cause: ps(time) for cause, time in path.by_cause_us.items()})
         for kind, time in path.queueing_behind_us.items():
             spent[f"queueing behind {role_of_kind(kind)}"] += ps(time)

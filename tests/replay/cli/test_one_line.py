@@ -235,6 +235,7 @@ def test_a_model_of_layers_without_end_is_none(
 NEEDED = {
     "collective": [], "diff": ["a.json", "b.json"], "report": ["a.json"],
     "explain": ["scheme=ideal", "scheme=deepep", "toy-zipf"], "sweep": ["s.toml", "-o", "sw"],
+    "uncertainty": ["a.json"],
     "infer": ["--model", "mixtral-8x7b", "--scheme", "ideal"], "choose": ["pangu", "--dry-run"],
     "train": ["--model", "mixtral-8x7b", "--scheme", "ideal"], "tensor schemes": [],
     "trace add": ["cat", "toy-zipf"], "trace publish": ["pub", "toy-zipf"],

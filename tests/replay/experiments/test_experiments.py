@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from tiers import mostly_extended
 
+from hwmodel.draws import draw
+from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.base.compare import compare, run
 from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
@@ -24,9 +26,13 @@ from replay.report.pages import page
 from replay.report.text import render
 from replay.schemes import find
 from replay.studies.differences.diff import diff
+from replay.studies.differences.explanation import explain, pick, picked
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.run import sweep
 from replay.studies.sweeps.study import Column, Grid, Study
+from replay.studies.uncertainty.any_experiment import sureness
+from replay.studies.uncertainty.draws import deviation
+from replay.studies.uncertainty.sureness import Sureness
 
 
 class Case(NamedTuple):
@@ -367,6 +373,164 @@ def test_who_has_no_difference_says_why(name: str) -> None:
     why = re.escape(EXPERIMENTS[name].lacking["diff"])
     with pytest.raises(UserError, match=f"has no diff: {why}"):
         EXPERIMENTS[name].check_offers("diff")
+
+
+# ---- where a difference comes from ---------------------------------------------------------------
+
+EXPLAINED = [name for name in EXPERIMENTS if "explain" not in EXPERIMENTS[name].lacking]
+
+
+@functools.cache
+def two_of(name: str) -> tuple[Any, Any]:
+    """Both schemes of a sample, or two algorithms at one size."""
+    if name in CASES:
+        one, other = compared(name).results
+        return one, other
+    given = to_draw(name)
+    return pick(given, "ring, 64K"), pick(given, "tree, 64K")
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_parts_add_up_to_both_times_and_to_their_difference(name: str) -> None:
+    found, experiment = explain(*two_of(name)), EXPERIMENTS[name]
+    times = [next(iter(experiment.times_us(one).values())) for one in two_of(name)]
+    assert [found.one_us, found.other_us] == pytest.approx(times, abs=1e-6)
+    gpus = [found.gpus] if found.gpus else []
+    for parts in (found.path, *gpus):
+        assert sum(part.one_us for part in parts) == pytest.approx(found.one_us, abs=1e-4)
+        assert sum(part.other_us for part in parts) == pytest.approx(found.other_us, abs=1e-4)
+        for part in parts:
+            assert part.other_us - part.one_us == pytest.approx(part.difference_us, abs=1e-6)
+    assert bool(gpus) is (name in ("layer", "dense"))
+    assert not found.inputs, "nothing but the scheme is another"
+    assert found.experiment == (None if name == "layer" else name)
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_row_and_itself_have_nothing_to_explain(name: str) -> None:
+    found = explain(two_of(name)[0], two_of(name)[0])
+    assert found.difference_us == 0 and not any(part.difference_us for part in found.path)
+    assert not found.quantities and not found.inputs
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_file_is_explained_by_the_names_in_it(name: str, tmp_path: Path) -> None:
+    to_draw(name).save(tmp_path / "r.json")
+    names = CASES[name].schemes if name in CASES else ("ring, 64K", "tree, 64K")
+    target = tmp_path / "e.json"
+    words = ["explain", *names, str(tmp_path / "r.json"), "--json", str(target)]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--html", str(tmp_path / "e.html")])
+    assert not end.value.code
+    found, again = explain(*two_of(name)), load_result(target)
+    assert {one.where + one.what: one for one in again.path} == {
+        one.where + one.what: one for one in found.path
+    }
+    assert (again.one, again.other_us) == (found.one, found.other_us)
+    said = str(tmp_path / "r.json")
+    with pytest.raises(UserError, match="name two of its schemes") as refused:
+        explain(said, two_of(name)[0])
+    assert all(one in str(refused.value) for one in names)
+    with pytest.raises(UserError, match=r"unknown \w+ 'colour'"):
+        picked(said, "colour", names[0])
+
+
+@pytest.mark.parametrize("name", [one for one in EXPERIMENTS if one not in EXPLAINED])
+def test_who_cannot_be_explained_says_why(name: str) -> None:
+    made = EXPERIMENTS[name].result.model_construct()
+    with pytest.raises(UserError, match=re.escape(EXPERIMENTS[name].lacking["explain"])):
+        explain(made, made)
+
+
+# ---- how sure it is ------------------------------------------------------------------------------
+
+DRAWN = [name for name in EXPERIMENTS if "uncertainty" not in EXPERIMENTS[name].lacking]
+
+
+@functools.cache
+def to_draw(name: str) -> Any:
+    """What is drawn of an experiment: its two schemes, or two algorithms at two sizes."""
+    if name in CASES:
+        return compared(name)
+    settings = {"bytes": "64K,1M", "algorithm": ["ring", "tree"], "ranks": 4}
+    return run(EXPERIMENTS[name], **settings)
+
+
+@functools.cache
+def drawn(name: str) -> Sureness:
+    """Three draws of it."""
+    return sureness(to_draw(name), draws=3)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draws_are_of_the_times_that_the_results_have(name: str) -> None:
+    experiment, given, found = EXPERIMENTS[name], to_draw(name), drawn(name)
+    nominal = {}
+    for one in getattr(given, "results", [given]):
+        nominal |= experiment.times_us(one)
+    told = {
+        (race.what, one): band.nominal_us
+        for race in found.races
+        for one, band in zip(race.names, race.found.bands, strict=True)
+    }
+    assert told == nominal and len(found.races) == (1 if name in CASES else 2)
+    for race in found.races:
+        times = [band.nominal_us for band in race.found.bands]
+        assert times == sorted(times) and race.found.draws == 3
+        for band in race.found.bands:
+            assert band.low_us <= band.median_us <= band.high_us
+            assert len(set(band.times_us)) == 3, "a machine that is drawn is another"
+    assert not [note for race in found.races for note in race.found.notes if "other code" in note]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draw_n_is_one_whatever_their_number(name: str) -> None:
+    few = sureness(to_draw(name), draws=1)
+    for one, other in zip(few.races, drawn(name).races, strict=True):
+        for band, more in zip(one.found.bands, other.found.bands, strict=True):
+            assert band.times_us == more.times_us[:1]
+
+
+@pytest.mark.parametrize("name", [one for one in DRAWN if one != "layer"])
+def test_a_draw_is_the_experiment_on_the_drawn_machine(name: str) -> None:
+    """Its values are those of `hwmodel.draws`, given as overrides."""
+    experiment, given = EXPERIMENTS[name], to_draw(name)
+    one = getattr(given, "results", [given])[0]
+    machine = experiment.machine(experiment.setup(one.spec, {}))
+    system, values = draw(machine, functools.partial(deviation, 0, 0))
+    spec = one.spec.changed(overrides=values)
+    assert experiment.machine(experiment.setup(spec, {})).describe() == system.describe()
+    times = experiment.times_us(run(experiment, spec))
+    for race in drawn(name).races:
+        bands = dict(zip(race.names, race.found.bands, strict=True))
+        for (what, scheme), time in times.items():
+            assert what != race.what or bands[scheme].times_us[0] == time
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_file_says_how_sure_it_is(name: str, tmp_path: Path) -> None:
+    to_draw(name).save(tmp_path / "r.json")
+    target = tmp_path / "u.json"
+    words = ["uncertainty", str(tmp_path / "r.json"), "--draws", "1", "--json", str(target)]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--html", str(tmp_path / "u.html")])
+    assert not end.value.code
+    found = load_result(target)
+    assert found.experiment == name and found.to_json() == target.read_text()
+    assert found.races[0].names[0] in (tmp_path / "u.html").read_text()
+
+
+@pytest.mark.parametrize("name", [one for one in EXPERIMENTS if one not in DRAWN])
+def test_who_has_nothing_to_draw_says_why(name: str) -> None:
+    made = EXPERIMENTS[name].result.model_construct()
+    with pytest.raises(UserError, match=re.escape(EXPERIMENTS[name].lacking["uncertainty"])):
+        sureness(made, draws=1)
+
+
+@pytest.mark.parametrize("name", [one for one in DRAWN if one != "layer"])
+def test_errors_and_routing_are_drawn_of_layers_alone(name: str) -> None:
+    with pytest.raises(UserError, match="unknown uncertainty 'routing'; known: hardware"):
+        sureness(to_draw(name), draws=1, of=["routing"])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

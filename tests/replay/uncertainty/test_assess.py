@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,8 @@ from replay.experiments.layer.setup import Setup
 from replay.model.machine.kinds import Kind
 from replay.schemes import SCHEMES
 from replay.schemes.ep.plain import Plain
-from replay.studies.uncertainty.assess import Draw, _summary, assess
+from replay.studies.uncertainty.assess import assess
+from replay.studies.uncertainty.bands import Draw, Row, summary
 from replay.studies.uncertainty.draws import deviation, share
 from replay.studies.uncertainty.parts import factors, group_of, parts_of
 from replay.studies.uncertainty.residuals import POINTS, table
@@ -251,19 +251,15 @@ def test_residuals_are_distributions():
 
 def summary_of(times, values=None):
     """What draws (draw, scheme) come to; the schemes' order is that of the columns."""
-    results = [
-        SimpleNamespace(
-            scheme=SimpleNamespace(name=f"s{index}"),
-            placement="contiguous",
-            totals=SimpleNamespace(makespan_us=float(index + 1)),
-        )
+    rows = [
+        Row(f"s{index}", "contiguous", float(index + 1), is_bound=False)
         for index in range(times.shape[1])
     ]
     draws = [
         Draw(row, {name: float(of[number]) for name, of in (values or {}).items()})
         for number, row in enumerate(times)
     ]
-    return _summary(results, draws, len(draws), 0, ["hardware"], [])
+    return summary(rows, draws, 0, ["hardware"], [])
 
 
 def test_the_share_is_that_of_the_closed_form():

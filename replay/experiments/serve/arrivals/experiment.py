@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from replay.experiments.serve.arrivals.replay import ArrivalSetup
     from replay.schemes.outside import AllowCode
 
+NO_TIME = "it has no one time: limits are kept up to a rate, or at none"
+
 
 class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult]):
     """Requests that arrive, which an engine batches and a whole model serves."""
@@ -32,7 +34,9 @@ class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult]):
     comparison = ArrivalComparison
     lacking: ClassVar[Mapping[str, str]] = {
         **Serving.lacking,
-        "diff": "it has no one time: limits are kept up to a rate, or at none",
+        "diff": NO_TIME,
+        "explain": NO_TIME,
+        "uncertainty": NO_TIME,
     }
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-arrivals/1": result_of_old,

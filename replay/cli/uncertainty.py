@@ -1,0 +1,74 @@
+"""``moereplay uncertainty``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replay.cli.options import AllowCodeOption, JsonOption, MaxMemoryOption
+from replay.cli.screen import progress, show, tell
+from tracegen.cli.delivery import Delivery, delivers
+
+DRAWS = 20
+
+
+@delivers
+def uncertainty(
+    result: Annotated[
+        Path,
+        typer.Argument(
+            help="JSON of a result or a comparison, of any experiment that has times.",
+            show_default=False,
+        ),
+    ],
+    draws: Annotated[
+        int,
+        typer.Option("--draws", help=f"Each replays all that the file has, once more [{DRAWS}]."),
+    ] = DRAWS,
+    of: Annotated[
+        str | None,
+        typer.Option(
+            "--of",
+            help="What is drawn: hardware; of layers of a trace also model and routing [all].",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="What the draws come from [0].")] = 0,
+    jobs: Annotated[
+        int, typer.Option("--jobs", help="Processes that share the schemes of a draw [1].")
+    ] = 1,
+    max_memory: MaxMemoryOption = None,
+    allow_code: AllowCodeOption = False,
+    json_: JsonOption = None,
+    *,
+    deliver: Delivery,
+) -> None:
+    """Say how sure a result is: replay it with what is uncertain drawn, and count the orders."""
+    from replay.experiments.base.host_memory import parse_size
+    from replay.experiments.base.load import load_result
+    from replay.report.bands import drawn_notes
+    from replay.report.command import command_words
+    from replay.studies.uncertainty.any_experiment import sureness
+    from replay.studies.uncertainty.page import page, table
+
+    given = load_result(result)
+    with progress(draws * len(getattr(given, "results", [given])), "replay") as bar:
+        found = sureness(
+            given,
+            draws=draws,
+            seed=seed,
+            of=None if of is None else [name.strip() for name in of.split(",")],
+            jobs=jobs,
+            max_memory=None if max_memory is None else parse_size(max_memory),
+            progress=bar.update,
+            report=tell,
+            allow_code=allow_code,
+        )
+    if json_ is not None:
+        found.save(json_)
+    words = ["moereplay", "uncertainty", str(result), "--draws", str(draws), "--seed", str(seed)]
+    words += [] if of is None else ["--of", of]
+    deliver(lambda: page(found, command_words(words)))
+    for race in found.races:
+        show(table(race), "", *drawn_notes(race.found, race.names))

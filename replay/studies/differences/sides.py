@@ -1,0 +1,110 @@
+"""What an explanation takes of one result, whichever experiment it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from replay.engine import critical_path
+from replay.experiments.collective.replay import carry_out
+from replay.experiments.collective.result import CollectiveResult
+from replay.experiments.collective.setup import CollectiveSetup
+from replay.experiments.collective.spec import size_text
+from replay.experiments.layer.result import Result
+from replay.measure.measured import described
+from replay.studies.differences.any_experiment import came_out, entered
+from replay.studies.differences.gpus import of_gpus
+from replay.studies.differences.inputs import entered as entered_of_layers
+from replay.studies.differences.outcome import numbers_of
+from replay.studies.differences.path import by_phase_and_cause, of_paths, ps
+
+if TYPE_CHECKING:
+    from replay.experiments.base.experiment import AnyExperiment
+    from replay.experiments.base.result import ResultBase, TimedResult
+    from replay.measure.parts import CriticalPath
+    from replay.studies.differences.outcome import Numbers
+
+Parts = dict[tuple[str, str], int]
+"""Picoseconds by where, and by what they were spent on."""
+
+ALONE = "the collective"
+"""Where a collective spends its time, which is no phase of a layer."""
+
+
+class Side(NamedTuple):
+    """One of two results.
+
+    Attributes
+    ----------
+    name
+        Of its scheme.
+    time_ps
+        Of all of it.
+    path, gpus
+        Parts of the time on the critical path, or that it is composed of, and of the mean GPU.
+    spans_us
+        When each phase begins and ends.
+    numbers
+        What is measured or counted.
+    entered
+        What entered, by dotted name.
+    """
+
+    name: str
+    time_ps: int
+    path: Parts
+    gpus: Parts
+    spans_us: Mapping[str, tuple[float, float]]
+    numbers: Numbers
+    entered: Mapping[str, Any]
+
+
+def side_of(experiment: AnyExperiment, result: ResultBase) -> Side:
+    """Take what an explanation needs of a result; a collective has one row."""
+    if isinstance(result, CollectiveResult):
+        return _of_collective(result)
+    found: TimedResult = result  # type: ignore[assignment]  # all others that are explained
+    if found.measured:
+        return _of_schedules(found, experiment.phases)
+    path = {part: ps(time) for part, time in found.composed_us.items()}
+    return Side(found.name, ps(found.headline_us), path, {}, {}, came_out(found), entered(found))
+
+
+def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:
+    path: Parts = {}
+    for (phase, cause), time in by_phase_and_cause(result).items():
+        path[phases.get(phase, phase), cause] = time
+    spans = {}
+    if len(result.measured) == 1 and getattr(result, "chain", None) is None:
+        spans = {
+            phases.get(phase, phase): (span.start_us, span.end_us)
+            for phase, span in result.measured[0].phases.items()
+        }
+    return Side(
+        name=result.name,
+        time_ps=ps(result.headline_us),
+        path=path,
+        gpus=of_gpus(result),
+        spans_us=spans,
+        numbers=numbers_of(result, phases),
+        entered=entered_of_layers(result) if isinstance(result, Result) else entered(result),
+    )
+
+
+def _of_collective(result: CollectiveResult) -> Side:
+    """A row, whose kernel is replayed once more for its critical path."""
+    (row,) = result.rows
+    path: Parts = {}
+    paths: list[CriticalPath] = []
+    spec = result.spec.changed(bytes=size_text(row.bytes), algorithm=[row.algorithm])
+    carry_out(
+        CollectiveSetup.of(spec),
+        observe=lambda timeline, _: paths.append(described(critical_path(timeline))),
+    )
+    for (_, cause), time in of_paths(paths).items():
+        path[ALONE, cause] = path.get((ALONE, cause), 0) + time
+    numbers = {
+        (name.removeprefix("rows.0."), unit): number
+        for (name, unit), number in came_out(result).items()
+    }
+    return Side(row.algorithm, ps(row.time_us), path, {}, {}, numbers, entered(result))

@@ -1,0 +1,174 @@
+"""Bands and shares, read off times in draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.errors import UserError, unknown
+from replay.experiments.layer.bands import Band, Cause, Uncertainty
+
+Floats = npt.NDArray[np.float64]
+
+MOST_DRAWS = 100_000  # bands of many fewer are sharper than their model
+LOW, HIGH = 5, 95  # percentiles of a band
+MOST_CAUSES = 3
+CLEAR = 2.6
+"""Standard deviations of a correlation of unrelated numbers (1 / sqrt(draws - 1)) that one must
+reach to be named: one of a hundred unrelated ones does."""
+
+
+class Draw(NamedTuple):
+    """One draw: times of all results, and by name what was drawn that concerns the first two.
+
+    Times that are not there are NaN: a scheme may refuse what was drawn.
+    """
+
+    times_us: Floats
+    values: dict[str, float]
+
+
+class Row(NamedTuple):
+    """A result whose time is drawn; one that is a bound is no rival of the others."""
+
+    scheme: str
+    placement: str
+    nominal_us: float
+    is_bound: bool
+
+
+def check(draws: int, seed: int, of: Sequence[str], possible: Sequence[str]) -> list[str]:
+    """Refuse what cannot be drawn; gives what is drawn, in order.
+
+    Parameters
+    ----------
+    draws, seed
+        How many, and what they come from.
+    of
+        What is drawn, of what is `possible`.
+
+    Raises
+    ------
+    UserError
+        If the number or the seed is not possible, or there is nothing of that name to draw.
+    """
+    if not 1 <= draws <= MOST_DRAWS:
+        message = f"draws must be from 1 to {MOST_DRAWS}, not {draws}"
+        raise UserError(message)
+    if seed < 0:
+        message = f"the seed must be at least 0, not {seed}"
+        raise UserError(message)
+    for name in of:
+        if name not in possible:
+            raise unknown("uncertainty", name, possible)
+    chosen = [name for name in possible if name in of]
+    if not chosen:
+        message = f"nothing is to be drawn; possible: {', '.join(possible)}"
+        raise UserError(message)
+    return chosen
+
+
+def summary(
+    rows: Sequence[Row],
+    found: Sequence[Draw],
+    seed: int,
+    of: Sequence[str],
+    notes: Sequence[str],
+    refusal: str = "a scheme has no code for their routing",
+) -> Uncertainty:
+    """Read bands and shares off the draws.
+
+    Parameters
+    ----------
+    rows
+        The fastest first.
+    found
+        Each with a time for every row.
+    seed, of, notes
+        See `Uncertainty`.
+    refusal
+        Why times are missing, of the draws in which any is.
+
+    Raises
+    ------
+    UserError
+        If a time is missing in every draw.
+    """
+    draws, notes = len(found), list(notes)
+    times = np.array([draw.times_us for draw in found])  # (draw, row)
+    refused = np.isnan(times).any(axis=1)
+    if refused.all():
+        message = f"no draw can be replayed: {refusal}"
+        raise UserError(message)
+    if refused.any():
+        notes.append(f"{refused.sum()} draws left out: {refusal}")
+        found = [draw for draw, is_refused in zip(found, refused, strict=True) if not is_refused]
+        times = times[~refused]
+    rivals = rivals_of(rows)
+    shares = _shares(times[:, rivals])
+    bands = []
+    for index, row in enumerate(rows):
+        low, middle, high = np.percentile(times[:, index], (LOW, 50, HIGH))
+        first, before_next = next(shares) if index in rivals else (None, None)
+        bands.append(
+            Band(
+                scheme=row.scheme,
+                placement=row.placement,
+                nominal_us=row.nominal_us,
+                low_us=float(low),
+                median_us=float(middle),
+                high_us=float(high),
+                first=first,
+                before_next=before_next,
+                times_us=times[:, index].tolist(),
+            )
+        )
+    return Uncertainty(
+        draws=draws,
+        seed=seed,
+        drawn=list(of),
+        notes=notes,
+        bands=bands,
+        order_holds=float((np.diff(times[:, rivals], axis=1) >= 0).all(axis=1).mean()),
+        decides=_causes(times[:, rivals], found) if len(rivals) > 1 else [],
+    )
+
+
+def rivals_of(rows: Sequence[Row]) -> list[int]:
+    """Places of the rows that are no bounds."""
+    return [place for place, row in enumerate(rows) if not row.is_bound]
+
+
+def _shares(times: Floats) -> Iterator[tuple[float, float | None]]:
+    """Of each rival: the shares of draws in which it is first, and not slower than the next."""
+    first = (times <= times.min(axis=1, keepdims=True, initial=np.inf)).mean(axis=0)
+    before = (times[:, :-1] <= times[:, 1:]).mean(axis=0)
+    for index in range(times.shape[1]):
+        yield float(first[index]), float(before[index]) if index < len(before) else None
+
+
+def _causes(times: Floats, found: Sequence[Draw]) -> list[Cause]:
+    """What correlates most with the lead of the first over the second."""
+    if len(found) < 2:
+        return []
+    lead = _ranks(np.log(times[:, 1] / times[:, 0]))
+    causes = []
+    for name in found[0].values:
+        values = _ranks(np.array([draw.values[name] for draw in found]))
+        if lead.std() and values.std():
+            correlation = float(np.corrcoef(values, lead)[0, 1])
+            causes.append(Cause(name=name, correlation=max(-1.0, min(1.0, round(correlation, 6)))))
+    clear = [one for one in causes if abs(one.correlation) >= CLEAR / math.sqrt(len(found) - 1)]
+    return sorted(clear, key=lambda one: -abs(one.correlation))[:MOST_CAUSES]
+
+
+def _ranks(values: Floats) -> Floats:
+    """Mean rank of each value; equal ones share theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: Floats = (ends - (counts - 1) / 2)[inverse]
+    return ranks

@@ -1,0 +1,70 @@
+"""How sure results are, as a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replay.experiments.base.experiment import EXPERIMENTS
+from replay.report.bands import drawn_notes, drawn_plot, drawn_table
+from replay.report.provenance import provenance
+from tracegen.shared.display.content import Page, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from replay.studies.uncertainty.sureness import Race, Sureness
+    from tracegen.shared.display.content import Item, Table
+
+
+def page(found: Sureness, command: str = "") -> Page:
+    """Make the page of drawn results.
+
+    Parameters
+    ----------
+    command
+        The command line that made it, where that is known.
+    """
+    several = len(found.races) > 1
+    sections = [
+        Section(race.what or "Bands", list(_items(race, f"-{number}" if several else "")))
+        for number, race in enumerate(found.races)
+    ]
+    entered = {"system": found.system, **found.run_ids}
+    return Page(
+        title=f"How sure it is: {EXPERIMENTS[found.experiment].title}",
+        summary=" ".join(map(sentence, found.races)),
+        sections=[*sections, provenance(entered, command=command)],
+        command=command,
+    )
+
+
+def sentence(race: Race) -> str:
+    """Which is first, and in which share of the draws."""
+    where = f"{race.what}: " if race.what else ""
+    first = next((band.first for band in race.found.bands if band.first is not None), None)
+    rivals = [
+        name
+        for name, band in zip(race.names, race.found.bands, strict=True)
+        if band.first is not None
+    ]
+    if first is None or len(rivals) < 2:
+        band = race.found.bands[0]
+        return (
+            f"{where}{race.names[0]} takes {band.low_us:,.1f} to {band.high_us:,.1f} us in nine of "
+            f"ten draws."
+        )
+    return f"{where}{rivals[0]} is the fastest in {first:.0%} of {race.found.draws} draws."
+
+
+def table(race: Race, name: str = "bands") -> Table:
+    """Bands and shares of results that do one thing."""
+    of = f"time of {race.what}" if race.what else "time"
+    return drawn_table(race.found, race.names, of, name=name)
+
+
+def _items(race: Race, number: str) -> Iterator[Item]:
+    name = f"bands{number}"
+    yield table(race, name)
+    if len(race.names) > 1:
+        yield drawn_plot(race.found, race.names, name=f"{name}-drawn")
+    yield from drawn_notes(race.found, race.names)
