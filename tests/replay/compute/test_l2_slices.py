@@ -100,6 +100,10 @@ def test_a_tile_has_its_sm_from_its_first_slice_to_its_last(
     assert (steps[-1] == tasks.columns).all()
     start, end = timeline.start_ps[steps], timeline.end_ps[steps]
     assert (start[1:] == end[:-1]).all()
+    # The last slice has the end of the tile, whose results are stored by the blocks in turn.
+    ending = 40_000 // resident_blocks
+    longer = graph.duration_ps[steps[-1]] - graph.duration_ps[steps[0]]
+    assert ((ending <= longer) & (longer < ending + slices)).all()
     # In all they take what they take as one, on the SM and until they are seen.
     whole, _, as_one = graph_of(
         machine_of(3, **{**changes, **cache(1 << 40, 1), "hbm.peak_GB_per_s": 1e9}),
