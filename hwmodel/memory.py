@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hwmodel.tables import GpuSpec, HbmSpec
+from hwmodel.tables import CacheSpec, GpuSpec, HbmSpec
 from hwmodel.units import BYTES_PER_MIB, Rate, Whole, exact, ps_from_ns
 
 
@@ -77,21 +77,31 @@ class L2:
     Attributes
     ----------
     num_bytes
-        Room. The cache of Hopper and Blackwell has two halves; that data which SMs of both read
-        may lie in both is left out.
+        Its size.
+    kept_bytes
+        Room for what tiles read. The cache of Hopper and Blackwell has two halves, and what SMs of
+        both read lies in both: where that was measured, the room is smaller than the cache.
+    slices
+        Equal parts in which a tile reads its blocks, one after the other; 1 reads them whole at its
+        start.
     rate
         Bytes per second that all SMs together read from it.
     """
 
     num_bytes: int
+    kept_bytes: int
+    slices: int
     rate: Rate
 
     @classmethod
-    def from_spec(cls, spec: GpuSpec) -> L2:
-        """Build from a preset's ``[gpu]`` table."""
+    def from_spec(cls, spec: GpuSpec, kept: CacheSpec | None = None) -> L2:
+        """Build from a preset's ``[gpu]`` table, and its ``[cache]`` table if it has one."""
         clock_hz = exact(spec.clock_GHz.value) * 10**9
+        size = spec.l2_bytes.value
         return cls(
-            num_bytes=spec.l2_bytes.value,
+            num_bytes=size,
+            kept_bytes=size if kept is None else int(kept.kept_MiB.value * BYTES_PER_MIB),
+            slices=1 if kept is None else kept.slices.value,
             rate=Rate.per_second(exact(spec.l2_bytes_per_clock.value) * clock_hz),
         )
 

@@ -16,6 +16,7 @@ from hwmodel.quantity import Quantity
 from hwmodel.tables import (
     AiCoreSpec,
     AttentionSpec,
+    CacheSpec,
     ComputeSpec,
     FabricSpec,
     GpuSpec,
@@ -46,6 +47,7 @@ class SystemSpec(StrictDocument):
     link: LinkSpec
     switch: SwitchSpec
     gpu: GpuSpec
+    cache: CacheSpec | None = None
     warp: WarpSpec | None = None
     ai_core: AiCoreSpec | None = None
     hbm: HbmSpec

@@ -97,7 +97,7 @@ class System(Shown):
             switch=Switch.from_spec(spec.switch, link, fabric.num_planes, fabric.gpus_per_domain),
             sm=StreamingMultiprocessors.from_spec(spec.gpu),
             ai_core=None if spec.ai_core is None else AiCore.from_spec(spec.ai_core),
-            l2=L2.from_spec(spec.gpu),
+            l2=L2.from_spec(spec.gpu, spec.cache),
             hbm=hbm,
             compute=Compute.from_spec(spec.compute, spec.gpu, hbm, spec.overheads),
             attention=Attention.from_spec(spec),

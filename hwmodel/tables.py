@@ -157,6 +157,21 @@ class GpuSpec(StrictDocument):
     """A load that hits the L2 cache."""
 
 
+class CacheSpec(StrictDocument):
+    """How the L2 cache holds what tiles read, on machines on which that was measured.
+
+    On others it holds as many bytes as it is large, and a tile's blocks are there as a whole from
+    its start.
+    """
+
+    kept_MiB: Quantity[Positive]
+    """Most bytes that stay when all SMs read them again and again: half of the cache or less where
+    each of its two halves keeps a copy for its own SMs."""
+    slices: Quantity[Units]
+    """Equal parts of the inner dimension in which a tile reads its blocks, one after the other. The
+    model's grain: 2 give what 8 give, and cost a quarter."""
+
+
 class WarpSpec(StrictDocument):
     """Times of single warps, where they are the limit and not bytes per second.
 

@@ -7,11 +7,13 @@ Usage: python scripts/measure_tile_order.py time --out FILE.csv [--budget SECOND
        ncu --csv --profile-from-start off --clock-control none --metrics METRICS \
            python scripts/measure_tile_order.py once --out LAUNCHES.csv
        python scripts/measure_tile_order.py join TIMES.csv LAUNCHES.csv NCU.csv --out TABLE.csv
-       python scripts/measure_tile_order.py compare TABLE.csv --system dgx-h100
+       python scripts/measure_tile_order.py compare TABLE.csv --system dgx-h100 \
+           [--short] [--set KEY=VALUE]...
     time     time every order of every shape
     once     launch each once between cudaProfilerStart and cudaProfilerStop, and say which
     join     put the bytes that the profiler counted beside the times
-    compare  print what the replay's model predicts for the same lists beside a system's rows
+    compare  print what the replay's model predicts for the same lists beside a system's rows, or
+             (--short) predicted by measured for each order; --set changes a value of the system
 
 Orders
     unit:G      expert after expert; a unit is up to G consecutive row tiles of one expert, and goes
@@ -41,6 +43,7 @@ import numpy as np
 from tile_lists import (
     BLOCK_M,
     ELEMENT_BYTES,
+    ORDERS,
     OUT_BYTES,
     SHAPES,
     Shape,
@@ -50,6 +53,8 @@ from tile_lists import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from hwmodel import System
 
 WARM_UPS, REPEATS = 2, 11
 L2_FLUSH_BYTES = 1 << 29  # also gives the host time to launch
@@ -110,56 +115,55 @@ class Prediction(NamedTuple):
     seconds: float
 
 
-def predicted(shape: Shape, dtype: str, order: str, system_name: str) -> Prediction:
+def predicted(shape: Shape, dtype: str, order: str, system: System) -> Prediction:
     """What the replay's model of tiles, L2 cache and memory says of a list of tiles.
 
     Tiles begin in the order of the list, each as soon as an SM is free, and read the blocks that
     `replay.model.compute.gemm_tiles` lets them read; they run in no clusters.
     """
-    import hwmodel
     from replay.engine import GraphBuilder, schedule
     from replay.measure.measured import mechanisms
+    from replay.model.compute.tile_steps import add_steps
     from replay.model.machine.kinds import KIND_NAMES, Kind
     from replay.model.machine.machine import Machine
 
-    system, tiles = hwmodel.load(system_name), tile_list(shape, order)
+    compute, tiles = system.compute, tile_list(shape, order)
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(system, graph, 1)
     count, rank = len(tiles.expert), np.zeros(len(tiles.expert), np.int64)
     rows, widths = np.full(count, BLOCK_M), np.full(count, shape.block_n)
-    tasks = graph.add(
-        count,
+    steps = add_steps(
+        machine,
+        compute.tile_ps(rows, shape.block_n, shape.k, dtype, block_m=BLOCK_M, grouped=True),
+        compute.tile_overhead_ps,
+        [machine.mark(rank)],
         resource=machine.sms.pool("sm", machine.sms.compute)[rank],
-        duration_ps=system.compute.tile_ps(
-            rows, shape.block_n, shape.k, dtype, block_m=BLOCK_M, grouped=True
-        ),
+        late_ps=0,
         priority=np.arange(count),
         kind=Kind.GEMM1,
         rank=rank,
-        after=machine.mark(rank),
+        tag=-1,
     )
     num_weights, num_rows = shape.experts * shape.columns, shape.experts * shape.row_tiles
-    blocks = machine.l2.new_blocks(num_weights + 2 * num_rows)
-    machine.l2.read(
-        "weights", tasks, rank, blocks + tiles.expert * shape.columns + tiles.column,
-        system.compute.weight_bytes(widths, np.full(count, shape.k), dtype),
-    )  # fmt: skip
-    machine.l2.read(
-        "activations", tasks, rank, blocks + num_weights + tiles.row,
-        system.compute.activation_bytes(rows, shape.k, dtype),
-    )  # fmt: skip
+    blocks = machine.l2.new_blocks(len(steps) * (num_weights + num_rows) + num_rows)
+    weights = compute.weight_bytes(widths, np.full(count, shape.k), dtype)
+    activations = compute.activation_bytes(rows, shape.k, dtype)
+    for tasks in steps:
+        columns = blocks + tiles.expert * shape.columns + tiles.column
+        machine.l2.read("weights", tasks, rank, columns, -(-weights // len(steps)))
+        in_rows = blocks + num_weights + tiles.row
+        machine.l2.read("activations", tasks, rank, in_rows, -(-activations // len(steps)))
+        blocks += num_weights + num_rows
     first = np.flatnonzero(tiles.column == 0)
     machine.l2.write(
-        tasks[first], rank[first], blocks + num_weights + num_rows + tiles.row[first],
+        steps[0][first], rank[first], blocks + tiles.row[first],
         np.full(len(first), BLOCK_M * shape.n * OUT_BYTES),
     )  # fmt: skip
     timeline = schedule(graph.build())
     cache = mechanisms(timeline, machine).cache
-    weights, activations = cache["weights"], cache["activations"]
+    read = cache["weights"], cache["activations"]
     return Prediction(
-        weights.first_bytes + weights.again_bytes,
-        activations.first_bytes + activations.again_bytes,
-        timeline.makespan_ps / 1e12,
+        *(one.first_bytes + one.again_bytes for one in read), timeline.makespan_ps / 1e12
     )
 
 
@@ -328,29 +332,65 @@ def joined(
     return found
 
 
-def compared(rows: Iterable[Mapping[str, str]], system: str) -> Iterator[str]:
-    """Lines of a table in Markdown: what was measured on a system beside what its model predicts.
+class Compared(NamedTuple):
+    """A row of the table and what the model predicts of its list of tiles."""
+
+    row: Mapping[str, str]
+    shape: Shape
+    model: Prediction
+
+    @property
+    def read_bytes(self) -> int:
+        """What the model reads from memory."""
+        return self.model.weight_bytes + self.model.activation_bytes
+
+
+def compared(rows: Iterable[Mapping[str, str]], system: System) -> Iterator[Compared]:
+    """What was measured on a system and what its model predicts.
 
     Orders of libraries are not known, and are left out.
     """
+    for row in rows:
+        if row["system"] == system.name and ":" in row["order"]:
+            shape = Shape(
+                row["model"], int(row["experts"]), int(row["rows"]), int(row["k"]), int(row["n"]),
+                int(row["tile"].split("x")[1]),
+            )  # fmt: skip
+            yield Compared(row, shape, predicted(shape, row["gemm_dtype"], row["order"], system))
+
+
+def lines(found: Iterable[Compared]) -> Iterator[str]:
+    """Lines of a table in Markdown, one for each row."""
     yield "| model | type | rows | k, n, tile | order | least MB | read MB | model | us | model |"
     yield "|---|---|---:|---|---|---:|---:|---:|---:|---:|"
-    for row in rows:
-        if row["system"] != system or ":" not in row["order"]:
-            continue
-        shape = Shape(
-            row["model"], int(row["experts"]), int(row["rows"]), int(row["k"]), int(row["n"]),
-            int(row["tile"].split("x")[1]),
-        )  # fmt: skip
-        dtype = row["gemm_dtype"]
-        model = predicted(shape, dtype, row["order"], system)
-        modelled = (model.weight_bytes + model.activation_bytes) / 1e6
+    for one in found:
+        row, shape, dtype = one.row, one.shape, one.row["gemm_dtype"]
         yield (
             f"| {shape.model} | {dtype} | {shape.experts} x {shape.rows} "
             f"| {shape.k}, {shape.n}, {row['tile']} | {row['order']} "
             f"| {shape.least_bytes(dtype) / 1e6:.0f} | {int(row['read_bytes']) / 1e6:.0f} "
-            f"| {modelled:.0f} | {float(row['time_us']):.0f} | {1e6 * model.seconds:.0f} |"
+            f"| {one.read_bytes / 1e6:.0f} | {float(row['time_us']):.0f} "
+            f"| {1e6 * one.model.seconds:.0f} |"
         )
+
+
+def short_lines(found: Iterable[Compared]) -> Iterator[str]:
+    """Lines of a table in Markdown: predicted by measured, median and ends, for each order."""
+    ratios: dict[str, list[tuple[float, float]]] = {order: [] for order in ORDERS}
+    for one in found:
+        ratios[one.row["order"]].append((
+            one.read_bytes / int(one.row["read_bytes"]),
+            1e6 * one.model.seconds / float(one.row["time_us"]),
+        ))  # fmt: skip
+    yield "| order | lists | bytes | time |"
+    yield "|---|---:|---|---|"
+    for order, pairs in ratios.items():
+        texts = [
+            f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
+            for each in zip(*pairs, strict=True)
+        ]
+        if texts:
+            yield f"| {order} | {len(pairs)} | {texts[0]} | {texts[1]} |"
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -374,6 +414,8 @@ def main() -> int:
     command = commands.add_parser("compare")
     command.add_argument("table", type=Path)
     command.add_argument("--system", default="dgx-h100", help="preset, and column of the table")
+    command.add_argument("--short", action="store_true", help="one line for each order")
+    command.add_argument("--set", action="append", default=[], help="KEY=VALUE of the system")
     given = parser.parse_args()
     if given.what == "join":
         with given.log.open(encoding="utf-8") as log:
@@ -383,7 +425,11 @@ def main() -> int:
             writer.writeheader()
             writer.writerows(rows)
     elif given.what == "compare":
-        for line in compared(table(given.table), given.system):
+        import hwmodel
+
+        changes = dict(change.split("=", 1) for change in given.set)
+        found = compared(table(given.table), hwmodel.load(given.system, changes))
+        for line in (short_lines if given.short else lines)(found):
             print(line, flush=True)
     else:
         measure(given.out, once=given.what == "once", budget=given.budget, block_n=given.block_n)

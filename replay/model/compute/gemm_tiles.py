@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from replay.model.compute.row_tiles import row_tiles
+from replay.model.compute.tile_steps import add_steps
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.work.ragged import places
 
@@ -46,6 +47,8 @@ class TileTasks:
         (tile,): marks; all columns of the row tile are there.
     outputs
         (tile,): blocks of the L2 cache with the results.
+    begins
+        (task,): where tiles multiply in several steps, the first step's tasks.
     """
 
     columns: Ints
@@ -53,6 +56,7 @@ class TileTasks:
     column_index: Ints
     done: Ints
     outputs: Ints
+    begins: Ints
 
 
 class TileColumns(NamedTuple):
@@ -126,25 +130,19 @@ def gemm_tasks(
         _column_ps(machine, tiles, last, gemm.k, dtype, loading_warps)[tile],
         _column_ps(machine, tiles, block_n, gemm.k, dtype, loading_warps)[tile],
     )
-    num_before = 0 if steps is None else len(steps)
-    share = duration // (num_before + 1)
-    chain: list[Ints] = []
-    for step in range(num_before + 1):
-        is_end = step == num_before
-        tasks = machine.graph.add(
-            len(tile),
-            resource=pool[tiles.rank[tile]],
-            duration_ps=duration - share * num_before - hidden_ps if is_end else share,
-            latency_ps=hidden_ps if is_end else 0,
-            priority=0 if priority is None else priority[tile],
-            kind=gemm.kind,
-            rank=tiles.rank[tile],
-            tag=tiles.expert[tile],
-            after=(after if steps is None or is_end else steps[step])[tile],
-        )
-        if chain:
-            machine.order(chain[-1], tasks)
-        chain.append(tasks)
+    waits = (*(() if steps is None else steps), after)
+    chain = add_steps(
+        machine,
+        duration - hidden_ps,
+        compute.tile_overhead_ps - hidden_ps,
+        [one[tile] for one in waits],
+        resource=pool[tiles.rank[tile]],
+        late_ps=hidden_ps,
+        priority=0 if priority is None else priority[tile],
+        kind=gemm.kind,
+        rank=tiles.rank[tile],
+        tag=tiles.expert[tile],
+    )
     columns = chain[-1]
     outputs = _read_operands(
         machine,
@@ -157,7 +155,7 @@ def gemm_tasks(
         kept,
     )
     done = machine.join(columns, tile, tiles.rank)
-    return TileTasks(columns, tile, column, done, outputs)
+    return TileTasks(columns, tile, column, done, outputs, chain[0])
 
 
 def _in_raster(

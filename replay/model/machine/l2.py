@@ -3,6 +3,14 @@
 Tiles read *blocks*: rows of activations, columns of weights. The cache is a table of the engine
 (ENGINE.md, "Tables") whose keys are blocks and whose room is bytes. Its port has the rate at which
 all SMs together read from it, and what is not there is read from device memory.
+
+A block that has left is found all the same while a tile that reads it is in service: both read it
+side by side. That is too good for a tile that begins when the other is half through, whose first
+half has left long ago. On a machine whose cache was measured (``[cache]`` of its description)
+tiles therefore read their blocks in `slices` of the inner dimension, each a block of its own
+(`replay.model.compute.tile_steps`): side by side are only tiles that are at the same slice. The
+room is what the cache was seen to keep of data that all SMs read. MEASURED.md in
+``replay/studies/validate/measurements`` compares both with measured orders of tiles.
 """
 
 from __future__ import annotations
@@ -31,6 +39,11 @@ class L2:
     ) -> None:
         self._system, self._graph = system, graph
         self._resources, self._caches = resources, caches
+
+    @property
+    def slices(self) -> int:
+        """Equal parts in which a tile reads its blocks, one after the other."""
+        return self._system.l2.slices
 
     def new_blocks(self, count: int) -> int:
         """First of so many blocks that no cache has seen."""
@@ -67,7 +80,7 @@ class L2:
             tasks,
             self._tables()[rank],
             block,
-            nbytes=np.minimum(nbytes, l2.num_bytes),
+            nbytes=np.minimum(nbytes, l2.kept_bytes),
             fetch_ps=hbm.stream_ps(nbytes),
             port_ps=l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes),
         )
@@ -87,7 +100,7 @@ class L2:
             tasks,
             self._tables()[rank],
             block,
-            nbytes=np.clip(nbytes, 1, self._system.l2.num_bytes),
+            nbytes=np.clip(nbytes, 1, self._system.l2.kept_bytes),
             fetch_ps=self._system.hbm.stream_ps(nbytes),
             port_ps=0,
         )
@@ -97,12 +110,13 @@ class L2:
 
         def make() -> Ints:
             ports = self._resources.each("l2", ResourceClass.L2, discipline="line")
-            lag_ps = self._system.compute.tile_overhead_ps  # of what comes last, as in GEMM tiles
+            # Of what comes last, as in GEMM tiles; of tiles in slices it is the last step's.
+            lag_ps = self._system.compute.tile_overhead_ps if self.slices == 1 else 0
             return np.array(
                 [
                     self._graph.table(
                         f"{L2_CACHE} {rank}",
-                        self._system.l2.num_bytes,
+                        self._system.l2.kept_bytes,
                         group=L2_CACHE,
                         backing=int(self._resources.hbm[rank]),
                         port=int(ports[rank]),

@@ -188,7 +188,7 @@ class FuseLib(Overlapping):
         scheduler.hold(pushed.first, pushed.last, pushed.rank, begun[pushed.rank], priority=FIRST)
         tile = tiled.tasks.column_tile
         scheduler.hold(
-            tiled.tasks.columns, tiled.tasks.columns, tiles.rank[tile], ready[tile],
+            tiled.tasks.begins, tiled.tasks.columns, tiles.rank[tile], ready[tile],
             priority=turn[tile],
         )  # fmt: skip
         return machine.gather(tiled.tasks.done, tiles.rank, pushed.ends)

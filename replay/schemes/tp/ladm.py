@@ -138,7 +138,7 @@ class Ladm(TensorScheme):
         reader = rank[loads[loader]]
         width = self.options.slice_values * BF16 or layer.row_bytes
         may_multiply = machine.mark(rank[loads], asked)
-        machine.order(may_multiply[of], blocks)
+        machine.order(may_multiply[of], tiled.tasks.begins)
         at, ends = asked[loader], []
         for start in range(0, layer.row_bytes, width):
             nbytes = min(width, layer.row_bytes - start)
@@ -160,7 +160,7 @@ class Ladm(TensorScheme):
             after=blocks[is_far],
         )  # fmt: skip
         machine.order(whole[of[is_far]], late)
-        first, last = blocks.copy(), blocks.copy()
+        first, last = tiled.tasks.begins.copy(), blocks.copy()
         first[loads] = asked
         last[is_far] = late
         BlockScheduler(machine, machine.sms.compute).hold(first, last, rank, begun[rank])

@@ -123,8 +123,9 @@ def test_a_log_gives_each_launch_the_bytes_of_its_kernels():
         SCRIPT.unit_factor("furlong")
 
 
+@pytest.mark.parametrize("cache", [{}, {"cache.kept_MiB": 3, "cache.slices": 3}])
 @pytest.mark.parametrize(("raster", "order"), [("rows", "unit:1"), ("experts", "unit:16")])
-def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, monkeypatch):
+def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, cache):
     """Groups of 16 row tiles are what 132 SMs take with these tiles."""
     system = hwmodel.load(
         "dgx-h100",
@@ -132,6 +133,7 @@ def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, monkeypat
             "compute.bf16_grouped_blocks": [[128, 256]],
             "compute.bf16_grouped_whole_tiles": False,
             "gpu.l2_bytes": 4 << 20,
+            **cache,
         },
     )
     shape = LISTS.Shape("any", experts=2, rows=24 * 128, k=512, n=200 * 256)
@@ -149,13 +151,43 @@ def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, monkeypat
     )  # fmt: skip
     timeline = schedule(machine.graph.build())
     cache = mechanisms(timeline, machine).cache
-    monkeypatch.setattr(hwmodel, "load", lambda name: system)
-    found = SCRIPT.predicted(shape, "bf16", order, "dgx-h100")
+    found = SCRIPT.predicted(shape, "bf16", order, system)
     weights, activations = cache["weights"], cache["activations"]
     assert found.weight_bytes == weights.first_bytes + weights.again_bytes
     assert found.activation_bytes == activations.first_bytes + activations.again_bytes
     assert found.weight_bytes + found.activation_bytes > shape.least_bytes("bf16")
     assert found.seconds == pytest.approx(timeline.makespan_ps / 1e12)
+
+
+def kept_mib(system):
+    """Largest data that stays in the cache, to 99 %, when all SMs read it in several passes."""
+    found = 0
+    for row in rows_of("l2_sweeps"):
+        size, passes = int(row["bytes"]), int(row["passes"])
+        again = (int(row["read_bytes"]) - size) / ((passes - 1) * size)
+        shared = row["pattern"] == "each all of it together"
+        if (row["system"], shared) == (system, True) and again < 0.01:
+            found = max(found, size)
+    return found / (1 << 20)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_tiles_in_slices_read_from_memory_what_was_measured(name):
+    """In every order, on both GPUs, and with no constant that was made to fit."""
+    rows = [row for row in rows_of("tile_order") if row["rows"] != "16384"]
+    by_order, near = defaultdict(list), []
+    in_slices = hwmodel.load(name, {"cache.kept_MiB": kept_mib(name), "cache.slices": 2})
+    for one in SCRIPT.compared(rows, in_slices):
+        ratio = one.read_bytes / int(one.row["read_bytes"])
+        by_order[one.row["order"]].append(ratio)
+        near.append(abs(ratio - 1) < 0.15)
+    assert set(by_order) == set(LISTS.ORDERS)
+    for order, ratios in by_order.items():
+        assert 0.97 < np.median(ratios) < 1.03, order
+    assert np.mean(near) > 0.85
+    as_large = SCRIPT.compared(rows, SYSTEMS[name])
+    far = [abs(one.read_bytes / int(one.row["read_bytes"]) - 1) > 0.15 for one in as_large]
+    assert np.mean(far) > 0.35, "whole blocks"
 
 
 # ---- tables -------------------------------------------------------------------------------------

@@ -148,8 +148,8 @@ def tile_steps(machine: Machine, tasks: TileTasks) -> tuple[Ints, Ints]:
     """Let the columns of each tile follow one another: (tile,) first and last column."""
     counts = np.bincount(tasks.column_tile, minlength=len(tasks.done))
     order = np.lexsort((tasks.column_index, tasks.column_tile))
-    columns, place = tasks.columns[order], places(counts)
+    begins, ends, place = tasks.begins[order], tasks.columns[order], places(counts)
     follows = np.flatnonzero(place > 0)
-    machine.order(columns[follows - 1], columns[follows])
-    begin = firsts(counts)
-    return columns[begin], columns[begin + counts - 1]
+    machine.order(ends[follows - 1], begins[follows])
+    first = firsts(counts)
+    return begins[first], ends[first + counts - 1]

@@ -182,7 +182,7 @@ def _multiply(
             mine = np.flatnonzero(rank == one)
             tile, column = number[tasks.column_tile[mine]], tasks.column_index[mine] // CLUSTER
             turn[mine] = of_rank[len(found)][tile, column]
-        blocks.hold(tasks.columns, tasks.columns, rank, met[rank], priority=turn)
+        blocks.hold(tasks.begins, tasks.columns, rank, met[rank], priority=turn)
         ready = machine.delay(Kind.GEMM2_SYNC, told, tasks.done, rank=tiles.rank)
         found.append(tasks)
     return found[0], found[1]
@@ -194,7 +194,7 @@ def _shared(work: LayerWork, machine: Machine, pool: Ints, begun: Ints) -> tuple
 
     def hold(tiles: RowTiles, tasks: TileTasks, ready: Ints) -> None:
         rank, after = tiles.rank[tasks.column_tile], ready[tasks.column_tile]
-        blocks.hold(tasks.columns, tasks.columns, rank, after, priority=SHARED_FIRST)
+        blocks.hold(tasks.begins, tasks.columns, rank, after, priority=SHARED_FIRST)
 
     return shared_tiles(
         machine, work, pool, machine.sms.count, begun, tile_columns=TILE_COLUMNS, hold=hold

@@ -230,7 +230,7 @@ class _Layer:
             tasks = self._gemm(gemm, tiles, ready, order, inputs)
             inputs = tasks.outputs
             self.blocks.hold(
-                tasks.columns, tasks.columns, tiles.rank[tasks.column_tile],
+                tasks.begins, tasks.columns, tiles.rank[tasks.column_tile],
                 ready[tasks.column_tile], priority=order[tasks.column_tile],
             )  # fmt: skip
             done = tasks.done
@@ -255,8 +255,8 @@ class _Layer:
             tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert), inputs)
             inputs = tasks.outputs
             rank = tiles.rank[tasks.column_tile]
-            claims = self.blocks.hold(tasks.columns, tasks.columns, rank, begun[rank])
-            machine.notes.poll(claims, tasks.columns, rank)
+            claims = self.blocks.hold(tasks.begins, tasks.columns, rank, begun[rank])
+            machine.notes.poll(claims, tasks.begins, rank)
             done = tasks.done
             ended = machine.gather(done, tiles.rank, begun)
             ready = done
@@ -290,7 +290,7 @@ class _Layer:
 
         def hold(tiles: RowTiles, tasks: TileTasks, ready: Ints) -> None:
             rank, after = tiles.rank[tasks.column_tile], ready[tasks.column_tile]
-            self.blocks.hold(tasks.columns, tasks.columns, rank, after)
+            self.blocks.hold(tasks.begins, tasks.columns, rank, after)
 
         tasks, ranks = shared_tiles(
             machine, self.work, self.pool, machine.sms.count, self.begun,

@@ -119,7 +119,9 @@ class Blocks:
         end = tiled.tasks.columns.reshape(machine.num_ranks, -1)
         tile = tiled.tasks.column_tile[: end.shape[1]]
         column = tiled.tasks.column_index[: end.shape[1]]
-        first, place = end.copy(), self.places(part, tile, column)
+        # A block that finds its rows in slices holds its SM from the last of them on.
+        first = end.copy() if num_slices > 1 else tiled.tasks.begins.reshape(end.shape).copy()
+        place = self.places(part, tile, column)
         for rank, order in enumerate(np.argsort(place, axis=1)):
             which, begin = np.unique(tile[order], return_index=True)
             first[rank, order[begin]] = entry[rank, which]
@@ -174,7 +176,8 @@ class Blocks:
         )
         widths = np.zeros(int(column.max()) + 1, np.int64)
         widths[column] = tiled.columns[: made.shape[1]] * BF16
-        return self._push(part, widths, tile, column, made, made, tiled.tasks.done.reshape(num, -1))
+        first, done = tiled.tasks.begins.reshape(num, -1), tiled.tasks.done.reshape(num, -1)
+        return self._push(part, widths, tile, column, first, made, done)
 
     def push_alone(self) -> Pushing:
         """Blocks that read partial sums from memory and push them."""
