@@ -78,6 +78,11 @@ class Candidate:
     sizes: Sizes
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """All of it, as plain values."""
+        return {**self.spec.settings(), "sizes": dict(self.sizes)}
+
+    @property
     def label(self) -> str:
         """Sizes in a line."""
         return ", ".join(f"{name} {value}" for name, value in self.sizes) or str(self.spec.model)
@@ -126,7 +131,7 @@ class StepTask:
         scheme = find(one.spec.scheme, allow_code=False)  # `make_task` executed it
         return {
             "code": [code_identity(), code_of(CODE)],
-            "candidate": {**one.spec.model_dump(mode="json"), "model": one.shape().sizes()},
+            "candidate": {**one.settings, "model": one.shape().sizes()},
             "system": _system(str(one.spec.system), tuple(one.spec.overrides.items())).describe(),
             "scheme": {"options": dataclasses.asdict(scheme.options), "code": scheme.code},
         }

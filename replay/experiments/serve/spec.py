@@ -7,7 +7,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue
 
-from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, SYSTEM, Options, Overrides, Spec
+from replay.experiments.base.spec import (
+    MOST,
+    OPTIONS,
+    OVERRIDES,
+    PRECISION,
+    ROUTING,
+    SYSTEM,
+    TRACE,
+    Options,
+    Overrides,
+    Spec,
+)
 from replay.model.machine.host import Launch
 from replay.model.work.precision import NumberType
 
@@ -69,14 +80,8 @@ class InferSpec(Spec):
         "requests, in turn.",
     )
     chunk: int = Field(8192, ge=1, le=2**22, description="Tokens of prompts per GPU and iteration.")
-    trace: str | None = Field(
-        None, description="Recorded routing: a file, a URL, or a name of `moereplay trace list`."
-    )
-    routing: str = Field(
-        "uniform",
-        description="Drawn routing where there is no trace: a kind of `moereplay trace generate`, "
-        "with parameters, zipf:skew=0.6, or its skew, zipf:0.6.",
-    )
+    trace: str | None = TRACE
+    routing: str = ROUTING
     group_limited: bool | None = Field(
         None, description="Whether drawn tokens keep to groups of experts [as the model's router]."
     )
@@ -92,9 +97,7 @@ class InferSpec(Spec):
         "tokens.",
     )
     placement: str = Field("contiguous", description="As that of `moereplay run`.")
-    precision: NumberType | None = Field(
-        None, description="bf16, fp8 (with bf16 rows back) or fp32 [the model's own]."
-    )
+    precision: NumberType | None = PRECISION
     interleave: Literal["off", "tbo", "dbo", "sbo"] = Field(
         "off", description="Two micro-batches in turns, as in `moereplay run`: tbo, dbo or sbo."
     )

@@ -8,14 +8,16 @@ its rows have to leave the fullest worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import first_launch_ps
 from replay.experiments.serve.parts import Parts, Rows
-from replay.experiments.serve.room import Room, room_of
+from replay.experiments.serve.room import Room, least_room_of
 from replay.experiments.serve.stream import Spent, Stream
 from replay.model.compute.dense_kernels import BF16
 from replay.steps.groups import Groups
@@ -63,16 +65,23 @@ class ReplayedTimes:
 
         Parameters
         ----------
-        capacity, num_drafting
-            As of `replay.experiments.serve.room.room_of`.
+        capacity
+            Bytes of a GPU.
+        num_drafting
+            Layers of multi-token prediction.
         """
-        memories = []
+        experts = needed = 0
         for layers in (self.layers[phase] for phase in phases):
             layers.near(layers.most, layers.positions)
-            assert layers.memory is not None
-            memories.append(layers.memory)
-        gemm_type = self.parts.precision
-        return room_of(self.shape, memories, capacity, self.tp, gemm_type, num_drafting)
+            memory = layers.memory
+            assert memory is not None
+            experts = max(experts, *memory.weight_bytes)
+            rest = np.subtract(memory.total_bytes, memory.weight_bytes)
+            needed = max(needed, int(rest.max()))
+        shape, gemm_type = self.shape, self.parts.precision
+        least = least_room_of(shape, capacity, None, self.tp, gemm_type, num_drafting)
+        weights = least.weights + (shape.num_moe_layers + num_drafting) * experts
+        return replace(least, weights=weights, iteration=needed)
 
     def time_ps(self, loads: Sequence[Load]) -> int:
         """Time of an iteration: (worker,) loads; nothing where all are empty.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ from replay.experiments.serve.batch import Decoded, Spending, decode
 from replay.experiments.serve.experiment import run
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.parts import Parts, Rows
-from replay.experiments.serve.room import least_room_of, room_of
+from replay.experiments.serve.room import least_room_of
 from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.serving import Pool
 from replay.experiments.serve.setup import Setup
@@ -161,10 +162,13 @@ def test_a_layer_that_drafts_has_weights_and_a_cache() -> None:
 
 def test_its_experts_are_those_of_one_layer_more() -> None:
     shape, capacity = load("deepseek-v3"), 10**12
-    memory = cast("Any", SimpleNamespace(weight_bytes=[10, 20], total_bytes=[65, 60]))
+    memory = SimpleNamespace(weight_bytes=[10, 20], total_bytes=[65, 60])
+    layers = SimpleNamespace(near=lambda *_: None, most=1, positions=0, memory=memory)
+    own = {"shape": shape, "parts": SimpleNamespace(precision="fp8"), "layers": {"decode": layers}}
+    made = dataclasses.replace(times(), **cast("Any", own))
     for count in (0, 1):
         rest = least_room_of(shape, capacity, None, 1, "fp8", count)
-        room = room_of(shape, [memory], capacity, 1, "fp8", count)
+        room = made.room(["decode"], capacity, count)
         assert room.weights - rest.weights == (58 + count) * 20  # of the fullest GPU
         assert room.iteration == 55  # of the GPU that needs most beside them
         assert room.position == rest.position

@@ -74,8 +74,8 @@ class Schedule(ABC):
 
     Attributes
     ----------
-    name, summary, source
-        What it is called, does, and is taken from.
+    name, source
+        What it is called, and is taken from.
     splits_backward
         Whether some backward passes are made in two: I, and later W, in place of B.
     copies
@@ -86,7 +86,6 @@ class Schedule(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
     source: ClassVar[str]
     splits_backward: ClassVar[bool] = False
     copies: ClassVar[int] = 1

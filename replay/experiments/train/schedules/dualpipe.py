@@ -16,7 +16,6 @@ class DualPipe(Schedule):
     """
 
     name = "dualpipe"
-    summary = "both directions at once; a forward beside each backward pass; weights put off"
     source = "arXiv 2412.19437, section 3.2.1; order of github.com/deepseek-ai/DualPipe"
     beside = "dualpipe"
     splits_backward = True

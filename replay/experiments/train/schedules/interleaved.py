@@ -13,7 +13,6 @@ class Interleaved(Schedule):
     """
 
     name = "interleaved"
-    summary = "1F1B over several chunks a stage"
     source = "arXiv 2104.04473, as in Megatron-LM's pipeline_parallel/schedules.py"
 
     def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
@@ -71,7 +70,6 @@ class MegatronOverlap(Interleaved):
     """
 
     name = "megatron-overlap"
-    summary = "interleaved 1F1B with a forward beside each backward pass"
     source = "Megatron-LM, --overlap-moe-expert-parallel-comm (pipeline_parallel/combined_1f1b.py)"
     beside = "megatron"
 

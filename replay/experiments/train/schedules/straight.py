@@ -27,7 +27,6 @@ class GPipe(Straight):
     """The plainest order; 1F1B takes the same time with less memory."""
 
     name = "gpipe"
-    summary = "all forward passes, then all backward passes"
     source = "GPipe (arXiv 1811.06965)"
 
     def order(self, shape: Shape) -> list[list[Slot]]:
@@ -42,7 +41,6 @@ class OneFOneB(Straight):
     """Each stage makes as many forward passes as stages follow it, then one of each in turns."""
 
     name = "1f1b"
-    summary = "a forward and a backward pass in turns, after a warm-up"
     source = "PipeDream-Flush (arXiv 2006.09503), as in Megatron-LM (arXiv 2104.04473)"
 
     def order(self, shape: Shape) -> list[list[Slot]]:
@@ -75,7 +73,6 @@ class ZeroBubbleH1(OneFOneB):
     """
 
     name = "zb-h1"
-    summary = "1F1B with gradients of weights put off into idle time, no more memory"
     source = "arXiv 2401.10241, section 2.1; order of its authors' patch of Megatron-LM"
     splits_backward = True
 

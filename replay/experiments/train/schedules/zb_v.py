@@ -13,7 +13,6 @@ class ZeroBubbleV(Schedule):
     """
 
     name = "zb-v"
-    summary = "two chunks a stage, there and back; gradients of weights put off"
     source = "arXiv 2401.10241, section 6; order as in torch.distributed.pipelining"
     splits_backward = True
 
