@@ -19,7 +19,7 @@ from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.ep.staged import StagedScheme
 from replay.steps.moe import MoePart, replay_moe
 from replay.steps.stretches import Add, Stretch, replay_stretch
-from replay.steps.times import PartTimes, Timed
+from replay.steps.times import PassTimes, Timed
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -77,7 +77,7 @@ class LayerPasses:
 
     # ---- layers with experts ---------------------------------------------------------------------
 
-    def moe(self, forward: ChainLink, backward: ChainLink, *, is_mtp: bool = False) -> PartTimes:
+    def moe(self, forward: ChainLink, backward: ChainLink, *, is_mtp: bool = False) -> PassTimes:
         """Replay a layer with routed experts.
 
         Parameters
@@ -100,10 +100,10 @@ class LayerPasses:
 
         both = self._beside(forward, backward)
         if not self.splits:
-            return PartTimes(ahead, back(backward, "with"), beside=both)
+            return PassTimes(ahead, back(backward, "with"), beside=both)
         work = backward.work().putting_off_weights()
         inputs = dataclasses.replace(backward, work=lambda: work)
-        return PartTimes(
+        return PassTimes(
             ahead,
             back(backward, "with"),
             back(inputs, "put off"),
@@ -251,7 +251,7 @@ class LayerPasses:
 
     # ---- layers without experts ------------------------------------------------------------------
 
-    def dense(self, lead: Time = NO_TIME) -> PartTimes:
+    def dense(self, lead: Time = NO_TIME) -> PassTimes:
         """Replay a layer without routed experts, hosts being ahead of their GPUs by `lead`."""
         ahead = self._dense_pass("with", lead, is_backward=False)
 
@@ -261,8 +261,8 @@ class LayerPasses:
             return behind_forward(ahead, found) if again else found
 
         if not self.splits:
-            return PartTimes(ahead, back("with"))
-        return PartTimes(ahead, back("with"), back("put off"), back("alone"))
+            return PassTimes(ahead, back("with"))
+        return PassTimes(ahead, back("with"), back("put off"), back("alone"))
 
     def _dense_pass(self, weights: Weights, lead: Time, *, is_backward: bool) -> Timed:
         selective = self.recompute == "selective" and is_backward and weights != "alone"

@@ -28,7 +28,7 @@ MOST_CHUNKS = 1 << 12
 """Likewise, chunks of a model."""
 
 
-class Plan(StrictDocument):
+class ParallelPlan(StrictDocument):
     """Sizes of a parallel plan.
 
     Raises
@@ -117,7 +117,7 @@ def parse(text: str) -> dict[str, Any]:
 
     Returns
     -------
-    What `Plan` takes, and which it checks.
+    What `ParallelPlan` takes, and which it checks.
 
     Raises
     ------
@@ -130,8 +130,8 @@ def parse(text: str) -> dict[str, Any]:
         if not equals:
             message = f"plan: {shown(part)} is not a size as tp=8; {shown(text)}"
             raise UserError(message)
-        if name not in Plan.model_fields:
-            raise unknown("size of a plan", name, Plan.model_fields)
+        if name not in ParallelPlan.model_fields:
+            raise unknown("size of a plan", name, ParallelPlan.model_fields)
         if name in sizes:
             message = f"plan: {name} is given twice"
             raise UserError(message)
@@ -166,7 +166,7 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _fits(ep: int, plan: Plan) -> bool:
+def _fits(ep: int, plan: ParallelPlan) -> bool:
     return plan.per_stage % ep == 0 and max(ep, plan.tp * plan.cp) % (plan.tp * plan.cp) == 0
 
 
@@ -174,7 +174,7 @@ def _mistake(error: ValidationError) -> UserError:
     first = error.errors(include_url=False)[0]
     word, given = str(first["loc"][0]), first["input"]
     if first["type"] == "extra_forbidden":
-        return unknown("size of a plan", word, Plan.model_fields)
+        return unknown("size of a plan", word, ParallelPlan.model_fields)
     if first["type"] == "greater_than_equal":
         return UserError(f"plan: {word} must be at least {first['ctx']['ge']}, not {given}")
     if first["type"] == "literal_error":

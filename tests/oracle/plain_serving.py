@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import ceil
 
-from replay.experiments.serve.iteration import IterationTimes, Load, Piece
+from replay.experiments.serve.iteration import IterationTimes, Load, PromptPiece
 from replay.experiments.serve.rules import NO_DRAFTS, Batching, Drafts
 
 
@@ -156,7 +156,7 @@ class Worker:
             len(decoding),
             self.queries,
             sum(request.cached for request in decoding),
-            tuple(Piece(r.planned, r.cached) for r in planned if not r.is_decoding),
+            tuple(PromptPiece(r.planned, r.cached) for r in planned if not r.is_decoding),
         )
 
     def end(self, now: int) -> None:

@@ -20,7 +20,7 @@ from replay.steps.chunks import chunks_of
 from replay.steps.parameters import key_and_value, multiplied, of_embedding
 
 if TYPE_CHECKING:
-    from replay.steps.plan import Plan
+    from replay.steps.plan import ParallelPlan
     from tracegen.models import ModelShape
 
 FORWARD, BOTH, INPUTS, WEIGHTS = "F", "B", "I", "W"
@@ -35,7 +35,7 @@ class _Stage(NamedTuple):
 
 
 def least_us(
-    shape: ModelShape, plan: Plan, schedule: str, sequence: int, peak_tflop_per_s: float
+    shape: ModelShape, plan: ParallelPlan, schedule: str, sequence: int, peak_tflop_per_s: float
 ) -> float:
     """Give the bound in microseconds.
 
@@ -65,7 +65,7 @@ def least_us(
     return longest * plan.tokens_per_gpu(sequence) / peak_tflop_per_s / 1e6
 
 
-def _chunks(shape: ModelShape, plan: Plan, sequence: int) -> tuple[list[int], list[int]]:
+def _chunks(shape: ModelShape, plan: ParallelPlan, sequence: int) -> tuple[list[int], list[int]]:
     """Operations of a token on the way forward by chunk: with weights, and of attention alone."""
     kinds = {layer: layer in shape.dense_layers for layer in range(shape.num_layers + plan.mtp)}
     of_kind: dict[tuple[bool, bool], int] = {}

@@ -14,7 +14,7 @@ from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.steps.fitting import check
-from replay.steps.plan import Plan
+from replay.steps.plan import ParallelPlan
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -31,7 +31,7 @@ GPUS, BATCH = "sizes do not divide the GPUs", "sequences of a step do not divide
 PLAN, SCHEDULE, MEMORY = "does not suit the model", "not with the schedule", "too large for a GPU"
 
 
-def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter[str]]:
+def plans(space: Space, system: System) -> tuple[list[tuple[ParallelPlan, str]], Counter[str]]:
     """Give plans with names of schedules that have as many GPUs as a system, for any model.
 
     Returns
@@ -48,7 +48,7 @@ def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter
     if number > MOST_PLANS:
         message = f"{number:,} plans on {system.name}; at most {MOST_PLANS:,} can be looked at"
         raise UserError(message)
-    found: list[tuple[Plan, str]] = []
+    found: list[tuple[ParallelPlan, str]] = []
     left_out: Counter[str] = Counter()
     for chosen in itertools.product(*axes.values()):
         sizes = dict(zip(axes, chosen, strict=True))
@@ -62,7 +62,7 @@ def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter
             left_out[BATCH] += 1
             continue
         try:
-            plan = Plan(dp=dp, micro_batches=micro_batches, mtp=space.mtp, **sizes)
+            plan = ParallelPlan(dp=dp, micro_batches=micro_batches, mtp=space.mtp, **sizes)
         except UserError:
             left_out[PLAN] += 1
             continue
@@ -74,7 +74,12 @@ def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter
 
 
 def refused(
-    plan: Plan, schedule: Schedule, shape: ModelShape, system: System, recipe: Recipe, sequence: int
+    plan: ParallelPlan,
+    schedule: Schedule,
+    shape: ModelShape,
+    system: System,
+    recipe: Recipe,
+    sequence: int,
 ) -> str:
     """Why a model cannot be trained with a plan; nothing where it can.
 
@@ -88,7 +93,7 @@ def refused(
     return MEMORY if max(one.total for one in needed) > system.hbm.num_bytes else ""
 
 
-def text_of(plan: Plan) -> str:
+def text_of(plan: ParallelPlan) -> str:
     """Give a plan as `replay.steps.plan.parse` reads it, without what is 1 or not asked for."""
     given = plan.model_dump(mode="json", exclude_defaults=True)
     return ",".join(f"{name}={value}" for name, value in given.items()) or "tp=1"

@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass
-class Book:
+class RequestBook:
     """What happened to every request, shape (request,) each; times in picoseconds, -1 for never.
 
     Attributes
@@ -56,7 +56,7 @@ class Book:
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, requests: Requests) -> Book:
+    def of(cls, requests: Requests) -> RequestBook:
         """Give one in which nothing has happened yet."""
 
         def column(value: int) -> Ints:
@@ -119,7 +119,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ServedRun:
     """A whole run.
 
     Attributes
@@ -128,7 +128,7 @@ class Timeline:
         Of all groups.
     """
 
-    book: Book
+    book: RequestBook
     groups: list[Group]
     num_gpus: int
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """Tokens of one prompt that are prefilled in an iteration.
 
     Attributes
@@ -45,7 +45,7 @@ class Load:
     decoding: int = 0
     queries: int = 1
     positions: int = 0
-    prefill: tuple[Piece, ...] = ()
+    prefill: tuple[PromptPiece, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from replay.errors import UserError
-from replay.experiments.serve.book import Group, Timeline
+from replay.experiments.serve.book import Group, ServedRun
 from tracegen.shared.strict import Strict
 
 Ints = npt.NDArray[np.int64]
@@ -117,7 +117,7 @@ class GroupUse(Strict):
     moments: list[Moment]
 
 
-class Served(Strict):
+class RunMeasures(Strict):
     """A run.
 
     Attributes
@@ -175,7 +175,7 @@ class Served(Strict):
     groups: list[GroupUse]
 
 
-def latencies(timeline: Timeline) -> tuple[Ints, Ints]:
+def latencies(timeline: ServedRun) -> tuple[Ints, Ints]:
     """Give time to the first token and time per token behind it, (request,) each, picoseconds.
 
     A request of one token has no time per token; it is given as 0, which keeps any limit.
@@ -186,7 +186,7 @@ def latencies(timeline: Timeline) -> tuple[Ints, Ints]:
     return book.first - requests.arrival_ps, tpot
 
 
-def measure(timeline: Timeline, limits: Limits | None = None) -> Served:
+def measure(timeline: ServedRun, limits: Limits | None = None) -> RunMeasures:
     """Measure a run.
 
     Parameters
@@ -225,7 +225,7 @@ def measure(timeline: Timeline, limits: Limits | None = None) -> Served:
             limits=limits, share=float(kept.mean()), requests_per_s=int(kept.sum()) / seconds,
             is_met=is_met,
         )  # fmt: skip
-    return Served(
+    return RunMeasures(
         requests=len(requests), source=requests.source, num_gpus=timeline.num_gpus,
         prompt_tokens=prompts, output_tokens=outputs,
         offered_per_s=None if rate == float("inf") else rate,

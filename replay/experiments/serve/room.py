@@ -26,7 +26,7 @@ CACHE_BYTES = VALUE_BYTES["bf16"]
 
 
 @dataclass(frozen=True)
-class Room:
+class ServingRoom:
     """Bytes of the fullest GPU.
 
     Attributes
@@ -78,7 +78,7 @@ def least_room_of(
     tp: int,
     gemm_type: str,
     num_drafting: int,
-) -> Room:
+) -> ServingRoom:
     """Count what one GPU needs at least, before anything is replayed: nothing for an iteration.
 
     Parameters
@@ -104,7 +104,7 @@ def least_room_of(
         weights += plain * (layer.norms + layer.gate)
         if num_gpus is not None:
             weights += value * (layer.experts // num_gpus)
-    return Room(capacity, weights, iteration=0, position=len(numbers) * _cached(shape, tp))
+    return ServingRoom(capacity, weights, iteration=0, position=len(numbers) * _cached(shape, tp))
 
 
 def _cached(shape: ModelShape, tp: int) -> int:

@@ -16,11 +16,11 @@ import numpy as np
 
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import first_launch_ps
-from replay.experiments.serve.parts import Parts, Rows
-from replay.experiments.serve.room import Room, least_room_of
+from replay.experiments.serve.parts import EngineParts, LoadRows
+from replay.experiments.serve.room import ServingRoom, least_room_of
 from replay.experiments.serve.stream import Spent, Stream
 from replay.model.compute.dense_kernels import BF16
-from replay.steps.groups import Groups
+from replay.steps.groups import GroupTimes
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -56,11 +56,11 @@ class ReplayedTimes:
     system: System
     shape: ModelShape
     layers: Mapping[Phase, Layers]
-    parts: Parts
+    parts: EngineParts
     num_workers: int
     tp: int
 
-    def room(self, phases: Sequence[Phase], capacity: int, num_drafting: int) -> Room:
+    def room(self, phases: Sequence[Phase], capacity: int, num_drafting: int) -> ServingRoom:
         """Memory of a GPU, once the largest iteration of each of some phases is replayed.
 
         Parameters
@@ -100,16 +100,16 @@ class ReplayedTimes:
         spent["launches"] += first_launch_ps(layers.setup, layers.launch)
         spent["exchange"] += round(self._moe(loads).once)
         shape = self.shape
-        self._add_layers(spent, loads, Parts.moe, shape.num_moe_layers)
-        self._add_beside(spent, loads, Parts.dense, len(shape.dense_layers), slices=True)
-        self._add_beside(spent, loads, Parts.ends, 1)
+        self._add_layers(spent, loads, EngineParts.moe, shape.num_moe_layers)
+        self._add_beside(spent, loads, EngineParts.dense, len(shape.dense_layers), slices=True)
+        self._add_beside(spent, loads, EngineParts.ends, 1)
         queries = max(load.queries for load in loads if load.decoding or load.prefill)
         for draft in range(1, queries):  # the first takes all verified tokens, the others one each
             one = [
                 Load(load.decoding, 1 if draft > 1 else load.queries, load.positions)
                 for load in loads
             ]
-            self._add_layers(spent, one, Parts.draft, 1)
+            self._add_layers(spent, one, EngineParts.draft, 1)
         return spent
 
     def _layers(self, loads: Sequence[Load]) -> Layers:
@@ -119,7 +119,7 @@ class ReplayedTimes:
         self,
         spent: dict[Spent, int],
         loads: Sequence[Load],
-        part: Callable[[Parts, Stream, Rows], None],
+        part: Callable[[EngineParts, Stream, LoadRows], None],
         count: int,
     ) -> None:
         """Add so many MoE layers with what lies before each."""
@@ -140,7 +140,7 @@ class ReplayedTimes:
         self,
         spent: dict[Spent, int],
         loads: Sequence[Load],
-        part: Callable[[Parts, Stream, Rows], None],
+        part: Callable[[EngineParts, Stream, LoadRows], None],
         count: int,
         *,
         slices: bool = False,
@@ -149,7 +149,7 @@ class ReplayedTimes:
         if not count:
             return
         tile = (self.system.attention.tile_rows, self.system.attention.tile_keys)
-        rows = Rows.of_loads(list(dict.fromkeys(loads)), tile, self.tp)
+        rows = LoadRows.of_loads(list(dict.fromkeys(loads)), tile, self.tp)
         stream = Stream(self.system, self._layers(loads).launch, len(rows.tokens))
         part(self.parts, stream, rows)
         slowest = int(stream.total_ps.argmax())
@@ -172,9 +172,9 @@ class ReplayedTimes:
         return 2 * self.groups.gap_ps + gathered + scattered
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> GroupTimes:
         """Collectives of a worker's GPUs."""
-        return Groups(self.system)
+        return GroupTimes(self.system)
 
 
 def _positions(loads: Sequence[Load]) -> int:

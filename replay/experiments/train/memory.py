@@ -11,14 +11,14 @@ from replay.steps.memory import Kept, StageMemory, require, stages
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.experiments.train.schedules.base import Schedule
-    from replay.steps.plan import Plan
+    from replay.steps.plan import ParallelPlan
     from replay.steps.recipes import Recipe
     from tracegen.models import ModelShape
 
 
 def memory_of(
     shape: ModelShape,
-    plan: Plan,
+    plan: ParallelPlan,
     system: System,
     schedule: Schedule,
     recipe: Recipe,
@@ -34,7 +34,7 @@ def memory_of(
         If a stage does not fit into a GPU's memory and must, saying which, and what would.
     """
 
-    def needs(other: Plan) -> list[StageMemory]:
+    def needs(other: ParallelPlan) -> list[StageMemory]:
         kept = kept_by(schedule, Shape.of(other))
         return stages(shape, other, recipe, sequence, kept, copies=schedule.copies)
 

@@ -19,7 +19,7 @@ from replay.report.text import summary
 from replay.schemes.registry import find
 from replay.steps import plans
 from replay.steps.parameters import flop_per_token
-from replay.steps.plan import Plan
+from replay.steps.plan import ParallelPlan
 from tests.replay.train.made import MadeReplays
 
 PLAN = "pp=2,dp=4,ep=4,micro_batches=3"
@@ -275,7 +275,7 @@ def test_identity_is_of_the_whole_model() -> None:
 
 
 def test_stages_hold_the_chunks_that_the_schedule_gives_them() -> None:
-    both = kept_by(SCHEDULES["dualpipe"], Shape.of(Plan(pp=4, micro_batches=8)))
+    both = kept_by(SCHEDULES["dualpipe"], Shape.of(ParallelPlan(pp=4, micro_batches=8)))
     assert [kept.chunks for kept in both] == [(0, 3), (1, 2), (1, 2), (0, 3)]
     turns = kept_by(SCHEDULES["interleaved"], Shape(2, 2, 4))
     assert [kept.chunks for kept in turns] == [(0, 2), (1, 3)]

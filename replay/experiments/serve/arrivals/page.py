@@ -34,10 +34,10 @@ from tracegen.shared.display.content import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.experiments.serve.measures import Served
+    from replay.experiments.serve.measures import RunMeasures
     from tracegen.shared.display.content import Item
 
-    Pairs = Sequence[tuple[ArrivalResult, Served]]
+    Pairs = Sequence[tuple[ArrivalResult, RunMeasures]]
 
 LATENCIES = {
     "ttft": "TTFT: from arrival until the first token",

@@ -24,7 +24,7 @@ from replay.experiments.serve.serving import Pool, serve
 from replay.experiments.serve.setup import Setup, Side
 
 if TYPE_CHECKING:
-    from replay.experiments.serve.book import Timeline
+    from replay.experiments.serve.book import ServedRun
     from replay.experiments.serve.requests import Requests
     from replay.model.work.batch import Phase
     from replay.schemes.outside import AllowCode
@@ -99,7 +99,7 @@ def carry_out(ready: ArrivalSetup) -> ArrivalResult:
         sender, receiver = setup.prefill.system, setup.decode.system
         return handover.arrived_ps([0], [tokens * position], sender, receiver, 1, 1)
 
-    def run(arriving: Requests) -> Timeline:
+    def run(arriving: Requests) -> ServedRun:
         return serve(
             arriving, pools[0], decode=pools[1] if setup.is_apart else None,
             handover_ps=handover_ps, router=asked.router, drafts=drafts,

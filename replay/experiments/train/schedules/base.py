@@ -14,7 +14,7 @@ from replay.errors import UserError
 from replay.steps.memory import Kept
 
 if TYPE_CHECKING:
-    from replay.steps.plan import Plan
+    from replay.steps.plan import ParallelPlan
 
 Kind = Literal["F", "B", "I", "W"]
 """A pass over a chunk: forward (F), backward (B), or the backward pass in two: gradients of inputs
@@ -44,8 +44,8 @@ class Shape(NamedTuple):
     stages
         Stages of the pipeline.
     chunks
-        Chunks of the model that each stage holds (`Plan.vpp`); for a bidirectional schedule, of
-        each direction.
+        Chunks of the model that each stage holds (`ParallelPlan.vpp`); for a bidirectional
+        schedule, of each direction.
     micro_batches
         Of a step.
     """
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
     micro_batches: int
 
     @classmethod
-    def of(cls, plan: Plan) -> Shape:
+    def of(cls, plan: ParallelPlan) -> Shape:
         """Take them from a parallel plan."""
         return cls(plan.pp, plan.vpp, plan.micro_batches)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay.experiments.train.schedules.base import Schedule, Shape, Slot
-from replay.experiments.train.schedules.line import Line
+from replay.experiments.train.schedules.line import StageLine
 
 
 class DualPipe(Schedule):
@@ -50,7 +50,7 @@ def _steps(shape: Shape, stage: int) -> list[Slot]:
     mirrored = stage >= shape.stages // 2
     directions = (range(half), range(half, 2 * half))
     near, far = (shape.stages - 1 - stage, stage) if mirrored else (stage, shape.stages - 1 - stage)
-    line = Line({near: directions[mirrored], far: directions[not mirrored]})
+    line = StageLine({near: directions[mirrored], far: directions[not mirrored]})
 
     for _ in range(2 * inner):  # 1: fill
         line.forward(near)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
-from replay.experiments.train.schedules.line import Line
+from replay.experiments.train.schedules.line import StageLine
 
 
 class Straight(Schedule):
@@ -47,8 +47,8 @@ class OneFOneB(Straight):
         """Warm-up, turns, and what is left of the backward passes."""
         return [self._line(shape, stage).slots for stage in range(shape.stages)]
 
-    def _line(self, shape: Shape, stage: int) -> Line:
-        line = Line({stage: range(shape.micro_batches)})
+    def _line(self, shape: Shape, stage: int) -> StageLine:
+        line = StageLine({stage: range(shape.micro_batches)})
         ahead = min(shape.stages - 1 - stage, shape.micro_batches)
         for _ in range(ahead):
             line.forward(stage)
@@ -59,7 +59,7 @@ class OneFOneB(Straight):
         line.rest()
         return line
 
-    def _back(self, line: Line, stage: int, micro_batch: int) -> None:
+    def _back(self, line: StageLine, stage: int, micro_batch: int) -> None:
         del micro_batch
         line.backward(stage)
 
@@ -76,7 +76,7 @@ class ZeroBubbleH1(OneFOneB):
     source = "arXiv 2401.10241, section 2.1; order of its authors' patch of Megatron-LM"
     splits_backward = True
 
-    def _back(self, line: Line, stage: int, micro_batch: int) -> None:
+    def _back(self, line: StageLine, stage: int, micro_batch: int) -> None:
         """Put weights off by as many micro-batches as stages precede."""
         line.inputs(stage)
         if micro_batch >= stage:

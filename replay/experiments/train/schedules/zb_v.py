@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay.experiments.train.schedules.base import Schedule, Shape, Slot
-from replay.experiments.train.schedules.line import Line
+from replay.experiments.train.schedules.line import StageLine
 
 
 class ZeroBubbleV(Schedule):
@@ -42,7 +42,7 @@ def _steps(shape: Shape, stage: int) -> list[Slot]:
     there, back = stage, 2 * shape.stages - 1 - stage
     after = shape.stages - 1 - stage
     total = shape.micro_batches
-    line = Line({there: range(total), back: range(total)})
+    line = StageLine({there: range(total), back: range(total)})
 
     for _ in range(2 * after + 1):  # until the first micro-batch has come back
         line.forward(there)
