@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,12 +24,10 @@ from replay.steps.times import PassTimes, StageHop, Timed
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.collectives.algorithm import Collective
-    from replay.model.compute.dense_kernels import Weights
     from replay.model.compute.slices import Group
     from replay.model.machine.machine import Machine
     from replay.steps.copies import ChunkParameters
     from replay.steps.plan import ParallelPlan
-    from replay.steps.stretches import Add
     from replay.steps.times import Cause, Ints
     from tracegen import ModelShape
 
@@ -97,14 +96,8 @@ class Shared:
     @cached_property
     def embedding(self) -> PassTimes:
         """The embedding, of the decoder's tokens and of those of multi-token prediction."""
-
-        def of(*, is_backward: bool) -> Timed:
-            def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
-                return {"head": self._ends.embedding(machine, after, is_backward=is_backward)}
-
-            return self._each_prediction(add)
-
-        ahead, back = of(is_backward=False), of(is_backward=True)
+        run = self._ends.embedding
+        ahead, back = self._end(run, is_backward=False), self._end(run, is_backward=True)
         if not self.splits_backward:
             return PassTimes(ahead, back)
         # Nothing lies before an embedding: its gradient is that of weights.
@@ -114,24 +107,23 @@ class Shared:
     @cached_property
     def head(self) -> PassTimes:
         """The output head with its loss, once for every prediction of a token."""
-
-        def of(weights: Weights = "with", *, is_backward: bool = True) -> Timed:
-            def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
-                end = self._ends.head(machine, after, is_backward=is_backward, weights=weights)
-                return {"head": end}
-
-            return self._each_prediction(add)
-
-        ahead, back = of(is_backward=False), of()
+        run = self._ends.head
+        ahead, back = self._end(run, is_backward=False), self._end(run, is_backward=True)
         if not self.splits_backward:
             return PassTimes(ahead, back)
-        return PassTimes(ahead, back, of("put off"), of("alone"))
+        inputs = self._end(run, is_backward=True, weights="put off")
+        return PassTimes(ahead, back, inputs, self._end(run, is_backward=True, weights="alone"))
 
     @cached_property
     def _ends(self) -> EndKernels:
         return EndKernels(self.shape, self.precision, self.slices, self.context.tokens)
 
-    def _each_prediction(self, add: Add) -> Timed:
+    def _end(self, run: Callable[..., Ints], **how: Any) -> Timed:
+        """Replay kernels of an end, once for every prediction of a token."""
+
+        def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            return {"head": run(machine, after, **how)}
+
         found = replay_stretch(self.system, self.plan.peers, add)
         times = 1 + self.plan.mtp
         return alone({cause: times * each for cause, each in found.causes.items()})

@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from replay.errors import UserError
-from replay.experiments.choose.space import NUMBERS, PLAN_AXES, values
+from replay.experiments.choose.space import PLAN_AXES, values
 from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.steps.fitting import check
-from replay.steps.plan import ParallelPlan
+from replay.steps.plan import ParallelPlan, Recompute
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -100,28 +99,17 @@ def text_of(plan: ParallelPlan) -> str:
 
 
 def _values(name: str, space: Space, system: System) -> list[Any]:
-    axis = space.plan.get(name)
-    if axis is None:
-        return ["1f1b" if name == "schedule" else "none" if name == "recompute" else 1]
-    found = values(name, axis)
-    if found is not None:
-        if name == "schedule":
-            found = [registry.find(one).name for one in found]
-        return found
+    """Values of an axis: where all are asked for, powers of two, of GPUs those that divide them."""
+    usual = {"schedule": "1f1b", "recompute": "none"}.get(name, 1)
+    found = values(name, space.plan.get(name, usual))
     if name == "schedule":
-        return list(registry.SCHEDULES)
+        return [registry.find(one).name for one in found or registry.SCHEDULES]
+    if found is not None:
+        return found
     if name == "recompute":
-        return ["none", "selective", "full"]
-    assert name in NUMBERS
-    return list(_all(name, system))
-
-
-def _all(name: str, system: System) -> Iterator[int]:
-    """Powers of two, and for GPUs whatever divides them."""
-    domain = min(system.fabric.gpus_per_domain, system.num_gpus)
-    if name in ("tp", "pp", "ep"):
-        whole = domain if name == "tp" else system.num_gpus
-        yield from (n for n in range(1, whole + 1) if whole % n == 0 and n & (n - 1) == 0)
-    else:
-        most = {"cp": MOST_SLICES, "vpp": MOST_CHUNKS, "micro_batch": MOST_BATCH}[name]
-        yield from (n for n in range(1, most + 1) if n & (n - 1) == 0)
+        return list(get_args(Recompute))
+    gpus, domain = system.num_gpus, min(system.fabric.gpus_per_domain, system.num_gpus)
+    sizes = {"cp": MOST_SLICES, "vpp": MOST_CHUNKS, "micro_batch": MOST_BATCH}
+    whole = {"tp": domain, "pp": gpus, "ep": gpus, **sizes}[name]
+    powers = (1 << n for n in range(whole.bit_length()))
+    return [one for one in powers if name in sizes or whole % one == 0]

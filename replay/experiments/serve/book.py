@@ -6,11 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from replay.experiments.serve.requests import Requests
-
-Ints = npt.NDArray[np.int64]
+from replay.experiments.serve.requests import Ints, Requests
 
 
 @dataclass

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from replay.errors import UserError
 from replay.experiments.serve.book import Group, ServedRun
+from replay.experiments.serve.requests import Ints
 from tracegen.shared.strict import Strict
-
-Ints = npt.NDArray[np.int64]
 
 PS_PER_US = 10**6
 PS_PER_S = 10**12

@@ -11,13 +11,11 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.experiments.serve.book import RequestBook
 from replay.experiments.serve.iteration import Load, PromptPiece
+from replay.experiments.serve.requests import Ints
 from replay.experiments.serve.rules import Batching, Drafts
-
-Ints = npt.NDArray[np.int64]
 
 WHO, CACHED, LEFT, HELD, LAST = range(5)
 """Rows of the table of decoding requests: number; positions in the cache; tokens still to be

@@ -233,8 +233,8 @@ def at_peak(shape: tracegen.models.ModelShape, plan: ParallelPlan, sequence: int
         return Timed(own, np.zeros(1, np.int64), {"experts": own})
 
     layers = []
-    for layer in range(shape.num_layers):
-        products = 2 * parameters.multiplied(shape, layer)
+    for weights in parameters.multiplied(shape, shape.num_layers):
+        products = 2 * weights
         layers.append(
             PassTimes(
                 forward=timed(products + attended),
