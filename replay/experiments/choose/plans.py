@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from replay.errors import UserError
 from replay.experiments.choose.space import PLAN_AXES, values
-from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.steps.fitting import check
@@ -86,7 +85,7 @@ def refused(
     """
     try:
         check(plan, shape, system, sequence)
-        needed = memory_of(shape, plan, system, schedule, recipe, sequence, must_fit=False)
+        needed = schedule.memory(shape, plan, system, recipe, sequence, must_fit=False)
     except UserError:
         return PLAN
     return MEMORY if max(one.total for one in needed) > system.hbm.num_bytes else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue
 
@@ -26,6 +26,8 @@ PREFILL_SCHEMES: Mapping[str, str] = {"deepep-ll": "deepep", "nccl-ep": "deepep"
 """Schemes whose kernels are for decoding, and the one that their library has for prompts: DeepEP's
 normal kernels, which SGLang and vLLM run prompts with where they decode with the low-latency ones.
 NCCL EP's other mode is not modelled."""
+
+Gpus = Annotated[int, Field(ge=2, le=MOST)]
 
 
 class InferSpec(Spec):
@@ -50,20 +52,14 @@ class InferSpec(Spec):
     prefill_options: dict[str, JsonValue] = Field({}, description="Options of that one.")
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES
-    decode_gpus: int | None = Field(
-        None,
-        ge=2,
-        le=MOST,
-        description="GPUs that share each layer, and its experts [all of the system].",
+    decode_gpus: Gpus | None = Field(
+        None, description="GPUs that share each layer, and its experts [all of the system]."
     )
     prefill_system: str | None = Field(
         None, description="System of other GPUs that prefill [the same]."
     )
-    prefill_gpus: int | None = Field(
-        None,
-        ge=2,
-        le=MOST,
-        description="Other GPUs that prefill, and hand over caches [the same GPUs].",
+    prefill_gpus: Gpus | None = Field(
+        None, description="Other GPUs that prefill, and hand over caches [the same GPUs]."
     )
     tp: int = Field(1, ge=1, le=1024, description="GPUs of a worker, which slice its heads.")
     requests: int = Field(64, ge=1, le=2**16, description="Requests per GPU that decodes.")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self
 from replay.errors import UserError
 from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.base.spec import DEFAULT_SYSTEM
-from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.spec import TrainSpec
@@ -108,7 +107,7 @@ class Setup:
         _check_size(plan, shape)
         precision = Precision(spec.precision or shape.default_precision)
         recipe = recipes.find(spec.recipe or named.recipe or DEFAULT_RECIPES[precision.gemm])
-        memory = memory_of(shape, plan, system, schedule, recipe, sequence, must_fit=spec.fit)
+        memory = schedule.memory(shape, plan, system, recipe, sequence, must_fit=spec.fit)
         routing = parse(spec.routing)
         replays = StepReplays(
             shape, system, plan,

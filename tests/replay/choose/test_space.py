@@ -16,7 +16,6 @@ from replay.errors import UserError
 from replay.experiments.choose import bound, plans, shapes, space
 from replay.experiments.choose.plans import GPUS, MEMORY, PLAN
 from replay.experiments.train.composed import compose
-from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.steps import parameters, recipes
@@ -200,9 +199,9 @@ def test_a_plan_is_refused_where_training_refuses_it(
     assert plans.refused(plan, order, shape, system, recipe, 4096) == reason
     if reason:
         with pytest.raises(UserError):
-            memory_of(shape, plan, system, order, recipe, 4096)
+            order.memory(shape, plan, system, recipe, 4096)
     else:
-        memory_of(shape, plan, system, order, recipe, 4096)
+        order.memory(shape, plan, system, recipe, 4096)
 
 
 def test_a_plan_as_text_is_read_back() -> None:

@@ -80,7 +80,7 @@ def test_layers_of_chunks_can_be_given() -> None:
         ("layers=99999999x1", "more than 4096 chunks"),
         ("layers=4,4", "'4' is not a size"),
         ("layers=4x", "expected chunks such as 15x4"),
-        ("recompute=some", "possible are 'none', 'selective' or 'full'"),
+        ("recompute=some", "unknown recompute 'some'"),
         ("dp=99999999", "99999999 GPUs; at most 1048576"),
         ("pp=5000", "5000 chunks .* at most 4096"),
         ("tp=4,dp=4,ep=3", "possible are 1, 2, 4, 8, 16"),

@@ -6,15 +6,19 @@ that it says; the engine decides when.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from replay.errors import UserError
-from replay.steps.memory import Kept
+from replay.steps.memory import Kept, StageMemory, require, stages
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.steps.plan import ParallelPlan
+    from replay.steps.recipes import Recipe
+    from tracegen.models import ModelShape
 
 Kind = Literal["F", "B", "I", "W"]
 """A pass over a chunk: forward (F), backward (B), or the backward pass in two: gradients of inputs
@@ -120,10 +124,46 @@ class Schedule(ABC):
 
         A forward pass makes activations, B or W frees them. That is the upper bound where the
         backward pass is made in two: I already frees what gradients of weights do not need.
+
+        Raises
+        ------
+        UserError
+            If the schedule cannot be made for these sizes.
         """
-        found = []
-        for slots in self.order(shape):
-            ops = [op for slot in slots for op in slot]
-            kept = itertools.accumulate(_KEEPS[op.kind] for op in ops)
-            found.append(Kept(tuple(sorted({op.chunk for op in ops})), max(kept)))
-        return found
+        return _kept(self, shape)
+
+    def memory(
+        self,
+        shape: ModelShape,
+        plan: ParallelPlan,
+        system: System,
+        recipe: Recipe,
+        sequence: int,
+        *,
+        must_fit: bool = True,
+    ) -> list[StageMemory]:
+        """Count the memory of every stage, without the buffers of a scheme and with even routing.
+
+        Raises
+        ------
+        UserError
+            If a stage does not fit into a GPU's memory and must, saying which, and what would.
+        """
+
+        def needs(other: ParallelPlan) -> list[StageMemory]:
+            kept = self.kept(Shape.of(other))
+            return stages(shape, other, recipe, sequence, kept, copies=self.copies)
+
+        return require(shape, plan, system, needs) if must_fit else needs(plan)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept(schedule: Schedule, shape: Shape) -> list[Kept]:
+    """What `Schedule.kept` gives; many plans share a pipeline."""
+    schedule.check(shape)
+    found = []
+    for slots in schedule.order(shape):
+        ops = [op for slot in slots for op in slot]
+        kept = itertools.accumulate(_KEEPS[op.kind] for op in ops)
+        found.append(Kept(tuple(sorted({op.chunk for op in ops})), max(kept)))
+    return found
