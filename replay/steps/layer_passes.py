@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,8 +17,7 @@ from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.context import Context
 from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.ep.staged import StagedScheme
-from replay.steps.moe import MoePart, replay_moe
-from replay.steps.stretches import Add, Stretch, replay_stretch
+from replay.steps.stretches import Add, MoePart, Stretch, replay_moe, replay_stretch
 from replay.steps.times import PassTimes, Timed
 
 if TYPE_CHECKING:
@@ -132,7 +131,9 @@ class LayerPasses:
         if part.is_held_up and np.any(own.lead.ps > np.asarray(before.lead.ps)):
             # Layer after layer hosts get further ahead, as long as nothing stops them.
             part = self._met(link, own.lead)
-        return meeting(own.causes, part, self._tiled)
+        exchange, met = self._tiled(part.exchange), self._tiled(part.met)
+        causes = _added(own.causes, {"experts": met - exchange, "exchange": exchange})
+        return Timed(_sum(own.causes), met, causes)
 
     def _met(self, link: ChainLink, lead: Time) -> MoePart:
         """The MoE part, with hosts ahead by `lead` (rank,)."""
@@ -289,19 +290,6 @@ def alone(causes: Mapping[Cause, Ints]) -> Timed:
     """A pass in which GPUs do not meet."""
     own = _sum(causes)
     return Timed(own, np.zeros_like(own), causes)
-
-
-def meeting(own: Mapping[Cause, Ints], part: MoePart, tiled: Callable[[Ints], Ints]) -> Timed:
-    """A pass in which GPUs meet before its MoE part.
-
-    Parameters
-    ----------
-    tiled
-        Gives times of the part's ranks for all GPUs.
-    """
-    exchange, met = tiled(part.exchange), tiled(part.met)
-    causes = _added(own, {"experts": met - exchange, "exchange": exchange})
-    return Timed(_sum(own), met, causes)
 
 
 def behind_forward(ahead: Timed, back: Timed) -> Timed:

@@ -18,6 +18,7 @@ from replay.steps.copies import held, synchronise_ps, update_ps
 from replay.steps.ends import EndKernels
 from replay.steps.groups import GroupTimes
 from replay.steps.layer_passes import alone
+from replay.steps.recipes import BF16
 from replay.steps.stretches import replay_stretch
 from replay.steps.times import PassTimes, StageHop, Timed
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from replay.steps.plan import ParallelPlan
     from replay.steps.times import Cause, Ints
     from tracegen import ModelShape
-
-BF16 = 2  # bytes of a value that a stage hands on
 
 Chunk = tuple[int, int]
 """Number of a chunk's first layer, and of the one past its last."""

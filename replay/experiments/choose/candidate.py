@@ -16,6 +16,7 @@ from replay.experiments.train.experiment import run
 from replay.experiments.train.setup import CODE
 from replay.experiments.train.spec import TrainSpec
 from replay.schemes.registry import find
+from replay.steps.memory import GIB
 from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from replay.experiments.train.result import TrainResult
     from replay.schemes.outside import AllowCode
     from tracegen.models import ModelShape
-
-GIB = 1 << 30
 
 
 class Cost(Strict):

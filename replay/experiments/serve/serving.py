@@ -12,14 +12,17 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from replay.errors import UserError
 from replay.experiments.serve.book import Group, Iteration, RequestBook, ServedRun
-from replay.experiments.serve.iteration import IterationTimes, Load
+from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.requests import Requests
 from replay.experiments.serve.rules import NO_DRAFTS, Batching, Drafts, Router
 from replay.experiments.serve.worker import EngineWorker
+
+if TYPE_CHECKING:
+    from replay.experiments.serve.times import ReplayedTimes
 
 WAITING_WEIGHT = 4
 """Running requests that a waiting one counts as (vLLM, ``vllm/v1/engine/core_client.py``)."""
@@ -38,7 +41,7 @@ class Pool(NamedTuple):
         All of them.
     """
 
-    times: IterationTimes
+    times: ReplayedTimes
     rules: Batching
     num_gpus: int
 

@@ -105,12 +105,11 @@ class TwoMessages(Schedule):
     def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
         return chunk
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         batches = range(shape.micro_batches)
-        return [
-            [*((Op("F", 0, m),) for m in batches), *((Op("B", 0, m),) for m in batches)],
-            [tuple(Op("F", 1, m) for m in batches), tuple(Op("B", 1, m) for m in batches)],
-        ]
+        if stage == 0:
+            return [*((Op("F", 0, m),) for m in batches), *((Op("B", 0, m),) for m in batches)]
+        return [tuple(Op("F", 1, m) for m in batches), tuple(Op("B", 1, m) for m in batches)]
 
 
 def test_a_gpu_sends_one_message_after_the_other() -> None:
@@ -175,14 +174,11 @@ class Copies(Schedule):
     def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
         return 1 - micro_batch % 2
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         return [
-            [
-                (Op(kind, 0, m),)  # type: ignore[arg-type]  # a letter of the two
-                for m in range(1 - stage, shape.micro_batches, 2)
-                for kind in "FB"
-            ]
-            for stage in range(2)
+            (Op(kind, 0, m),)  # type: ignore[arg-type]  # a letter of the two
+            for m in range(1 - stage, shape.micro_batches, 2)
+            for kind in "FB"
         ]
 
 

@@ -18,7 +18,6 @@ from replay.experiments.serve.arrivals.result import ArrivalPhase, ArrivalResult
 from replay.experiments.serve.arrivals.spec import OF_ARRIVALS, ArrivalSpec
 from replay.experiments.serve.measures import measure
 from replay.experiments.serve.requests import drawn, lengths
-from replay.experiments.serve.room import GB
 from replay.experiments.serve.rules import Batching
 from replay.experiments.serve.serving import Pool, serve
 from replay.experiments.serve.setup import Setup, Side
@@ -185,13 +184,8 @@ def _pools(setup: Setup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, 
         used: list[Phase] = [phase] if setup.is_apart else ["prefill", "decode"]
         capacity = int(side.system.hbm.num_bytes * asked.memory)
         room = times.room(used, capacity, int(setup.drafts.count > 0))
-        if room.positions < asked.block:
-            message = (
-                f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}: "
-                f"{room.weights / GB:,.1f} GB of weights and {room.iteration / GB:,.1f} GB of "
-                f"buffers leave no cache in {room.capacity / GB:,.1f} GB of a GPU"
-            )
-            raise UserError(message)
+        where = f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}"
+        room.check(asked.block, where)
         rules = Batching(
             policy=asked.policy, cache_tokens=room.positions, block=asked.block,
             max_batched_tokens=spec.chunk * side.tp, max_requests=spec.requests * side.tp,

@@ -100,8 +100,12 @@ class Schedule(ABC):
         """Stage that makes a micro-batch's passes over a chunk."""
 
     @abstractmethod
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
+        """Give the slots of a stage, in order."""
+
     def order(self, shape: Shape) -> list[list[Slot]]:
-        """Give the slots of every stage, in order: every pass of every micro-batch once."""
+        """Give the slots of every stage: every pass of every micro-batch once."""
+        return [self.slots(shape, stage) for stage in range(shape.stages)]
 
     def refuses(self, shape: Shape) -> str:
         """Why it cannot be made for these sizes, and what is possible; nothing where it can."""

@@ -29,12 +29,9 @@ class GPipe(Straight):
     name = "gpipe"
     source = "GPipe (arXiv 1811.06965)"
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         """Micro-batches go back in the order in which they came."""
-        return [
-            [(Op(kind, stage, m),) for kind in ("F", "B") for m in range(shape.micro_batches)]
-            for stage in range(shape.stages)
-        ]
+        return [(Op(kind, stage, m),) for kind in ("F", "B") for m in range(shape.micro_batches)]
 
 
 class OneFOneB(Straight):
@@ -43,11 +40,8 @@ class OneFOneB(Straight):
     name = "1f1b"
     source = "PipeDream-Flush (arXiv 2006.09503), as in Megatron-LM (arXiv 2104.04473)"
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         """Warm-up, turns, and what is left of the backward passes."""
-        return [self._line(shape, stage).slots for stage in range(shape.stages)]
-
-    def _line(self, shape: Shape, stage: int) -> StageLine:
         line = StageLine({stage: range(shape.micro_batches)})
         ahead = min(shape.stages - 1 - stage, shape.micro_batches)
         for _ in range(ahead):
@@ -57,7 +51,7 @@ class OneFOneB(Straight):
                 line.forward(stage)
             self._back(line, stage, m)
         line.rest()
-        return line
+        return line.slots
 
     def _back(self, line: StageLine, stage: int, micro_batch: int) -> None:
         del micro_batch
