@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from replay.errors import UserError
 from replay.experiments.serve.book import ServedRun
-from replay.experiments.serve.measures import Limits, Percentiles, RunMeasures, measure
+from replay.experiments.serve.measures import Limits, Percentiles, Served, measure
 from replay.experiments.serve.requests import Requests
 from tracegen.shared.strict import Strict
 
@@ -49,7 +49,7 @@ class Capacity(Strict):
     limits: Limits
     tolerance: float
     rate_per_s: float | None
-    served: RunMeasures | None
+    served: Served | None
     tried: list[Tried]
 
 
@@ -83,7 +83,7 @@ def most(
         raise UserError(message)
     tried: list[Tried] = []
 
-    def at(rate: float) -> RunMeasures | None:
+    def at(rate: float) -> Served | None:
         """Give the run at a rate, if it keeps the limits."""
         served = measure(run(requests.at_rate(rate)), limits)
         assert served.goodput is not None
@@ -97,7 +97,7 @@ def most(
         tried.append(trial)
         return served if served.goodput.is_met else None
 
-    def found(rate: float | None, served: RunMeasures | None) -> Capacity:
+    def found(rate: float | None, served: Served | None) -> Capacity:
         return Capacity(
             limits=limits, tolerance=tolerance, rate_per_s=rate, served=served, tried=tried
         )

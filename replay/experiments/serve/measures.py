@@ -115,7 +115,7 @@ class GroupUse(Strict):
     moments: list[Moment]
 
 
-class RunMeasures(Strict):
+class Served(Strict):
     """A run.
 
     Attributes
@@ -184,7 +184,7 @@ def latencies(timeline: ServedRun) -> tuple[Ints, Ints]:
     return book.first - requests.arrival_ps, tpot
 
 
-def measure(timeline: ServedRun, limits: Limits | None = None) -> RunMeasures:
+def measure(timeline: ServedRun, limits: Limits | None = None) -> Served:
     """Measure a run.
 
     Parameters
@@ -223,7 +223,7 @@ def measure(timeline: ServedRun, limits: Limits | None = None) -> RunMeasures:
             limits=limits, share=float(kept.mean()), requests_per_s=int(kept.sum()) / seconds,
             is_met=is_met,
         )  # fmt: skip
-    return RunMeasures(
+    return Served(
         requests=len(requests), source=requests.source, num_gpus=timeline.num_gpus,
         prompt_tokens=prompts, output_tokens=outputs,
         offered_per_s=None if rate == float("inf") else rate,

@@ -15,7 +15,7 @@ from replay.errors import UserError
 from replay.experiments.serve.book import ServedRun
 from replay.experiments.serve.capacity import most
 from replay.experiments.serve.iteration import Load
-from replay.experiments.serve.measures import Limits, RunMeasures, measure, percentiles
+from replay.experiments.serve.measures import Limits, Served, measure, percentiles
 from replay.experiments.serve.requests import Requests, drawn, lengths
 from replay.experiments.serve.rules import Batching
 from replay.experiments.serve.serving import Pool, serve
@@ -45,7 +45,7 @@ def run(requests: Requests) -> ServedRun:
 
 
 @pytest.fixture(scope="module")
-def served() -> RunMeasures:
+def served() -> Served:
     return measure(run(ARRIVING), Limits(ttft_us=60_000, tpot_us=1_600))
 
 
@@ -57,7 +57,7 @@ def tokens() -> list[list[int]]:
     return [request.tokens for request in plain_serving.serve(rows, PerToken(), RULES)]
 
 
-def test_latencies(served: RunMeasures, tokens: list[list[int]]) -> None:
+def test_latencies(served: Served, tokens: list[list[int]]) -> None:
     arrival = ARRIVING.arrival_ps
     several = [times for times in tokens if len(times) > 1]
     expected = {
@@ -78,7 +78,7 @@ def test_latencies(served: RunMeasures, tokens: list[list[int]]) -> None:
     assert served.itl.max_us > served.tpot.max_us, "who is put back waits between two tokens"
 
 
-def test_throughput_and_goodput(served: RunMeasures, tokens: list[list[int]]) -> None:
+def test_throughput_and_goodput(served: Served, tokens: list[list[int]]) -> None:
     span_s = max(times[-1] for times in tokens) / 1e12
     assert served.span_us == pytest.approx(span_s * 1e6)
     assert served.output_tokens_per_s == pytest.approx(sum(map(len, tokens)) / span_s)
@@ -97,7 +97,7 @@ def test_throughput_and_goodput(served: RunMeasures, tokens: list[list[int]]) ->
     assert not served.goodput.is_met
 
 
-def test_use_over_time(served: RunMeasures) -> None:
+def test_use_over_time(served: Served) -> None:
     """Means over time are sums over requests, by Little's law."""
     (group,) = served.groups
     waited_s = served.waited.mean_us * 120 / 1e6
@@ -109,7 +109,7 @@ def test_use_over_time(served: RunMeasures) -> None:
     assert group.most_waiting > 0 and group.workers == 2
     assert len(group.moments) <= 200 and group.moments[0].time_us == 0
     assert max(moment.waiting for moment in group.moments) <= group.most_waiting
-    assert RunMeasures.model_validate_json(served.model_dump_json()) == served
+    assert Served.model_validate_json(served.model_dump_json()) == served
 
 
 @given(

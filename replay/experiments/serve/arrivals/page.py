@@ -34,10 +34,10 @@ from tracegen.shared.display.content import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.experiments.serve.measures import RunMeasures
+    from replay.experiments.serve.measures import Served
     from tracegen.shared.display.content import Item
 
-    Pairs = Sequence[tuple[ArrivalResult, RunMeasures]]
+    Pairs = Sequence[tuple[ArrivalResult, Served]]
 
 LATENCIES = {
     "ttft": "TTFT: from arrival until the first token",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
-    from replay.experiments.serve.measures import Percentiles, RunMeasures
+    from replay.experiments.serve.measures import Percentiles, Served
     from tracegen.shared.display.content import Cell
 
 US_PER_MS = 1e3
@@ -28,7 +28,7 @@ def tables(compared: ArrivalComparison) -> Group:
     return tables_group(heading(compared.base), found, notes(compared))
 
 
-def by_time(compared: ArrivalComparison) -> list[tuple[ArrivalResult, RunMeasures]]:
+def by_time(compared: ArrivalComparison) -> list[tuple[ArrivalResult, Served]]:
     """Those that served requests with what they served, in the order of the ranking."""
     return [(one, one.served) for one in compared.ranking if one.served is not None]
 
@@ -81,7 +81,7 @@ def _speed_up(compared: ArrivalComparison, result: ArrivalResult) -> float | Non
     return compared.speed_up(result.name) if math.isfinite(compared.base.headline_us) else None
 
 
-def engine_table(served: Sequence[tuple[ArrivalResult, RunMeasures]]) -> Table:
+def engine_table(served: Sequence[tuple[ArrivalResult, Served]]) -> Table:
     """What the iterations of the engine were like."""
     columns = [
         Column("scheme"),
