@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING
 from replay.errors import UserError
 
 if TYPE_CHECKING:
-    from replay.steps.plan import Plan
+    from replay.steps.plan import ParallelPlan
     from tracegen.models import ModelShape
 
 
-def chunks_of(shape: ModelShape, plan: Plan) -> list[range]:
+def chunks_of(shape: ModelShape, plan: ParallelPlan) -> list[range]:
     """Give the layers of every chunk, in the model's order.
 
     Layers and the output head, which counts as one more, are spread evenly, and what does not
     divide goes to the first chunks, one each. For 61 layers and one of multi-token prediction this
     gives what Megatron-Bridge's recipes of DeepSeek-V3 have on 4, 8 and 16 stages: 16 + 16 + 16 +
-    13, 7 x 8 + 5, and 15 x 4 + 1 layers of the decoder. `Plan.layers` says it otherwise.
+    13, 7 x 8 + 5, and 15 x 4 + 1 layers of the decoder. `ParallelPlan.layers` says it otherwise.
 
     Returns
     -------
     (pp * vpp,) layer numbers; those from ``shape.num_layers`` on are for multi-token prediction.
-    The last one, which has the head, may have no layers, and where `Plan.layers` says so the first,
-    which has the embedding.
+    The last one, which has the head, may have no layers, and where `ParallelPlan.layers` says so
+    the first, which has the embedding.
 
     Raises
     ------
     UserError
-        If there are not enough layers, or `Plan.layers` does not fit them.
+        If there are not enough layers, or `ParallelPlan.layers` does not fit them.
     """
     chunks, layers = plan.pp * plan.vpp, shape.num_layers + plan.mtp
     counts = plan.layers or _evenly(layers, chunks)

@@ -4,8 +4,8 @@ Each copy of the weights has met other tokens. Their gradients are added up in F
 (reduce-scatter), every GPU updates the part that it got, whose optimiser states it has alone, and
 the new weights are gathered in BF16 (all-gather): Megatron-LM's distributed optimiser, ZeRO's
 first stage (arXiv 1910.02054). What all GPUs of an attention group slice has ``dp * cp`` copies,
-each `tp` GPUs from the next; routed experts have `Plan.expert_dp`, each `ep` from the next. Both
-collectives follow one another, since they share the network cards.
+each `tp` GPUs from the next; routed experts have `ParallelPlan.expert_dp`, each `ep` from the next.
+Both collectives follow one another, since they share the network cards.
 
 The update is Adam's, bound by device memory.
 """
@@ -22,8 +22,8 @@ from replay.steps.stretches import replay_stretch
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.collectives.algorithm import Collective
-    from replay.steps.groups import Groups
-    from replay.steps.plan import Plan
+    from replay.steps.groups import GroupTimes
+    from replay.steps.plan import ParallelPlan
     from replay.steps.times import Cause, Ints
     from tracegen import ModelShape
 
@@ -35,14 +35,16 @@ WRITTEN_BYTES = 4 + 8 + WEIGHT_BYTES
 """Per parameter: master weight, two moments, the weight itself."""
 
 
-class Held(NamedTuple):
+class ChunkParameters(NamedTuple):
     """Parameters of a GPU: those that attention groups have, and those of routed experts."""
 
     dense: int
     experts: int
 
 
-def held(shape: ModelShape, plan: Plan, layers: range, *, first: bool, last: bool) -> Held:
+def held(
+    shape: ModelShape, plan: ParallelPlan, layers: range, *, first: bool, last: bool
+) -> ChunkParameters:
     """Count the parameters of a chunk on a GPU.
 
     Parameters
@@ -58,21 +60,23 @@ def held(shape: ModelShape, plan: Plan, layers: range, *, first: bool, last: boo
     # A head that is tied to the embedding is one more copy of its gradients.
     tied = of_embedding(shape, plan.tp) if shape.tied_embeddings and not first else 0
     dense += of_head(shape, plan.tp) + tied if last else 0
-    return Held(dense, sum(one.experts for one in counted))
+    return ChunkParameters(dense, sum(one.experts for one in counted))
 
 
-def synchronise_ps(groups: Groups, plan: Plan, of: Held) -> int:
+def synchronise_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) -> int:
     """Time in which gradients are added up over the copies of the weights."""
     return _over_copies(groups, plan, "reduce_scatter", of, GRADIENT_BYTES)
 
 
-def update_ps(groups: Groups, plan: Plan, of: Held) -> int:
+def update_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) -> int:
     """Time in which the optimiser updates weights, and copies get them."""
     own = -(-of.dense // (plan.dp * plan.cp)) - (-of.experts // plan.expert_dp)
     return _adam_ps(groups.system, own) + _over_copies(groups, plan, "all_gather", of, WEIGHT_BYTES)
 
 
-def _over_copies(groups: Groups, plan: Plan, what: Collective, of: Held, nbytes: int) -> int:
+def _over_copies(
+    groups: GroupTimes, plan: ParallelPlan, what: Collective, of: ChunkParameters, nbytes: int
+) -> int:
     dense = groups.collective_ps(what, of.dense * nbytes, plan.dp * plan.cp, plan.tp)
     return dense + groups.collective_ps(what, of.experts * nbytes, plan.expert_dp, plan.ep)
 

@@ -29,7 +29,7 @@ SUMS_OF_LOSS = 3 * 4  # bytes per token and GPU: maximum, sum and own score, FP3
 
 
 @dataclass(frozen=True)
-class Ends:
+class EndKernels:
     """Kernels of embedding and head, on every GPU.
 
     Attributes

@@ -9,11 +9,13 @@ from replay.steps.chunks import chunks_of
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.steps.plan import Plan
+    from replay.steps.plan import ParallelPlan
     from tracegen.models import ModelShape
 
 
-def check(plan: Plan, shape: ModelShape, system: System, sequence: int | None = None) -> None:
+def check(
+    plan: ParallelPlan, shape: ModelShape, system: System, sequence: int | None = None
+) -> None:
     """Refuse a plan that does not suit a model and a system.
 
     The vocabulary need not be divisible by tp: frameworks pad it.
@@ -51,7 +53,7 @@ def check(plan: Plan, shape: ModelShape, system: System, sequence: int | None = 
         raise UserError(message)
 
 
-def check_model(plan: Plan, shape: ModelShape) -> None:
+def check_model(plan: ParallelPlan, shape: ModelShape) -> None:
     """Refuse a plan that does not suit a model.
 
     Raises
@@ -78,7 +80,7 @@ def check_model(plan: Plan, shape: ModelShape) -> None:
     chunks_of(shape, plan)
 
 
-def _divides(plan: Plan, shape: ModelShape, name: str, what: str, count: int) -> None:
+def _divides(plan: ParallelPlan, shape: ModelShape, name: str, what: str, count: int) -> None:
     size = getattr(plan, name)
     if count % size:
         message = (

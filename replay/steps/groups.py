@@ -27,7 +27,7 @@ from replay.model.collectives.nccl import NCCL
 from replay.model.collectives.pair_rules import rules_on
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
-from replay.steps.times import Hop
+from replay.steps.times import StageHop
 
 if TYPE_CHECKING:
     from hwmodel.quantity import Quantity
@@ -43,7 +43,7 @@ FEW_BYTES = 256
 
 
 @dataclass(frozen=True)
-class Groups:
+class GroupTimes:
     """Times of collectives and messages on a system, each replayed once."""
 
     system: System
@@ -80,7 +80,7 @@ class Groups:
         machine.kernel(machine.mark(machine.ranks))
         return schedule(machine.graph.build()).makespan_ps
 
-    def hop(self, nbytes: int, distance: int, *, crosses: bool) -> Hop:
+    def hop(self, nbytes: int, distance: int, *, crosses: bool) -> StageHop:
         """A message to the GPU `distance` further on, while all others send theirs.
 
         Parameters
@@ -90,7 +90,7 @@ class Groups:
         """
         whole = self._message_ps(nbytes, distance, crosses=crosses)
         latency = self._message_ps(FEW_BYTES, distance, crosses=crosses)
-        return Hop(duration_ps=max(0, whole - latency), latency_ps=latency)
+        return StageHop(duration_ps=max(0, whole - latency), latency_ps=latency)
 
     def _message_ps(self, nbytes: int, distance: int, *, crosses: bool) -> int:
         domain = self.system.fabric.gpus_per_domain

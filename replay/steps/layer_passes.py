@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,9 +17,8 @@ from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.context import Context
 from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.ep.staged import StagedScheme
-from replay.steps.moe import MoePart, replay_moe
-from replay.steps.stretches import Add, Stretch, replay_stretch
-from replay.steps.times import PartTimes, Timed
+from replay.steps.stretches import Add, MoePart, Stretch, replay_moe, replay_stretch
+from replay.steps.times import PassTimes, Timed
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -77,7 +76,7 @@ class LayerPasses:
 
     # ---- layers with experts ---------------------------------------------------------------------
 
-    def moe(self, forward: ChainLink, backward: ChainLink, *, is_mtp: bool = False) -> PartTimes:
+    def moe(self, forward: ChainLink, backward: ChainLink, *, is_mtp: bool = False) -> PassTimes:
         """Replay a layer with routed experts.
 
         Parameters
@@ -100,10 +99,10 @@ class LayerPasses:
 
         both = self._beside(forward, backward)
         if not self.splits:
-            return PartTimes(ahead, back(backward, "with"), beside=both)
+            return PassTimes(ahead, back(backward, "with"), beside=both)
         work = backward.work().putting_off_weights()
         inputs = dataclasses.replace(backward, work=lambda: work)
-        return PartTimes(
+        return PassTimes(
             ahead,
             back(backward, "with"),
             back(inputs, "put off"),
@@ -132,7 +131,9 @@ class LayerPasses:
         if part.is_held_up and np.any(own.lead.ps > np.asarray(before.lead.ps)):
             # Layer after layer hosts get further ahead, as long as nothing stops them.
             part = self._met(link, own.lead)
-        return meeting(own.causes, part, self._tiled)
+        exchange, met = self._tiled(part.exchange), self._tiled(part.met)
+        causes = _added(own.causes, {"experts": met - exchange, "exchange": exchange})
+        return Timed(_sum(own.causes), met, causes)
 
     def _met(self, link: ChainLink, lead: Time) -> MoePart:
         """The MoE part, with hosts ahead by `lead` (rank,)."""
@@ -251,7 +252,7 @@ class LayerPasses:
 
     # ---- layers without experts ------------------------------------------------------------------
 
-    def dense(self, lead: Time = NO_TIME) -> PartTimes:
+    def dense(self, lead: Time = NO_TIME) -> PassTimes:
         """Replay a layer without routed experts, hosts being ahead of their GPUs by `lead`."""
         ahead = self._dense_pass("with", lead, is_backward=False)
 
@@ -261,8 +262,8 @@ class LayerPasses:
             return behind_forward(ahead, found) if again else found
 
         if not self.splits:
-            return PartTimes(ahead, back("with"))
-        return PartTimes(ahead, back("with"), back("put off"), back("alone"))
+            return PassTimes(ahead, back("with"))
+        return PassTimes(ahead, back("with"), back("put off"), back("alone"))
 
     def _dense_pass(self, weights: Weights, lead: Time, *, is_backward: bool) -> Timed:
         selective = self.recompute == "selective" and is_backward and weights != "alone"
@@ -289,19 +290,6 @@ def alone(causes: Mapping[Cause, Ints]) -> Timed:
     """A pass in which GPUs do not meet."""
     own = _sum(causes)
     return Timed(own, np.zeros_like(own), causes)
-
-
-def meeting(own: Mapping[Cause, Ints], part: MoePart, tiled: Callable[[Ints], Ints]) -> Timed:
-    """A pass in which GPUs meet before its MoE part.
-
-    Parameters
-    ----------
-    tiled
-        Gives times of the part's ranks for all GPUs.
-    """
-    exchange, met = tiled(part.exchange), tiled(part.met)
-    causes = _added(own, {"experts": met - exchange, "exchange": exchange})
-    return Timed(_sum(own), met, causes)
 
 
 def behind_forward(ahead: Timed, back: Timed) -> Timed:

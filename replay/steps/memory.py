@@ -13,7 +13,7 @@ from hwmodel.units import ceil_div
 from replay.errors import RefusedError, UserError
 from replay.steps import activations, fitting, parameters
 from replay.steps.chunks import chunks_of
-from replay.steps.plan import Plan
+from replay.steps.plan import ParallelPlan
 from replay.steps.recipes import BF16, FP32, weight_bytes
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class StageMemory:
 
 def stages(
     shape: ModelShape,
-    plan: Plan,
+    plan: ParallelPlan,
     recipe: Recipe,
     sequence: int,
     kept: Sequence[Kept],
@@ -154,7 +154,10 @@ def _ends(shape: ModelShape, tp: int, has_embedding: bool | int, has_head: bool 
 
 
 def require(
-    shape: ModelShape, plan: Plan, system: System, needs: Callable[[Plan], list[StageMemory]]
+    shape: ModelShape,
+    plan: ParallelPlan,
+    system: System,
+    needs: Callable[[ParallelPlan], list[StageMemory]],
 ) -> list[StageMemory]:
     """Refuse a plan that does not fit the GPUs of a system.
 
@@ -190,7 +193,10 @@ def require(
 
 
 def _advice(
-    shape: ModelShape, plan: Plan, room: int, needs: Callable[[Plan], list[StageMemory]]
+    shape: ModelShape,
+    plan: ParallelPlan,
+    room: int,
+    needs: Callable[[ParallelPlan], list[StageMemory]],
 ) -> str:
     """Which change of one or two sizes fits, or needs least."""
     tried: list[tuple[int, str]] = []
@@ -199,7 +205,7 @@ def _advice(
         if {"pp", "vpp"} & change.keys():
             sizes.pop("layers", None)  # of other chunks
         try:
-            other = Plan(**{**sizes, **change})
+            other = ParallelPlan(**{**sizes, **change})
             fitting.check_model(other, shape)
             most = max(stage.total for stage in needs(other))
         except UserError:
@@ -214,7 +220,7 @@ def _advice(
     return f"no change of one size fits; least needs {min(tried)[1]}"
 
 
-def _changes(plan: Plan) -> Iterator[dict[str, int | str]]:
+def _changes(plan: ParallelPlan) -> Iterator[dict[str, int | str]]:
     """Sizes that take less memory, with as many GPUs and sequences of a step."""
     if plan.recompute == "none":
         yield {"recompute": "selective"}

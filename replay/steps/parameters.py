@@ -178,18 +178,25 @@ def flop_per_token(shape: ModelShape, sequence: int, *, mtp: int = 0) -> int:
     mtp
         Layers of multi-token prediction that are trained; each runs the output head once more.
     """
-    weights = sum(multiplied(shape, layer) for layer in range(shape.num_layers + mtp))
+    weights = sum(multiplied(shape, shape.num_layers + mtp))
     weights += (1 + mtp) * of_embedding(shape)  # the head's GEMM, tied or not
     products = (shape.num_layers + mtp) * (shape.num_heads or 0) * sum(key_and_value(shape))
     return 3 * (2 * weights + sequence * products)
 
 
-def multiplied(shape: ModelShape, number: int) -> int:
-    """Count the weights of a layer that a token is multiplied with."""
+def multiplied(shape: ModelShape, layers: int) -> list[int]:
+    """Count the weights of each of so many layers that a token is multiplied with."""
     bare = shape.model_copy(update={"biases": (), "expert_bias": False})
-    layer = of_layer(bare, number)
-    chosen = layer.experts - of_idle(bare) if layer.experts else 0
-    return layer.attention + layer.dense + layer.gate + layer.shared + chosen
+    known: dict[tuple[bool, bool], int] = {}
+    found = []
+    for number in range(layers):
+        kind = number in shape.dense_layers, number >= shape.num_layers
+        if kind not in known:
+            layer = of_layer(bare, number)
+            idle = of_idle(bare) if layer.experts else 0
+            known[kind] = layer.total - layer.norms - idle
+        found.append(known[kind])
+    return found
 
 
 def _attention(shape: ModelShape, tp: int) -> tuple[int, int]:

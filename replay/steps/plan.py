@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from replay.errors import UserError, shown, unknown
-from tracegen.shared.strict import StrictDocument
+from replay.experiments.base.spec import Spec
 
 Recompute = Literal["none", "selective", "full"]
 """What of a forward pass is done again in the backward pass, in place of kept: nothing; what costs
@@ -28,7 +28,7 @@ MOST_CHUNKS = 1 << 12
 """Likewise, chunks of a model."""
 
 
-class Plan(StrictDocument):
+class ParallelPlan(Spec):
     """Sizes of a parallel plan.
 
     Raises
@@ -54,8 +54,9 @@ class Plan(StrictDocument):
     def __init__(self, **sizes: Any) -> None:
         try:
             super().__init__(**sizes)
-        except ValidationError as error:
-            raise _mistake(error) from None
+        except UserError as error:
+            message = f"plan: {error}"
+            raise UserError(message) from None
         for what, count, most in (
             ("GPUs", self.num_gpus, MOST_GPUS),
             ("chunks (pp x vpp)", self.pp * self.vpp, MOST_CHUNKS),
@@ -117,7 +118,7 @@ def parse(text: str) -> dict[str, Any]:
 
     Returns
     -------
-    What `Plan` takes, and which it checks.
+    What `ParallelPlan` takes, and which it checks.
 
     Raises
     ------
@@ -130,8 +131,8 @@ def parse(text: str) -> dict[str, Any]:
         if not equals:
             message = f"plan: {shown(part)} is not a size as tp=8; {shown(text)}"
             raise UserError(message)
-        if name not in Plan.model_fields:
-            raise unknown("size of a plan", name, Plan.model_fields)
+        if name not in ParallelPlan.model_fields:
+            raise unknown("size of a plan", name, ParallelPlan.model_fields)
         if name in sizes:
             message = f"plan: {name} is given twice"
             raise UserError(message)
@@ -166,17 +167,5 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _fits(ep: int, plan: Plan) -> bool:
+def _fits(ep: int, plan: ParallelPlan) -> bool:
     return plan.per_stage % ep == 0 and max(ep, plan.tp * plan.cp) % (plan.tp * plan.cp) == 0
-
-
-def _mistake(error: ValidationError) -> UserError:
-    first = error.errors(include_url=False)[0]
-    word, given = str(first["loc"][0]), first["input"]
-    if first["type"] == "extra_forbidden":
-        return unknown("size of a plan", word, Plan.model_fields)
-    if first["type"] == "greater_than_equal":
-        return UserError(f"plan: {word} must be at least {first['ctx']['ge']}, not {given}")
-    if first["type"] == "literal_error":
-        return UserError(f"plan: {word} = {shown(given)}: possible are {first['ctx']['expected']}")
-    return UserError(f"plan: {word} = {shown(given)}: {first['msg'].lower()}")

@@ -18,9 +18,9 @@ from replay.experiments.layer.replay import check_all
 from replay.experiments.layer.setup import Setup, set_up, spec_of
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.parameters import left_out
-from replay.steps.routing import Routing
+from replay.steps.routing import DrawnRouting
 from replay.steps.shared import Shared
-from replay.steps.times import PartTimes, StepTimes
+from replay.steps.times import PassTimes, StepTimes
 from tracegen.generate import generate
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from replay.chains.replay import Replay
     from replay.schemes import Scheme
     from replay.steps.layer_passes import Pairing
-    from replay.steps.plan import Plan
+    from replay.steps.plan import ParallelPlan
     from replay.steps.times import Ints
     from tracegen import ModelShape, RoutingTrace
 
@@ -77,11 +77,11 @@ class StepReplays:
 
     shape: ModelShape
     system: System
-    plan: Plan
+    plan: ParallelPlan
     sequence: int
     precision: str
     trace: RoutingTrace | None = None
-    routing: Routing = field(default_factory=Routing)
+    routing: DrawnRouting = field(default_factory=DrawnRouting)
     layers: int = 2
     samples: int = 1
     sample_nodes: int | None = None
@@ -210,20 +210,20 @@ class StepReplays:
         links = {(one.step, one.is_backward, one.layer_index): one for one in ready.links}
         return ready, links
 
-    def _layers(self, passes: LayerPasses, links: Links) -> list[list[PartTimes]]:
+    def _layers(self, passes: LayerPasses, links: Links) -> list[list[PassTimes]]:
         dense = passes.dense() if self.shape.dense_layers else None
         if self._places is None:
             self._places = tuple(self._stand_ins(links, s) for s in range(self.samples))
         return [self._sample(passes, links, sample, dense) for sample in range(self.samples)]
 
     def _sample(
-        self, passes: LayerPasses, links: Links, sample: int, dense: PartTimes | None
-    ) -> list[PartTimes]:
+        self, passes: LayerPasses, links: Links, sample: int, dense: PassTimes | None
+    ) -> list[PassTimes]:
         """Passes over all layers, with one sample of routing."""
         assert self._places is not None
         stands_for, shape = self._places[sample], self.shape
-        known: dict[tuple[int, bool], PartTimes] = {}
-        layers: list[PartTimes] = []
+        known: dict[tuple[int, bool], PassTimes] = {}
+        layers: list[PassTimes] = []
         place = 0
         for layer in range(shape.num_layers + self.plan.mtp):
             if layer in shape.dense_layers:

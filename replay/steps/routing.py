@@ -11,7 +11,7 @@ from tracegen.generate import GENERATORS
 
 
 @dataclass(frozen=True)
-class Routing:
+class DrawnRouting:
     """What is generated.
 
     Attributes
@@ -24,7 +24,7 @@ class Routing:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parse(text: str) -> Routing:
+def parse(text: str) -> DrawnRouting:
     """Read a kind of routing with its parameters: ``zipf:skew=0.6``, or ``zipf:0.6`` for short.
 
     Raises
@@ -49,4 +49,4 @@ def parse(text: str) -> Routing:
                 f"routing {text}: expected a kind with numbers, such as zipf:skew=0.6, or zipf:0.6"
             )
             raise UserError(message) from None
-    return Routing(kind, parameters)
+    return DrawnRouting(kind, parameters)

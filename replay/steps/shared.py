@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,25 +15,22 @@ from replay.model.work.context import Context
 from replay.model.work.transformer_layer import Sizes
 from replay.steps.chunks import chunks_of
 from replay.steps.copies import held, synchronise_ps, update_ps
-from replay.steps.ends import Ends
-from replay.steps.groups import Groups
+from replay.steps.ends import EndKernels
+from replay.steps.groups import GroupTimes
 from replay.steps.layer_passes import alone
+from replay.steps.recipes import BF16
 from replay.steps.stretches import replay_stretch
-from replay.steps.times import Hop, PartTimes, Timed
+from replay.steps.times import PassTimes, StageHop, Timed
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.collectives.algorithm import Collective
-    from replay.model.compute.dense_kernels import Weights
     from replay.model.compute.slices import Group
     from replay.model.machine.machine import Machine
-    from replay.steps.copies import Held
-    from replay.steps.plan import Plan
-    from replay.steps.stretches import Add
+    from replay.steps.copies import ChunkParameters
+    from replay.steps.plan import ParallelPlan
     from replay.steps.times import Cause, Ints
     from tracegen import ModelShape
-
-BF16 = 2  # bytes of a value that a stage hands on
 
 Chunk = tuple[int, int]
 """Number of a chunk's first layer, and of the one past its last."""
@@ -54,7 +52,7 @@ class Shared:
 
     shape: ModelShape
     system: System
-    plan: Plan
+    plan: ParallelPlan
     sequence: int
     precision: str
     splits_backward: bool = False
@@ -62,9 +60,9 @@ class Shared:
     # ---- dense parts -----------------------------------------------------------------------------
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> GroupTimes:
         """Collectives of the plan's groups."""
-        return Groups(self.system)
+        return GroupTimes(self.system)
 
     @cached_property
     def slices(self) -> Slices:
@@ -95,43 +93,36 @@ class Shared:
     # ---- ends ------------------------------------------------------------------------------------
 
     @cached_property
-    def embedding(self) -> PartTimes:
+    def embedding(self) -> PassTimes:
         """The embedding, of the decoder's tokens and of those of multi-token prediction."""
-
-        def of(*, is_backward: bool) -> Timed:
-            def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
-                return {"head": self._ends.embedding(machine, after, is_backward=is_backward)}
-
-            return self._each_prediction(add)
-
-        ahead, back = of(is_backward=False), of(is_backward=True)
+        run = self._ends.embedding
+        ahead, back = self._end(run, is_backward=False), self._end(run, is_backward=True)
         if not self.splits_backward:
-            return PartTimes(ahead, back)
+            return PassTimes(ahead, back)
         # Nothing lies before an embedding: its gradient is that of weights.
         none = alone({"head": np.zeros(self.plan.peers, np.int64)})
-        return PartTimes(ahead, back, none, back)
+        return PassTimes(ahead, back, none, back)
 
     @cached_property
-    def head(self) -> PartTimes:
+    def head(self) -> PassTimes:
         """The output head with its loss, once for every prediction of a token."""
-
-        def of(weights: Weights = "with", *, is_backward: bool = True) -> Timed:
-            def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
-                end = self._ends.head(machine, after, is_backward=is_backward, weights=weights)
-                return {"head": end}
-
-            return self._each_prediction(add)
-
-        ahead, back = of(is_backward=False), of()
+        run = self._ends.head
+        ahead, back = self._end(run, is_backward=False), self._end(run, is_backward=True)
         if not self.splits_backward:
-            return PartTimes(ahead, back)
-        return PartTimes(ahead, back, of("put off"), of("alone"))
+            return PassTimes(ahead, back)
+        inputs = self._end(run, is_backward=True, weights="put off")
+        return PassTimes(ahead, back, inputs, self._end(run, is_backward=True, weights="alone"))
 
     @cached_property
-    def _ends(self) -> Ends:
-        return Ends(self.shape, self.precision, self.slices, self.context.tokens)
+    def _ends(self) -> EndKernels:
+        return EndKernels(self.shape, self.precision, self.slices, self.context.tokens)
 
-    def _each_prediction(self, add: Add) -> Timed:
+    def _end(self, run: Callable[..., Ints], **how: Any) -> Timed:
+        """Replay kernels of an end, once for every prediction of a token."""
+
+        def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            return {"head": run(machine, after, **how)}
+
         found = replay_stretch(self.system, self.plan.peers, add)
         times = 1 + self.plan.mtp
         return alone({cause: times * each for cause, each in found.causes.items()})
@@ -139,7 +130,7 @@ class Shared:
     # ---- between stages, and between copies ------------------------------------------------------
 
     @cached_property
-    def hop(self) -> Hop:
+    def hop(self) -> StageHop:
         """Rows of a micro-batch to the next stage.
 
         Stages follow one another on the GPUs. Where not all fit in an NVLink domain, hops are
@@ -147,7 +138,7 @@ class Shared:
         """
         plan = self.plan
         if plan.pp == 1:
-            return Hop(0, 0)
+            return StageHop(0, 0)
         nbytes = plan.tokens_per_gpu(self.sequence) * self.shape.hidden * BF16
         crosses = plan.num_gpus > self.system.fabric.gpus_per_domain
         return self.groups.hop(nbytes, plan.per_stage, crosses=crosses)
@@ -165,7 +156,7 @@ class Shared:
         return {chunk: update_ps(self.groups, self.plan, of) for chunk, of in self._held.items()}
 
     @cached_property
-    def _held(self) -> dict[Chunk, Held]:
+    def _held(self) -> dict[Chunk, ChunkParameters]:
         chunks = chunks_of(self.shape, self.plan)
         return {
             (one.start, one.stop): held(

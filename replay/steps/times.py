@@ -56,7 +56,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class PartTimes:
+class PassTimes:
     """Passes over a part of the model: a layer, or what lies before the first or behind the last.
 
     Attributes
@@ -79,7 +79,7 @@ class PartTimes:
 
 
 @dataclass(frozen=True)
-class Hop:
+class StageHop:
     """A message from a stage to the next: time that it holds the sender's port, and latency."""
 
     duration_ps: int
@@ -93,7 +93,7 @@ class StepTimes:
     Attributes
     ----------
     num_ranks
-        GPUs that meet: one group of experts on one stage (`Plan.peers`).
+        GPUs that meet: one group of experts on one stage (`ParallelPlan.peers`).
     layers
         Passes over the layers of the model, in order, by sample of routing: ``layers[s][l]``.
         Micro-batch m has the routing of sample ``m % len(layers)``.
@@ -109,9 +109,9 @@ class StepTimes:
     """
 
     num_ranks: int
-    layers: Sequence[Sequence[PartTimes]]
-    embedding: PartTimes
-    head: PartTimes
-    hop: Hop
+    layers: Sequence[Sequence[PassTimes]]
+    embedding: PassTimes
+    head: PassTimes
+    hop: StageHop
     synchronise: Mapping[tuple[int, int], int] = field(default_factory=dict)
     update: Mapping[tuple[int, int], int] = field(default_factory=dict)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
-from replay.experiments.serve.iteration import IterationTimes, Load, Piece
+from replay.experiments.serve.iteration import Load, PromptPiece
 from replay.experiments.serve.rules import NO_DRAFTS, Batching, Drafts
 
 
@@ -156,7 +157,7 @@ class Worker:
             len(decoding),
             self.queries,
             sum(request.cached for request in decoding),
-            tuple(Piece(r.planned, r.cached) for r in planned if not r.is_decoding),
+            tuple(PromptPiece(r.planned, r.cached) for r in planned if not r.is_decoding),
         )
 
     def end(self, now: int) -> None:
@@ -182,10 +183,10 @@ class Worker:
 
 def serve(
     arrivals: Sequence[tuple[int, int, int]],
-    times: IterationTimes,
+    times: Any,
     rules: Batching,
     *,
-    decode: tuple[IterationTimes, Batching] | None = None,
+    decode: tuple[Any, Batching] | None = None,
     handover_ps: Callable[[int], int] = lambda tokens: 0,
     router: str = "round-robin",
     drafts: Drafts = NO_DRAFTS,

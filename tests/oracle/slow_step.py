@@ -10,7 +10,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
-from replay.steps.times import PartTimes, StepTimes, Timed
+from replay.steps.times import PassTimes, StepTimes, Timed
 
 
 class Step(NamedTuple):
@@ -52,7 +52,7 @@ def run(schedule: Schedule, shape: Shape, times: StepTimes, chunks: Sequence[ran
                 peers[stage][rank] += last - clock[rank]
                 clock[rank] = last + int(timed.met[rank])
 
-    def part(op: Op, number: int) -> PartTimes:
+    def part(op: Op, number: int) -> PassTimes:
         if number == -1:
             return times.embedding
         if number == len(times.layers[0]):

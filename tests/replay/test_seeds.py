@@ -62,7 +62,10 @@ def asked_for(what: str) -> Callable[[int], list[int]]:
 
 def served_routing(seed: int) -> list[int]:
     trace, _ = (
-        Setup.of(SERVED.changed(seed=seed)).times["decode"].decode.routing.of_size(16, "decode")
+        Setup.of(SERVED.changed(seed=seed))
+        .times["decode"]
+        .layers["decode"]
+        .routing.of_size(16, "decode")
     )
     return list(trace.expert_ids.ravel().tolist())
 

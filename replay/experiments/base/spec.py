@@ -71,6 +71,25 @@ SYSTEM: Any = Field(
     DEFAULT_SYSTEM, description="A name of `moereplay hardware list`, or a TOML file."
 )
 
+TRACE: Any = Field(
+    None, description="Recorded routing: a file, a URL, or a name of `moereplay trace list`."
+)
+ROUTING: Any = Field(
+    "uniform",
+    description="Drawn routing where there is no trace: a kind of `moereplay trace generate`, with "
+    "parameters, zipf:skew=0.6, or its skew, zipf:0.6.",
+)
+PRECISION: Any = Field(
+    None,
+    description="Number type of GEMMs and rows, bf16, fp8 (with bf16 rows back) or fp32 [the "
+    "model's own].",
+)
+SAMPLE_NODES: Any = Field(
+    None,
+    description="Replay so many of the nodes in full, the busiest first, and of others what these "
+    "take part in.",
+)
+
 
 class Spec(BaseModel):
     """Settings of one result.

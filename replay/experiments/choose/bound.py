@@ -20,7 +20,7 @@ from replay.steps.chunks import chunks_of
 from replay.steps.parameters import key_and_value, multiplied, of_embedding
 
 if TYPE_CHECKING:
-    from replay.steps.plan import Plan
+    from replay.steps.plan import ParallelPlan
     from tracegen.models import ModelShape
 
 FORWARD, BOTH, INPUTS, WEIGHTS = "F", "B", "I", "W"
@@ -35,7 +35,7 @@ class _Stage(NamedTuple):
 
 
 def least_us(
-    shape: ModelShape, plan: Plan, schedule: str, sequence: int, peak_tflop_per_s: float
+    shape: ModelShape, plan: ParallelPlan, schedule: str, sequence: int, peak_tflop_per_s: float
 ) -> float:
     """Give the bound in microseconds.
 
@@ -65,21 +65,11 @@ def least_us(
     return longest * plan.tokens_per_gpu(sequence) / peak_tflop_per_s / 1e6
 
 
-def _chunks(shape: ModelShape, plan: Plan, sequence: int) -> tuple[list[int], list[int]]:
+def _chunks(shape: ModelShape, plan: ParallelPlan, sequence: int) -> tuple[list[int], list[int]]:
     """Operations of a token on the way forward by chunk: with weights, and of attention alone."""
-    kinds = {layer: layer in shape.dense_layers for layer in range(shape.num_layers + plan.mtp)}
-    of_kind: dict[tuple[bool, bool], int] = {}
     attention = sequence * (shape.num_heads or 0) * sum(key_and_value(shape))
-    chunks = chunks_of(shape, plan)
-    products: list[int] = []
-    for layers in chunks:
-        total = 0
-        for layer in layers:
-            key = kinds[layer], layer >= shape.num_layers
-            if key not in of_kind:
-                of_kind[key] = 2 * multiplied(shape, layer)
-            total += of_kind[key]
-        products.append(total)
+    weights, chunks = multiplied(shape, shape.num_layers + plan.mtp), chunks_of(shape, plan)
+    products = [2 * sum(weights[layers.start : layers.stop]) for layers in chunks]
     products[-1] += 2 * (1 + plan.mtp) * of_embedding(shape)
     return products, [len(layers) * attention for layers in chunks]
 

@@ -16,6 +16,7 @@ from replay.experiments.train.experiment import run
 from replay.experiments.train.setup import CODE
 from replay.experiments.train.spec import TrainSpec
 from replay.schemes.registry import find
+from replay.steps.memory import GIB
 from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from replay.experiments.train.result import TrainResult
     from replay.schemes.outside import AllowCode
     from tracegen.models import ModelShape
-
-GIB = 1 << 30
 
 
 class Cost(Strict):
@@ -78,6 +77,11 @@ class Candidate:
     sizes: Sizes
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """All of it, as plain values."""
+        return {**self.spec.settings(), "sizes": dict(self.sizes)}
+
+    @property
     def label(self) -> str:
         """Sizes in a line."""
         return ", ".join(f"{name} {value}" for name, value in self.sizes) or str(self.spec.model)
@@ -126,7 +130,7 @@ class StepTask:
         scheme = find(one.spec.scheme, allow_code=False)  # `make_task` executed it
         return {
             "code": [code_identity(), code_of(CODE)],
-            "candidate": {**one.spec.model_dump(mode="json"), "model": one.shape().sizes()},
+            "candidate": {**one.settings, "model": one.shape().sizes()},
             "system": _system(str(one.spec.system), tuple(one.spec.overrides.items())).describe(),
             "scheme": {"options": dataclasses.asdict(scheme.options), "code": scheme.code},
         }

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from replay.errors import UserError
-from replay.experiments.choose.space import NUMBERS, PLAN_AXES, values
-from replay.experiments.train.memory import memory_of
+from replay.experiments.choose.space import PLAN_AXES, values
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.steps.fitting import check
-from replay.steps.plan import Plan
+from replay.steps.plan import ParallelPlan, Recompute
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -31,7 +29,7 @@ GPUS, BATCH = "sizes do not divide the GPUs", "sequences of a step do not divide
 PLAN, SCHEDULE, MEMORY = "does not suit the model", "not with the schedule", "too large for a GPU"
 
 
-def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter[str]]:
+def plans(space: Space, system: System) -> tuple[list[tuple[ParallelPlan, str]], Counter[str]]:
     """Give plans with names of schedules that have as many GPUs as a system, for any model.
 
     Returns
@@ -48,7 +46,7 @@ def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter
     if number > MOST_PLANS:
         message = f"{number:,} plans on {system.name}; at most {MOST_PLANS:,} can be looked at"
         raise UserError(message)
-    found: list[tuple[Plan, str]] = []
+    found: list[tuple[ParallelPlan, str]] = []
     left_out: Counter[str] = Counter()
     for chosen in itertools.product(*axes.values()):
         sizes = dict(zip(axes, chosen, strict=True))
@@ -62,7 +60,7 @@ def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter
             left_out[BATCH] += 1
             continue
         try:
-            plan = Plan(dp=dp, micro_batches=micro_batches, mtp=space.mtp, **sizes)
+            plan = ParallelPlan(dp=dp, micro_batches=micro_batches, mtp=space.mtp, **sizes)
         except UserError:
             left_out[PLAN] += 1
             continue
@@ -74,7 +72,12 @@ def plans(space: Space, system: System) -> tuple[list[tuple[Plan, str]], Counter
 
 
 def refused(
-    plan: Plan, schedule: Schedule, shape: ModelShape, system: System, recipe: Recipe, sequence: int
+    plan: ParallelPlan,
+    schedule: Schedule,
+    shape: ModelShape,
+    system: System,
+    recipe: Recipe,
+    sequence: int,
 ) -> str:
     """Why a model cannot be trained with a plan; nothing where it can.
 
@@ -82,41 +85,30 @@ def refused(
     """
     try:
         check(plan, shape, system, sequence)
-        needed = memory_of(shape, plan, system, schedule, recipe, sequence, must_fit=False)
+        needed = schedule.memory(shape, plan, system, recipe, sequence, must_fit=False)
     except UserError:
         return PLAN
     return MEMORY if max(one.total for one in needed) > system.hbm.num_bytes else ""
 
 
-def text_of(plan: Plan) -> str:
+def text_of(plan: ParallelPlan) -> str:
     """Give a plan as `replay.steps.plan.parse` reads it, without what is 1 or not asked for."""
     given = plan.model_dump(mode="json", exclude_defaults=True)
     return ",".join(f"{name}={value}" for name, value in given.items()) or "tp=1"
 
 
 def _values(name: str, space: Space, system: System) -> list[Any]:
-    axis = space.plan.get(name)
-    if axis is None:
-        return ["1f1b" if name == "schedule" else "none" if name == "recompute" else 1]
-    found = values(name, axis)
-    if found is not None:
-        if name == "schedule":
-            found = [registry.find(one).name for one in found]
-        return found
+    """Values of an axis: where all are asked for, powers of two, of GPUs those that divide them."""
+    usual = {"schedule": "1f1b", "recompute": "none"}.get(name, 1)
+    found = values(name, space.plan.get(name, usual))
     if name == "schedule":
-        return list(registry.SCHEDULES)
+        return [registry.find(one).name for one in found or registry.SCHEDULES]
+    if found is not None:
+        return found
     if name == "recompute":
-        return ["none", "selective", "full"]
-    assert name in NUMBERS
-    return list(_all(name, system))
-
-
-def _all(name: str, system: System) -> Iterator[int]:
-    """Powers of two, and for GPUs whatever divides them."""
-    domain = min(system.fabric.gpus_per_domain, system.num_gpus)
-    if name in ("tp", "pp", "ep"):
-        whole = domain if name == "tp" else system.num_gpus
-        yield from (n for n in range(1, whole + 1) if whole % n == 0 and n & (n - 1) == 0)
-    else:
-        most = {"cp": MOST_SLICES, "vpp": MOST_CHUNKS, "micro_batch": MOST_BATCH}[name]
-        yield from (n for n in range(1, most + 1) if n & (n - 1) == 0)
+        return list(get_args(Recompute))
+    gpus, domain = system.num_gpus, min(system.fabric.gpus_per_domain, system.num_gpus)
+    sizes = {"cp": MOST_SLICES, "vpp": MOST_CHUNKS, "micro_batch": MOST_BATCH}
+    whole = {"tp": domain, "pp": gpus, "ep": gpus, **sizes}[name]
+    powers = (1 << n for n in range(whole.bit_length()))
+    return [one for one in powers if name in sizes or whole % one == 0]

@@ -26,6 +26,8 @@ from replay.experiments.base.spec import (
     MOST,
     OPTIONS,
     OVERRIDES,
+    PRECISION,
+    SAMPLE_NODES,
     SYSTEM,
     Count,
     Options,
@@ -88,12 +90,7 @@ class RunSpec(Spec):
         ge=2,
         description="With --barrier: replay so many of the layers, and estimate the whole.",
     )
-    sample_nodes: int | None = Field(
-        None,
-        ge=1,
-        description="Replay so many of the nodes in full, the busiest first, and of others "
-        "what these take part in.",
-    )
+    sample_nodes: Count | None = SAMPLE_NODES
     compare_barrier: bool = Field(
         False,
         description="Of chained layers, also find the time with a barrier after each, unless "
@@ -115,11 +112,7 @@ class RunSpec(Spec):
         description="GPUs that share each routed expert, neighbours with a slice of its inner "
         "width each: tensor parallelism inside expert parallelism.",
     )
-    precision: NumberType | None = Field(
-        None,
-        description="Number type of GEMMs and rows, bf16, fp8 (with bf16 rows back) or fp32 "
-        "[the model's own].",
-    )
+    precision: NumberType | None = PRECISION
     gemm_type: NumberType | None = Field(
         None, description="Number type of the experts' GEMMs, where precision has another."
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.errors import UserError
-from replay.experiments.serve.iteration import Load, Piece
+from replay.experiments.serve.iteration import Load, PromptPiece
 from replay.experiments.serve.requests import lengths_of
 from replay.experiments.serve.times import SPENT
 
@@ -145,20 +145,20 @@ def prefill(times: ReplayedTimes, prompts: Sequence[Ints], chunk: int) -> Prefil
     return Prefilled(spending, [np.array(ends, np.int64) for _, ends in found], tokens)
 
 
-def cut_up(prompts: Sequence[int], chunk: int) -> tuple[list[tuple[Piece, ...]], list[int]]:
+def cut_up(prompts: Sequence[int], chunk: int) -> tuple[list[tuple[PromptPiece, ...]], list[int]]:
     """Fill iterations with so many tokens of prompts, one prompt after the other.
 
     Returns
     -------
     (iteration,) of what each takes; and (request,): the iteration that takes the last piece.
     """
-    pieces: list[tuple[Piece, ...]] = []
+    pieces: list[tuple[PromptPiece, ...]] = []
     ends, taken, room = [], [], chunk
     for prompt in prompts:
         before = 0
         while before < prompt:
             count = min(prompt - before, room)
-            taken.append(Piece(count, before))
+            taken.append(PromptPiece(count, before))
             before, room = before + count, room - count
             if not room:
                 pieces.append(tuple(taken))

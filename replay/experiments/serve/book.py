@@ -6,15 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from replay.experiments.serve.requests import Requests
-
-Ints = npt.NDArray[np.int64]
+from replay.experiments.serve.requests import Ints, Requests
 
 
 @dataclass
-class Book:
+class RequestBook:
     """What happened to every request, shape (request,) each; times in picoseconds, -1 for never.
 
     Attributes
@@ -56,7 +53,7 @@ class Book:
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, requests: Requests) -> Book:
+    def of(cls, requests: Requests) -> RequestBook:
         """Give one in which nothing has happened yet."""
 
         def column(value: int) -> Ints:
@@ -119,7 +116,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ServedRun:
     """A whole run.
 
     Attributes
@@ -128,7 +125,7 @@ class Timeline:
         Of all groups.
     """
 
-    book: Book
+    book: RequestBook
     groups: list[Group]
     num_gpus: int
 

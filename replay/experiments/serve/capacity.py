@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from replay.errors import UserError
-from replay.experiments.serve.book import Timeline
+from replay.experiments.serve.book import ServedRun
 from replay.experiments.serve.measures import Limits, Percentiles, Served, measure
 from replay.experiments.serve.requests import Requests
 from tracegen.shared.strict import Strict
@@ -55,7 +55,7 @@ class Capacity(Strict):
 
 def most(
     requests: Requests,
-    run: Callable[[Requests], Timeline],
+    run: Callable[[Requests], ServedRun],
     limits: Limits,
     tolerance: float,
 ) -> Capacity:

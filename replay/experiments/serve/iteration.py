@@ -6,12 +6,11 @@ attention), which meet in every MoE layer, so that an iteration of all of them e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """Tokens of one prompt that are prefilled in an iteration.
 
     Attributes
@@ -45,19 +44,9 @@ class Load:
     decoding: int = 0
     queries: int = 1
     positions: int = 0
-    prefill: tuple[Piece, ...] = ()
+    prefill: tuple[PromptPiece, ...] = ()
 
     @property
     def tokens(self) -> int:
         """Rows that enter the layers."""
         return self.decoding * self.queries + sum(piece.tokens for piece in self.prefill)
-
-
-class IterationTimes(Protocol):
-    """What iterations take, by replay of their layers."""
-
-    num_workers: int
-
-    def time_ps(self, loads: Sequence[Load]) -> int:
-        """Time of an iteration: (worker,) loads; nothing where all are empty."""
-        ...

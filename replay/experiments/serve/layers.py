@@ -18,8 +18,8 @@ import numpy as np
 from replay.chains.memory import largest
 from replay.errors import UserError
 from replay.experiments.layer.setup import check_domain, check_needs
-from replay.experiments.serve.iteration import Load, Piece
-from replay.experiments.serve.parts import Parts, Rows
+from replay.experiments.serve.iteration import Load, PromptPiece
+from replay.experiments.serve.parts import EngineParts, LoadRows
 from replay.experiments.serve.stream import Stream
 from replay.model.work.context import Context
 
@@ -93,7 +93,7 @@ class Layers:
     setup: Setup
     routing: RoutingSource
     phase: Phase
-    parts: Parts
+    parts: EngineParts
     positions: int
     tolerance: float
     most: int
@@ -211,14 +211,14 @@ class Layers:
 
     # ---- what tokens attend to in a replay, the same on every GPU --------------------------------
 
-    def _rows(self, tokens: int, positions: int) -> Rows:
+    def _rows(self, tokens: int, positions: int) -> LoadRows:
         """Those of one GPU."""
         if self.phase == "decode":
             load = Load(decoding=tokens, positions=tokens * positions)
         else:
-            load = Load(prefill=(Piece(tokens, positions),) if tokens else ())
+            load = Load(prefill=(PromptPiece(tokens, positions),) if tokens else ())
         attention = self.setup.system.attention
-        return Rows.of_loads([load], (attention.tile_rows, attention.tile_keys), 1)
+        return LoadRows.of_loads([load], (attention.tile_rows, attention.tile_keys), 1)
 
     def _behind(self, link: ChainLink, positions: int) -> ChainLink:
         """A layer of the chain, behind attention of these, and behind no layer without experts."""

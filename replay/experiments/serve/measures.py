@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from replay.errors import UserError
-from replay.experiments.serve.book import Group, Timeline
+from replay.experiments.serve.book import Group, ServedRun
+from replay.experiments.serve.requests import Ints
 from tracegen.shared.strict import Strict
-
-Ints = npt.NDArray[np.int64]
 
 PS_PER_US = 10**6
 PS_PER_S = 10**12
@@ -175,7 +173,7 @@ class Served(Strict):
     groups: list[GroupUse]
 
 
-def latencies(timeline: Timeline) -> tuple[Ints, Ints]:
+def latencies(timeline: ServedRun) -> tuple[Ints, Ints]:
     """Give time to the first token and time per token behind it, (request,) each, picoseconds.
 
     A request of one token has no time per token; it is given as 0, which keeps any limit.
@@ -186,7 +184,7 @@ def latencies(timeline: Timeline) -> tuple[Ints, Ints]:
     return book.first - requests.arrival_ps, tpot
 
 
-def measure(timeline: Timeline, limits: Limits | None = None) -> Served:
+def measure(timeline: ServedRun, limits: Limits | None = None) -> Served:
     """Measure a run.
 
     Parameters

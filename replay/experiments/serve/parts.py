@@ -23,7 +23,7 @@ from replay.model.compute.dense_kernels import BF16, Kernels
 from replay.model.work.context import Context
 
 if TYPE_CHECKING:
-    from replay.experiments.serve.iteration import Load, Piece
+    from replay.experiments.serve.iteration import Load, PromptPiece
     from replay.experiments.serve.stream import Stream
     from replay.model.machine.machine import Ints
     from tracegen import ModelShape
@@ -33,7 +33,7 @@ TOKEN_BYTES = 4  # id of a token
 
 
 @dataclass(frozen=True)
-class Rows(Context):
+class LoadRows(Context):
     """What the kernels of some loads find.
 
     Attributes
@@ -59,7 +59,7 @@ class Rows(Context):
     requests: Ints
 
     @classmethod
-    def of_loads(cls, loads: Sequence[Load], tile: tuple[int, int], tp: int) -> Rows:
+    def of_loads(cls, loads: Sequence[Load], tile: tuple[int, int], tp: int) -> LoadRows:
         """Count what loads find.
 
         Parameters
@@ -103,7 +103,7 @@ def _of_decoded(loads: Sequence[Load]) -> Context:
     )
 
 
-def _of_piece(piece: Piece, tile: tuple[int, int]) -> tuple[int, int, int]:
+def _of_piece(piece: PromptPiece, tile: tuple[int, int]) -> tuple[int, int, int]:
     """Queries, positions and pairs of a piece, counted by tiles as `Context.of` does."""
     rows, keys = tile
     last = piece.before + np.minimum(np.arange(rows, piece.tokens + rows, rows), piece.tokens)
@@ -112,7 +112,7 @@ def _of_piece(piece: Piece, tile: tuple[int, int]) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class Parts(Between):
+class EngineParts(Between):
     """The parts of a serving engine's iteration that are not MoE layers.
 
     Parameters
@@ -121,7 +121,7 @@ class Parts(Between):
         Shape of the model, with the heads of one GPU: see `sliced`.
     """
 
-    def moe(self, stream: Stream, rows: Rows) -> None:
+    def moe(self, stream: Stream, rows: LoadRows) -> None:
         """Add what lies before an MoE layer, without layers that have no experts."""
         with stream.on("attention") as machine:
             self.prepare(machine, 0, rows, stream.ranks)
@@ -130,7 +130,7 @@ class Parts(Between):
             with stream.on("dense") as machine:
                 self.shared_experts(machine, rows, stream.ranks)
 
-    def dense(self, stream: Stream, rows: Rows) -> None:
+    def dense(self, stream: Stream, rows: LoadRows) -> None:
         """Add a layer without experts."""
         kernels = stream.kernels(self.precision, self._times)
         with stream.on("attention"):
@@ -139,7 +139,7 @@ class Parts(Between):
         with stream.on("dense"):
             self._dense(kernels, rows)
 
-    def ends(self, stream: Stream, rows: Rows) -> None:
+    def ends(self, stream: Stream, rows: LoadRows) -> None:
         """Add the embedding, the last norm, the output head, and sampling.
 
         Only rows whose next token is asked for go through the head. Every GPU has the whole head
@@ -161,7 +161,7 @@ class Parts(Between):
                 kernels.memory(2 * share * vocab * LOGIT_BYTES)
             kernels.memory(share * (vocab * LOGIT_BYTES + TOKEN_BYTES))
 
-    def draft(self, stream: Stream, rows: Rows) -> None:
+    def draft(self, stream: Stream, rows: LoadRows) -> None:
         """Add what a layer of multi-token prediction has before its MoE layer, and ends.
 
         The embedding of the token and the row of the layer before are normed and joined by a
@@ -181,7 +181,7 @@ class Parts(Between):
         """Norm of own rows; queries, keys and values of the worker's."""
         if not self.shape.num_heads:
             return
-        assert isinstance(context, Rows)
+        assert isinstance(context, LoadRows)
         self._norm(kernels, context.tokens)
         whole = Context(context.worker, context.positions, context.pairs)
         if not self.shape.kv_lora_rank:
@@ -197,7 +197,7 @@ class Parts(Between):
         """Attention itself of each kind, and the output projection of both."""
         if not self.shape.num_heads:
             return
-        assert isinstance(context, Rows)
+        assert isinstance(context, LoadRows)
         for some, is_decode in ((context.decode, True), (context.prefill, False)):
             if some.tokens.any():
                 self._mix(kernels, some, is_decode=is_decode)

@@ -19,7 +19,7 @@ from replay.experiments.serve.result import (
     PhaseResult,
     Replayed,
 )
-from replay.experiments.serve.room import Room, least_room_of
+from replay.experiments.serve.room import ServingRoom, least_room_of
 from replay.experiments.serve.setup import Setup, Side
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _check_fit(setup: Setup) -> None:
         rooms[phase].check(_positions(setup, phase, side), where[phase])
 
 
-def _room(setup: Setup, phase: Phase, side: Side) -> Room:
+def _room(setup: Setup, phase: Phase, side: Side) -> ServingRoom:
     """Memory of a GPU, with what both phases need where it does both."""
     phases: list[Phase] = [phase] if setup.is_apart else ["prefill", "decode"]
     capacity, num_drafting = side.system.hbm.num_bytes, int(setup.drafts.count > 0)

@@ -11,7 +11,7 @@ at the same time (activations of attention).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError
@@ -19,9 +19,6 @@ from replay.model.work.precision import VALUE_BYTES
 from replay.steps.parameters import key_and_value, kv_heads_per_gpu, of_embedding, of_head, of_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from replay.measure.parts import Memory
     from tracegen import ModelShape
 
 GB = 10**9
@@ -29,7 +26,7 @@ CACHE_BYTES = VALUE_BYTES["bf16"]
 
 
 @dataclass(frozen=True)
-class Room:
+class ServingRoom:
     """Bytes of the fullest GPU.
 
     Attributes
@@ -74,43 +71,6 @@ class Room:
             raise UserError(message)
 
 
-def room_of(
-    shape: ModelShape,
-    memories: Sequence[Memory],
-    capacity: int,
-    tp: int,
-    gemm_type: str,
-    num_drafting: int,
-) -> Room:
-    """Count the memory of one GPU.
-
-    Parameters
-    ----------
-    memories
-        Of MoE layers, as replays give them: of prompts, of decoding, or both.
-    capacity
-        Bytes of a GPU.
-    tp
-        GPUs of a worker.
-    gemm_type
-        Number type of the weights; those of norms, gate, embedding and head are BF16.
-    num_drafting
-        Layers of multi-token prediction.
-    """
-    least = least_room_of(shape, capacity, None, tp, gemm_type, num_drafting)
-    experts = max(max(one.weight_bytes) for one in memories)
-    needed = (
-        total - own
-        for one in memories
-        for total, own in zip(one.total_bytes, one.weight_bytes, strict=True)
-    )
-    return replace(
-        least,
-        weights=least.weights + (shape.num_moe_layers + num_drafting) * experts,
-        iteration=max(needed),
-    )
-
-
 def least_room_of(
     shape: ModelShape,
     capacity: int,
@@ -118,16 +78,22 @@ def least_room_of(
     tp: int,
     gemm_type: str,
     num_drafting: int,
-) -> Room:
+) -> ServingRoom:
     """Count what one GPU needs at least, before anything is replayed: nothing for an iteration.
 
     Parameters
     ----------
+    capacity
+        Bytes of a GPU.
     num_gpus
         Over which routed experts are spread evenly, which no placement can undercut on its fullest
         GPU; None leaves them out.
-    capacity, tp, gemm_type, num_drafting
-        As of `room_of`.
+    tp
+        GPUs of a worker.
+    gemm_type
+        Number type of the weights; those of norms, gate, embedding and head are BF16.
+    num_drafting
+        Layers of multi-token prediction.
     """
     value, plain = VALUE_BYTES[gemm_type], VALUE_BYTES["bf16"]
     weights = plain * (of_embedding(shape) + of_head(shape))
@@ -138,7 +104,7 @@ def least_room_of(
         weights += plain * (layer.norms + layer.gate)
         if num_gpus is not None:
             weights += value * (layer.experts // num_gpus)
-    return Room(capacity, weights, iteration=0, position=len(numbers) * _cached(shape, tp))
+    return ServingRoom(capacity, weights, iteration=0, position=len(numbers) * _cached(shape, tp))
 
 
 def _cached(shape: ModelShape, tp: int) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.errors import UserError
-from replay.steps.routing import Routing
+from replay.steps.routing import DrawnRouting
 from tracegen.generate import generate
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RoutingSource:
     num_ranks: int
     sample_layers: int
     trace: RoutingTrace | None = None
-    drawn: Routing = field(default_factory=Routing)
+    drawn: DrawnRouting = field(default_factory=DrawnRouting)
     group_limited: bool = False
     seed: int = 0
 

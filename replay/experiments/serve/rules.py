@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from replay.experiments.serve.requests import Ints
 
 Policy = Literal["mixed", "prefill-first", "whole-prompts"]
 """*mixed*: all running requests are decoded in every iteration, and what is left of its tokens goes

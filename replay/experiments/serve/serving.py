@@ -12,14 +12,17 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from replay.errors import UserError
-from replay.experiments.serve.book import Book, Group, Iteration, Timeline
-from replay.experiments.serve.iteration import IterationTimes, Load
+from replay.experiments.serve.book import Group, Iteration, RequestBook, ServedRun
+from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.requests import Requests
 from replay.experiments.serve.rules import NO_DRAFTS, Batching, Drafts, Router
-from replay.experiments.serve.worker import Worker
+from replay.experiments.serve.worker import EngineWorker
+
+if TYPE_CHECKING:
+    from replay.experiments.serve.times import ReplayedTimes
 
 WAITING_WEIGHT = 4
 """Running requests that a waiting one counts as (vLLM, ``vllm/v1/engine/core_client.py``)."""
@@ -38,7 +41,7 @@ class Pool(NamedTuple):
         All of them.
     """
 
-    times: IterationTimes
+    times: ReplayedTimes
     rules: Batching
     num_gpus: int
 
@@ -51,7 +54,7 @@ def serve(
     handover_ps: Callable[[int], int] = lambda tokens: 0,
     router: Router = "round-robin",
     drafts: Drafts = NO_DRAFTS,
-) -> Timeline:
+) -> ServedRun:
     """Serve all requests.
 
     Parameters
@@ -77,7 +80,7 @@ def serve(
         for all that are decoded.
     """
     _check(requests, pool.rules, drafts, decodes=decode is None)
-    book = Book.of(requests)
+    book = RequestBook.of(requests)
     if decode is None:
         return _Engine(book, [_Group("engine", pool, book, drafts)], handover_ps, router).run()
     _check(requests, decode.rules, drafts, decodes=True)
@@ -92,11 +95,11 @@ class _Group:
     """Workers in step."""
 
     def __init__(
-        self, name: str, pool: Pool, book: Book, drafts: Drafts, *, hands_over: bool = False
+        self, name: str, pool: Pool, book: RequestBook, drafts: Drafts, *, hands_over: bool = False
     ) -> None:
         self.times, self.num_gpus = pool.times, pool.num_gpus
         self.workers = [
-            Worker(pool.rules, book, drafts, hands_over=hands_over)
+            EngineWorker(pool.rules, book, drafts, hands_over=hands_over)
             for _ in range(pool.times.num_workers)
         ]
         self.ends: int | None = None
@@ -128,7 +131,9 @@ class _Group:
 class _Route:
     """Chooses a worker for a request; `queued` requests of a worker are yet to be accepted."""
 
-    def __init__(self, router: Router, workers: list[Worker], queued: list[deque[int]]) -> None:
+    def __init__(
+        self, router: Router, workers: list[EngineWorker], queued: list[deque[int]]
+    ) -> None:
         self.workers, self.queued = workers, queued
         self.weight = WAITING_WEIGHT if router == "least-waiting" else 1
         self.is_in_turn, self.turn = router == "round-robin", -1
@@ -149,7 +154,7 @@ class _Engine:
 
     def __init__(
         self,
-        book: Book,
+        book: RequestBook,
         groups: list[_Group],
         handover_ps: Callable[[int], int],
         router: Router,
@@ -163,7 +168,7 @@ class _Engine:
         self.sends, self.receives = [0] * len(self.into), [0] * len(self.onto)
         self.moving: list[tuple[int, int, int]] = []  # heap of (end, request, to)
 
-    def run(self) -> Timeline:
+    def run(self) -> ServedRun:
         """Go from event to event: an arrival, an end of an iteration, a cache that has moved."""
         arrivals, groups = self.book.requests.arrival_ps.tolist(), self.groups
         arrived, num_requests = 0, len(arrivals)
@@ -192,7 +197,7 @@ class _Engine:
                     group.begin(now)
         assert (self.book.finished >= 0).all(), "every request is served"
         num_gpus = sum(group.num_gpus for group in groups)
-        return Timeline(self.book, [group.kept for group in groups], num_gpus)
+        return ServedRun(self.book, [group.kept for group in groups], num_gpus)
 
     def _hand_over(self, now: int) -> None:
         """Send caches of prefilled requests on their way, and take in those that have come."""

@@ -16,7 +16,7 @@ from replay.experiments.layer.setup import check_needs, set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.serve.batch import BatchLengths, batch_lengths
 from replay.experiments.serve.layers import Layers
-from replay.experiments.serve.parts import Parts, sliced
+from replay.experiments.serve.parts import EngineParts, sliced
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.times import ReplayedTimes
@@ -156,7 +156,7 @@ class Setup:
                 "prefill": self._layers("prefill", side),
                 "decode": self._layers("decode", side),
             },
-            parts=Parts(sliced(self.shape, side.tp), self.precision.gemm),
+            parts=EngineParts(sliced(self.shape, side.tp), self.precision.gemm),
             num_workers=side.workers,
             tp=side.tp,
         )
@@ -172,7 +172,7 @@ class Setup:
             setup=self.replays[phase],
             routing=self._source(side),
             phase=phase,
-            parts=Parts(self.shape, self.precision.gemm),
+            parts=EngineParts(self.shape, self.precision.gemm),
             positions=kept if phase == "decode" else 0,
             tolerance=self.spec.tolerance,
             most=most[phase],

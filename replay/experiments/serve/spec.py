@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue
 
-from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, SYSTEM, Options, Overrides, Spec
+from replay.experiments.base.spec import (
+    MOST,
+    OPTIONS,
+    OVERRIDES,
+    PRECISION,
+    ROUTING,
+    SYSTEM,
+    TRACE,
+    Options,
+    Overrides,
+    Spec,
+)
 from replay.model.machine.host import Launch
 from replay.model.work.precision import NumberType
 
@@ -15,6 +26,8 @@ PREFILL_SCHEMES: Mapping[str, str] = {"deepep-ll": "deepep", "nccl-ep": "deepep"
 """Schemes whose kernels are for decoding, and the one that their library has for prompts: DeepEP's
 normal kernels, which SGLang and vLLM run prompts with where they decode with the low-latency ones.
 NCCL EP's other mode is not modelled."""
+
+Gpus = Annotated[int, Field(ge=2, le=MOST)]
 
 
 class InferSpec(Spec):
@@ -39,20 +52,14 @@ class InferSpec(Spec):
     prefill_options: dict[str, JsonValue] = Field({}, description="Options of that one.")
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES
-    decode_gpus: int | None = Field(
-        None,
-        ge=2,
-        le=MOST,
-        description="GPUs that share each layer, and its experts [all of the system].",
+    decode_gpus: Gpus | None = Field(
+        None, description="GPUs that share each layer, and its experts [all of the system]."
     )
     prefill_system: str | None = Field(
         None, description="System of other GPUs that prefill [the same]."
     )
-    prefill_gpus: int | None = Field(
-        None,
-        ge=2,
-        le=MOST,
-        description="Other GPUs that prefill, and hand over caches [the same GPUs].",
+    prefill_gpus: Gpus | None = Field(
+        None, description="Other GPUs that prefill, and hand over caches [the same GPUs]."
     )
     tp: int = Field(1, ge=1, le=1024, description="GPUs of a worker, which slice its heads.")
     requests: int = Field(64, ge=1, le=2**16, description="Requests per GPU that decodes.")
@@ -69,14 +76,8 @@ class InferSpec(Spec):
         "requests, in turn.",
     )
     chunk: int = Field(8192, ge=1, le=2**22, description="Tokens of prompts per GPU and iteration.")
-    trace: str | None = Field(
-        None, description="Recorded routing: a file, a URL, or a name of `moereplay trace list`."
-    )
-    routing: str = Field(
-        "uniform",
-        description="Drawn routing where there is no trace: a kind of `moereplay trace generate`, "
-        "with parameters, zipf:skew=0.6, or its skew, zipf:0.6.",
-    )
+    trace: str | None = TRACE
+    routing: str = ROUTING
     group_limited: bool | None = Field(
         None, description="Whether drawn tokens keep to groups of experts [as the model's router]."
     )
@@ -92,9 +93,7 @@ class InferSpec(Spec):
         "tokens.",
     )
     placement: str = Field("contiguous", description="As that of `moereplay run`.")
-    precision: NumberType | None = Field(
-        None, description="bf16, fp8 (with bf16 rows back) or fp32 [the model's own]."
-    )
+    precision: NumberType | None = PRECISION
     interleave: Literal["off", "tbo", "dbo", "sbo"] = Field(
         "off", description="Two micro-batches in turns, as in `moereplay run`: tbo, dbo or sbo."
     )

@@ -8,17 +8,19 @@ its rows have to leave the fullest worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import first_launch_ps
-from replay.experiments.serve.parts import Parts, Rows
-from replay.experiments.serve.room import Room, room_of
+from replay.experiments.serve.parts import EngineParts, LoadRows
+from replay.experiments.serve.room import ServingRoom, least_room_of
 from replay.experiments.serve.stream import Spent, Stream
 from replay.model.compute.dense_kernels import BF16
-from replay.steps.groups import Groups
+from replay.steps.groups import GroupTimes
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -54,25 +56,32 @@ class ReplayedTimes:
     system: System
     shape: ModelShape
     layers: Mapping[Phase, Layers]
-    parts: Parts
+    parts: EngineParts
     num_workers: int
     tp: int
 
-    def room(self, phases: Sequence[Phase], capacity: int, num_drafting: int) -> Room:
+    def room(self, phases: Sequence[Phase], capacity: int, num_drafting: int) -> ServingRoom:
         """Memory of a GPU, once the largest iteration of each of some phases is replayed.
 
         Parameters
         ----------
-        capacity, num_drafting
-            As of `replay.experiments.serve.room.room_of`.
+        capacity
+            Bytes of a GPU.
+        num_drafting
+            Layers of multi-token prediction.
         """
-        memories = []
+        experts = needed = 0
         for layers in (self.layers[phase] for phase in phases):
             layers.near(layers.most, layers.positions)
-            assert layers.memory is not None
-            memories.append(layers.memory)
-        gemm_type = self.parts.precision
-        return room_of(self.shape, memories, capacity, self.tp, gemm_type, num_drafting)
+            memory = layers.memory
+            assert memory is not None
+            experts = max(experts, *memory.weight_bytes)
+            rest = np.subtract(memory.total_bytes, memory.weight_bytes)
+            needed = max(needed, int(rest.max()))
+        shape, gemm_type = self.shape, self.parts.precision
+        least = least_room_of(shape, capacity, None, self.tp, gemm_type, num_drafting)
+        weights = least.weights + (shape.num_moe_layers + num_drafting) * experts
+        return replace(least, weights=weights, iteration=needed)
 
     def time_ps(self, loads: Sequence[Load]) -> int:
         """Time of an iteration: (worker,) loads; nothing where all are empty.
@@ -91,16 +100,16 @@ class ReplayedTimes:
         spent["launches"] += first_launch_ps(layers.setup, layers.launch)
         spent["exchange"] += round(self._moe(loads).once)
         shape = self.shape
-        self._add_layers(spent, loads, Parts.moe, shape.num_moe_layers)
-        self._add_beside(spent, loads, Parts.dense, len(shape.dense_layers), slices=True)
-        self._add_beside(spent, loads, Parts.ends, 1)
+        self._add_layers(spent, loads, EngineParts.moe, shape.num_moe_layers)
+        self._add_beside(spent, loads, EngineParts.dense, len(shape.dense_layers), slices=True)
+        self._add_beside(spent, loads, EngineParts.ends, 1)
         queries = max(load.queries for load in loads if load.decoding or load.prefill)
         for draft in range(1, queries):  # the first takes all verified tokens, the others one each
             one = [
                 Load(load.decoding, 1 if draft > 1 else load.queries, load.positions)
                 for load in loads
             ]
-            self._add_layers(spent, one, Parts.draft, 1)
+            self._add_layers(spent, one, EngineParts.draft, 1)
         return spent
 
     def _layers(self, loads: Sequence[Load]) -> Layers:
@@ -110,7 +119,7 @@ class ReplayedTimes:
         self,
         spent: dict[Spent, int],
         loads: Sequence[Load],
-        part: Callable[[Parts, Stream, Rows], None],
+        part: Callable[[EngineParts, Stream, LoadRows], None],
         count: int,
     ) -> None:
         """Add so many MoE layers with what lies before each."""
@@ -131,7 +140,7 @@ class ReplayedTimes:
         self,
         spent: dict[Spent, int],
         loads: Sequence[Load],
-        part: Callable[[Parts, Stream, Rows], None],
+        part: Callable[[EngineParts, Stream, LoadRows], None],
         count: int,
         *,
         slices: bool = False,
@@ -140,7 +149,7 @@ class ReplayedTimes:
         if not count:
             return
         tile = (self.system.attention.tile_rows, self.system.attention.tile_keys)
-        rows = Rows.of_loads(list(dict.fromkeys(loads)), tile, self.tp)
+        rows = LoadRows.of_loads(list(dict.fromkeys(loads)), tile, self.tp)
         stream = Stream(self.system, self._layers(loads).launch, len(rows.tokens))
         part(self.parts, stream, rows)
         slowest = int(stream.total_ps.argmax())
@@ -163,9 +172,9 @@ class ReplayedTimes:
         return 2 * self.groups.gap_ps + gathered + scattered
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> GroupTimes:
         """Collectives of a worker's GPUs."""
-        return Groups(self.system)
+        return GroupTimes(self.system)
 
 
 def _positions(loads: Sequence[Load]) -> int:

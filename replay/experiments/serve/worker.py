@@ -11,13 +11,11 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from replay.experiments.serve.book import Book
-from replay.experiments.serve.iteration import Load, Piece
+from replay.experiments.serve.book import RequestBook
+from replay.experiments.serve.iteration import Load, PromptPiece
+from replay.experiments.serve.requests import Ints
 from replay.experiments.serve.rules import Batching, Drafts
-
-Ints = npt.NDArray[np.int64]
 
 WHO, CACHED, LEFT, HELD, LAST = range(5)
 """Rows of the table of decoding requests: number; positions in the cache; tokens still to be
@@ -33,7 +31,7 @@ class _Prefill(NamedTuple):
     tokens: int
 
 
-class Worker:
+class EngineWorker:
     """Plans an iteration (`begin`) and takes in what it did (`end`).
 
     Parameters
@@ -59,7 +57,7 @@ class Worker:
     def __init__(
         self,
         rules: Batching,
-        book: Book,
+        book: RequestBook,
         drafts: Drafts,
         *,
         hands_over: bool = False,
@@ -106,7 +104,7 @@ class Worker:
             self._decodes = self._decoding > 0
         decoding = self._decoding if self._decodes else 0
         positions = int(self._table[CACHED, :decoding].sum())
-        pieces = tuple(Piece(piece.tokens, piece.before) for piece in self._pieces)
+        pieces = tuple(PromptPiece(piece.tokens, piece.before) for piece in self._pieces)
         return Load(decoding, self.queries, positions, pieces)
 
     def end(self, now: int) -> int:

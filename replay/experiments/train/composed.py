@@ -1,11 +1,12 @@
 """A training step composed of the times of its parts, on the engine.
 
-GPUs are the stages of a pipeline times one group of GPUs that meet (`Plan.peers`); the other groups
-of a stage do alike. Each GPU makes the strides of its stage in the order of the schedule: what it
-does by itself, then, when all GPUs of its stage have come as far, what they do together. The rows
-of a micro-batch go to the next stage over the GPU's one sending port, which carries both
-directions, while the GPU goes on. When the last backward pass over a chunk has been made wherever
-it is held, its gradients are added up, beside what the stage still does; then weights are updated.
+GPUs are the stages of a pipeline times one group of GPUs that meet (`ParallelPlan.peers`); the
+other groups of a stage do alike. Each GPU makes the strides of its stage in the order of the
+schedule: what it does by itself, then, when all GPUs of its stage have come as far, what they do
+together. The rows of a micro-batch go to the next stage over the GPU's one sending port, which
+carries both directions, while the GPU goes on. When the last backward pass over a chunk has been
+made wherever it is held, its gradients are added up, beside what the stage still does; then weights
+are updated.
 """
 
 from __future__ import annotations
@@ -15,15 +16,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.chains.jitter import Jitter
 from replay.engine import NULL_RESOURCE, GraphBuilder, Timeline, schedule
 from replay.experiments.train.schedules.base import Schedule, Shape
 from replay.experiments.train.strides import PASSES, Strides
-from replay.steps.times import Cause, StepTimes
-
-Ints = npt.NDArray[np.int64]
+from replay.steps.times import Cause, Ints, StepTimes
 
 Spent = Literal[
     "attention",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self
 from replay.errors import UserError
 from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.base.spec import DEFAULT_SYSTEM
-from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.spec import TrainSpec
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from replay.experiments.train.schedules.base import Schedule
     from replay.schemes import Scheme
     from replay.steps.memory import StageMemory
-    from replay.steps.plan import Plan
+    from replay.steps.plan import ParallelPlan
     from replay.steps.recipes import Recipe
-    from replay.steps.routing import Routing
+    from replay.steps.routing import DrawnRouting
     from tracegen import RoutingTrace
     from tracegen.models import ModelShape
 
@@ -64,7 +63,7 @@ class Setup:
     spec: TrainSpec
     shape: ModelShape
     system: System
-    plan: Plan
+    plan: ParallelPlan
     schedule: Schedule
     pipeline: Shape
     chunks: list[range]
@@ -73,7 +72,7 @@ class Setup:
     recipe: Recipe
     memory: list[StageMemory]
     trace: RoutingTrace | None
-    routing: Routing
+    routing: DrawnRouting
     replays: StepReplays
 
     @classmethod
@@ -108,7 +107,7 @@ class Setup:
         _check_size(plan, shape)
         precision = Precision(spec.precision or shape.default_precision)
         recipe = recipes.find(spec.recipe or named.recipe or DEFAULT_RECIPES[precision.gemm])
-        memory = memory_of(shape, plan, system, schedule, recipe, sequence, must_fit=spec.fit)
+        memory = schedule.memory(shape, plan, system, recipe, sequence, must_fit=spec.fit)
         routing = parse(spec.routing)
         replays = StepReplays(
             shape, system, plan,
@@ -165,7 +164,7 @@ def _shape(name: str | None, trace: RoutingTrace | None) -> ModelShape:
     return tracegen.models.load(name or DEFAULT_MODEL)
 
 
-def _system(spec: TrainSpec, plan: Plan, node: str) -> System:
+def _system(spec: TrainSpec, plan: ParallelPlan, node: str) -> System:
     """As many GPUs as a plan has of the system that is named, or of so many nodes."""
     import hwmodel
 
@@ -180,7 +179,7 @@ def _system(spec: TrainSpec, plan: Plan, node: str) -> System:
     return hwmodel.load(name, overrides, num_gpus=plan.num_gpus)
 
 
-def _check_size(plan: Plan, shape: ModelShape) -> None:
+def _check_size(plan: ParallelPlan, shape: ModelShape) -> None:
     """Refuse a step of more passes than can be composed, before memory is spent on it."""
     each = 2 * (shape.num_layers + plan.mtp + 2)  # layers and both ends, forward and backward
     most = min(MOST_PASSES, MOST_TIMES // plan.peers) // each

@@ -7,7 +7,19 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from replay.chains.jitter import normal_form
-from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, Count, Options, Overrides, Spec
+from replay.experiments.base.spec import (
+    MOST,
+    OPTIONS,
+    OVERRIDES,
+    PRECISION,
+    ROUTING,
+    SAMPLE_NODES,
+    TRACE,
+    Count,
+    Options,
+    Overrides,
+    Spec,
+)
 from replay.model.work.precision import NumberType
 
 
@@ -44,35 +56,21 @@ class TrainSpec(Spec):
     scheme: str = Field("deepep", description="A name of `moereplay schemes`.")
     options: Options = OPTIONS
     sequence: Count | None = Field(None, description="Tokens of a sequence [the plan's, or 4096].")
-    precision: NumberType | None = Field(
-        None, description="Number type of GEMMs and rows, bf16, fp8 or fp32 [the model's own]."
-    )
+    precision: NumberType | None = PRECISION
     recipe: str | None = Field(
         None,
         description="Types of the numbers that are kept: megatron-bf16, megatron-bf16-moments or "
         "deepseek-v3 [the plan's, or what goes with the precision].",
     )
-    trace: str | None = Field(
-        None,
-        description="Routing of this trace: a file, a URL, or a name of `moereplay trace list`.",
-    )
-    routing: str = Field(
-        "uniform",
-        description="Routing where no trace is given: a kind of `moereplay trace generate` with "
-        "its skew, such as zipf:0.6 or normal:0.032, or parameters: zipf:skew=0.6.",
-    )
+    trace: str | None = TRACE
+    routing: str = ROUTING
     samples: int = Field(
         1, ge=1, le=1000, description="Drawn routings that micro-batches take in turn."
     )
     layers_sampled: int = Field(
         2, ge=1, le=1000, description="MoE layers replayed of each; the others are like these."
     )
-    sample_nodes: int | None = Field(
-        None,
-        ge=1,
-        description="Replay so many of the nodes in full, the busiest first, and of others what "
-        "these take part in.",
-    )
+    sample_nodes: Count | None = SAMPLE_NODES
     placement: str = Field(
         "contiguous", description="Experts of each GPU, as of `moereplay compare`."
     )

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from replay.errors import RefusedError
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
-from replay.steps.times import PartTimes, StepTimes, Timed
+from replay.steps.times import PassTimes, StepTimes, Timed
 
 Pass = Literal["forward", "backward", "inputs", "weights", "beside"]
 
@@ -184,7 +184,7 @@ class Strides:
             parts.append(self.num_layers)
         return parts if op.kind == "F" else parts[::-1]
 
-    def _part(self, part: int, micro_batch: int) -> PartTimes:
+    def _part(self, part: int, micro_batch: int) -> PassTimes:
         if part < 0:
             return self.times.embedding
         if part == self.num_layers:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from replay.errors import UserError
-from replay.steps.plan import Plan, parse
+from replay.steps.plan import ParallelPlan, parse
 from tracegen.shared.strict import StrictDocument
 
 
@@ -36,7 +36,7 @@ class NamedPlan(StrictDocument):
     name: str = ""
     title: str = ""
     notes: str = ""
-    plan: Plan
+    plan: ParallelPlan
     model: str | None = None
     system: str | None = None
     sequence: int | None = None
@@ -71,7 +71,7 @@ def find(text: str) -> NamedPlan:
     """
     first, _, rest = text.partition(",")
     if "=" in first:
-        return NamedPlan(plan=Plan(**parse(text)))
+        return NamedPlan(plan=ParallelPlan(**parse(text)))
     name = first.strip()
     if name not in _texts():
         message = f"unknown plan {name!r}: give sizes such as tp=8,pp=16, or one of "
@@ -83,7 +83,7 @@ def find(text: str) -> NamedPlan:
     if {"pp", "vpp", "mtp"} & replaced.keys():
         sizes.pop("layers", None)  # of other chunks
     sizes |= replaced
-    return found.model_copy(update={"plan": Plan(**sizes)})
+    return found.model_copy(update={"plan": ParallelPlan(**sizes)})
 
 
 @functools.cache
@@ -103,6 +103,6 @@ def _load(name: str) -> NamedPlan:
     return NamedPlan(
         **document,
         **{key: entry["value"] for key, entry in run.items()},
-        plan=Plan(**given),
+        plan=ParallelPlan(**given),
         sources={key: entry["source"] for key, entry in {**run, **sizes}.items()},
     )

@@ -45,7 +45,7 @@ def models() -> Mapping[str, Shown]:
     from replay.experiments.serve.spec import InferSpec
     from replay.experiments.train.spec import TrainSpec
     from replay.model.work.transformer_shape import LayerShape
-    from replay.steps.plan import Plan
+    from replay.steps.plan import ParallelPlan
     from replay.studies.sweeps.study import Claim, Column, Grid, Study
     from tracegen.generate import GENERATORS
     from tracegen.library.catalogue import Entry
@@ -63,7 +63,7 @@ def models() -> Mapping[str, Shown]:
         "grid": Shown(Grid),
         "column": Shown(Column),
         "claim": Shown(Claim),
-        "plan": Shown(Plan),
+        "plan": Shown(ParallelPlan),
         "space": Shown(Space),
         "where": Shown(Where),
         "budget": Shown(Budget),

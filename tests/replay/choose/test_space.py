@@ -16,13 +16,12 @@ from replay.errors import UserError
 from replay.experiments.choose import bound, plans, shapes, space
 from replay.experiments.choose.plans import GPUS, MEMORY, PLAN
 from replay.experiments.train.composed import compose
-from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.steps import parameters, recipes
 from replay.steps.chunks import chunks_of
-from replay.steps.plan import Plan
-from replay.steps.times import Hop, PartTimes, StepTimes, Timed
+from replay.steps.plan import ParallelPlan
+from replay.steps.times import PassTimes, StageHop, StepTimes, Timed
 
 SPACE = """
 model = "olmoe-1b-7b"
@@ -184,31 +183,33 @@ def test_too_many_plans_are_refused() -> None:
 @every(
     ("model", "plan", "reason"),
     [
-        ("olmoe-1b-7b", Plan(ep=8, dp=8), ""),
-        ("olmoe-1b-7b", Plan(tp=8, ep=8), ""),
-        ("qwen2-moe-2.7b-e64", Plan(dp=8, ep=8, pp=1, micro_batches=4), ""),
-        ("mixtral-8x7b", Plan(dp=8), MEMORY),
-        ("mixtral-8x7b", Plan(pp=8, vpp=8), PLAN),
+        ("olmoe-1b-7b", ParallelPlan(ep=8, dp=8), ""),
+        ("olmoe-1b-7b", ParallelPlan(tp=8, ep=8), ""),
+        ("qwen2-moe-2.7b-e64", ParallelPlan(dp=8, ep=8, pp=1, micro_batches=4), ""),
+        ("mixtral-8x7b", ParallelPlan(dp=8), MEMORY),
+        ("mixtral-8x7b", ParallelPlan(pp=8, vpp=8), PLAN),
     ],
 )
-def test_a_plan_is_refused_where_training_refuses_it(model: str, plan: Plan, reason: str) -> None:
+def test_a_plan_is_refused_where_training_refuses_it(
+    model: str, plan: ParallelPlan, reason: str
+) -> None:
     shape, system = tracegen.models.load(model), hwmodel.load("dgx-h100")
     recipe = recipes.find("megatron-bf16")
     order = registry.find("1f1b" if plan.vpp == 1 else "interleaved")
     assert plans.refused(plan, order, shape, system, recipe, 4096) == reason
     if reason:
         with pytest.raises(UserError):
-            memory_of(shape, plan, system, order, recipe, 4096)
+            order.memory(shape, plan, system, recipe, 4096)
     else:
-        memory_of(shape, plan, system, order, recipe, 4096)
+        order.memory(shape, plan, system, recipe, 4096)
 
 
 def test_a_plan_as_text_is_read_back() -> None:
     from replay.steps.plan import parse
 
-    plan = Plan(tp=2, pp=2, dp=2, ep=4, micro_batches=8, recompute="full", mtp=0)
-    assert Plan(**parse(plans.text_of(plan))) == plan
-    assert Plan(**parse(plans.text_of(Plan()))) == Plan()
+    plan = ParallelPlan(tp=2, pp=2, dp=2, ep=4, micro_batches=8, recompute="full", mtp=0)
+    assert ParallelPlan(**parse(plans.text_of(plan))) == plan
+    assert ParallelPlan(**parse(plans.text_of(ParallelPlan()))) == ParallelPlan()
 
 
 # ---- the bound -----------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ PEAK = 100.0
 EVEN = tracegen.models.load("olmoe-1b-7b").model_copy(update={"num_layers": 16, "vocab": None})
 
 
-def at_peak(shape: tracegen.models.ModelShape, plan: Plan, sequence: int) -> StepTimes:
+def at_peak(shape: tracegen.models.ModelShape, plan: ParallelPlan, sequence: int) -> StepTimes:
     """A machine that multiplies at the peak rate, and does nothing else."""
     attended = sequence * shape.num_heads * sum(parameters.key_and_value(shape))
     ps = plan.tokens_per_gpu(sequence) / PEAK
@@ -231,10 +232,10 @@ def at_peak(shape: tracegen.models.ModelShape, plan: Plan, sequence: int) -> Ste
         return Timed(own, np.zeros(1, np.int64), {"experts": own})
 
     layers = []
-    for layer in range(shape.num_layers):
-        products = 2 * parameters.multiplied(shape, layer)
+    for weights in parameters.multiplied(shape, shape.num_layers):
+        products = 2 * weights
         layers.append(
-            PartTimes(
+            PassTimes(
                 forward=timed(products + attended),
                 backward=timed(2 * (products + attended)),
                 inputs=timed(products + 2 * attended),
@@ -242,9 +243,9 @@ def at_peak(shape: tracegen.models.ModelShape, plan: Plan, sequence: int) -> Ste
             )
         )
     head = 2 * parameters.of_embedding(shape)
-    nothing = PartTimes(timed(0), timed(0), timed(0), timed(0))
-    end = PartTimes(timed(head), timed(2 * head), timed(head), timed(head))
-    return StepTimes(1, [layers], nothing, end, Hop(0, 0))
+    nothing = PassTimes(timed(0), timed(0), timed(0), timed(0))
+    end = PassTimes(timed(head), timed(2 * head), timed(head), timed(head))
+    return StepTimes(1, [layers], nothing, end, StageHop(0, 0))
 
 
 @every("name", registry.SCHEDULES)
@@ -253,7 +254,7 @@ def test_no_step_is_shorter_than_its_bound(name: str, layers: int) -> None:
     """On a machine that loses nothing."""
     stages, chunks, micro_batches = SIZES[name]
     shape = EVEN.model_copy(update={"num_layers": layers})
-    plan = Plan(pp=stages, vpp=chunks, micro_batches=micro_batches)
+    plan = ParallelPlan(pp=stages, vpp=chunks, micro_batches=micro_batches)
     step = compose(
         registry.find(name), Shape.of(plan), at_peak(shape, plan, 512), chunks_of(shape, plan)
     )
@@ -265,7 +266,7 @@ def test_no_step_is_shorter_than_its_bound(name: str, layers: int) -> None:
 
 def test_the_bound_of_even_stages_by_hand() -> None:
     """Three times the forward pass of every micro-batch, and of one per stage that lies before."""
-    plan = Plan(pp=4, micro_batches=6, layers=(4, 4, 4, 4))
+    plan = ParallelPlan(pp=4, micro_batches=6, layers=(4, 4, 4, 4))
     flop = parameters.flop_per_token(EVEN, 512) / 4
     wanted = (6 + 3) * flop * 512 / PEAK / 1e6
     assert bound.least_us(EVEN, plan, "1f1b", 512, PEAK) == pytest.approx(wanted)
@@ -277,6 +278,8 @@ def test_the_bound_of_even_stages_by_hand() -> None:
 
 def test_the_head_and_each_prediction_count() -> None:
     pangu = tracegen.models.load("pangu-ultra-moe")
-    without, more = (bound.least_us(pangu, Plan(mtp=mtp), "1f1b", 4096, PEAK) for mtp in (0, 1))
+    without, more = (
+        bound.least_us(pangu, ParallelPlan(mtp=mtp), "1f1b", 4096, PEAK) for mtp in (0, 1)
+    )
     flops = [parameters.flop_per_token(pangu, 4096, mtp=mtp) for mtp in (0, 1)]
     assert [without, more] == pytest.approx([one * 4096 / PEAK / 1e6 for one in flops])

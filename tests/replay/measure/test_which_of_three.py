@@ -20,7 +20,7 @@ from replay.report import memory as shown_memory
 from replay.report.layers import slowest_part
 from replay.report.network import _cells
 from replay.steps.memory import GIB, StageMemory, require
-from replay.steps.plan import Plan
+from replay.steps.plan import ParallelPlan
 from tracegen import models
 
 
@@ -89,14 +89,14 @@ def test_the_network_table_tells_the_busiest_card_rail_and_uplink() -> None:
 
 
 def test_the_stage_that_needs_most_is_refused() -> None:
-    def needs(_: Plan) -> list[StageMemory]:
+    def needs(_: ParallelPlan) -> list[StageMemory]:
         return [
             StageMemory(weights * GIB, 3 * GIB, 2 * GIB, 7 * GIB, 0, GIB, 0, 0)
             for weights in (70, 90, 80)
         ]
 
     with pytest.raises(UserError) as refused:
-        require(models.load("mixtral-8x7b"), Plan(pp=3), hwmodel.load("dgx-h100"), needs)
+        require(models.load("mixtral-8x7b"), ParallelPlan(pp=3), hwmodel.load("dgx-h100"), needs)
     assert str(refused.value).startswith(
         "plan: stage 1 needs 103.0 GiB on each GPU, dgx-h100 has 79.6; most for weights 90.0, "
         "activations 7.0, gradients 3.0\n"

@@ -12,7 +12,7 @@ from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import Layers
-from replay.experiments.serve.parts import Parts, Rows, sliced
+from replay.experiments.serve.parts import EngineParts, LoadRows, sliced
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.compute.dense import Between
@@ -48,7 +48,7 @@ def times(
             setup,
             RoutingSource(shape, RANKS, SAMPLE),
             phase,  # type: ignore[arg-type]  # one of the two above
-            Parts(shape, precision.gemm),
+            EngineParts(shape, precision.gemm),
             before,
             tolerance,
             most,
@@ -58,7 +58,7 @@ def times(
         system,
         shape,
         layers,  # type: ignore[arg-type]  # by the two phases
-        Parts(sliced(shape, tp), precision.gemm),
+        EngineParts(sliced(shape, tp), precision.gemm),
         RANKS // tp,
         tp,
     )
@@ -78,7 +78,7 @@ def chain_ps(found: ReplayedTimes, loads: Sequence[Load], scheme: str, num_moe: 
     batch = whole.of_tokens(np.flatnonzero(place < wanted))
     precision = Precision(found.shape.default_precision)
     ready = setup.prepared(trace, [batch])
-    rows = Rows.of_loads(loads, (128, 128), 1)
+    rows = LoadRows.of_loads(loads, (128, 128), 1)
     context = Context(rows.tokens, rows.positions, rows.pairs)
     links = [
         dataclasses.replace(

@@ -109,7 +109,7 @@ def test_lengths_and_rates(tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(UserError, match="needs a limit: ttft_ms or tpot_ms"):
         run(SMALL, search=True)
-    with pytest.raises(UserError, match=r"GB of weights and .* leave no cache in 0.9 GB of a GPU"):
+    with pytest.raises(UserError, match=r"GB of weights, .* do not fit a GPU of 0.9 GB"):
         run(SMALL, memory=0.01, count=2)
     with pytest.raises(UserError, match="unknown policy 'x'; known: mixed, prefill-first, whole-"):
         ArrivalSpec(policy="x")

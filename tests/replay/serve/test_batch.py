@@ -12,7 +12,7 @@ from hypothesis import given
 
 from replay.experiments.serve.batch import BatchLengths, cut_up, decode, prefill
 from replay.experiments.serve.handover import arrived_ps
-from replay.experiments.serve.iteration import Load, Piece
+from replay.experiments.serve.iteration import Load, PromptPiece
 from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.times import SPENT, ReplayedTimes
 
@@ -64,8 +64,8 @@ def test_a_request_has_its_first_token_when_its_last_piece_is_over() -> None:
     found, counting = times()
     done = prefill(found, [ints(6, 6), ints(3)], chunk=8)
     assert counting.loads == [
-        [Load(prefill=(Piece(6, 0), Piece(2, 0))), Load(prefill=(Piece(3, 0),))],
-        [Load(prefill=(Piece(4, 2),)), Load()],
+        [Load(prefill=(PromptPiece(6, 0), PromptPiece(2, 0))), Load(prefill=(PromptPiece(3, 0),))],
+        [Load(prefill=(PromptPiece(4, 2),)), Load()],
     ]
     assert done.first_token_ps.tolist() == [1008, 1008 + 1004, 1008]
     assert done.tokens == [8, 4]

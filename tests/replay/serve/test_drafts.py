@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,8 +19,8 @@ from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.batch import Decoded, Spending, decode
 from replay.experiments.serve.experiment import run
 from replay.experiments.serve.iteration import Load
-from replay.experiments.serve.parts import Parts, Rows
-from replay.experiments.serve.room import least_room_of, room_of
+from replay.experiments.serve.parts import EngineParts, LoadRows
+from replay.experiments.serve.room import least_room_of
 from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.serving import Pool
 from replay.experiments.serve.setup import Setup
@@ -51,14 +52,14 @@ def test_the_first_draft_reads_what_was_verified_and_each_other_one_token(
     found = times()
     found.spent_ps([Load(32, 4, 32_000)] * RANKS)
     assert seen == [
-        (Parts.moe, [Load(32, 4, 32_000)] * RANKS, found.shape.num_moe_layers),
-        (Parts.draft, [Load(32, 4, 32_000)] * RANKS, 1),
-        (Parts.draft, [Load(32, 1, 32_000)] * RANKS, 1),
-        (Parts.draft, [Load(32, 1, 32_000)] * RANKS, 1),
+        (EngineParts.moe, [Load(32, 4, 32_000)] * RANKS, found.shape.num_moe_layers),
+        (EngineParts.draft, [Load(32, 4, 32_000)] * RANKS, 1),
+        (EngineParts.draft, [Load(32, 1, 32_000)] * RANKS, 1),
+        (EngineParts.draft, [Load(32, 1, 32_000)] * RANKS, 1),
     ]
     seen.clear()
     found.spent_ps([Load(32, 1, 32_000)] * RANKS)
-    assert [part for part, _, _ in seen] == [Parts.moe]
+    assert [part for part, _, _ in seen] == [EngineParts.moe]
 
 
 class NotedStream:
@@ -86,13 +87,13 @@ def test_a_draft_joins_two_normed_rows_passes_a_layer_and_asks_for_one_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The head has one row of each of 32 requests, though 96 tokens were verified."""
-    monkeypatch.setattr(Parts, "moe", lambda self, stream, rows: stream.noted.append("moe"))
+    monkeypatch.setattr(EngineParts, "moe", lambda self, stream, rows: stream.noted.append("moe"))
     monkeypatch.setattr(
-        Parts, "ends",
+        EngineParts, "ends",
         lambda self, stream, rows: stream.noted.append(("ends", rows.sampled.tolist())),
     )  # fmt: skip
     stream = NotedStream()
-    rows = Rows.of_loads([Load(32, 3, 32_000)], (128, 128), 1)
+    rows = LoadRows.of_loads([Load(32, 3, 32_000)], (128, 128), 1)
     times().parts.draft(cast("Any", stream), rows)
     norm = ("memory", [2 * 96 * 2048 * 2])
     joined = ("gemm", [96], 2048, 2 * 2048)
@@ -161,10 +162,13 @@ def test_a_layer_that_drafts_has_weights_and_a_cache() -> None:
 
 def test_its_experts_are_those_of_one_layer_more() -> None:
     shape, capacity = load("deepseek-v3"), 10**12
-    memory = cast("Any", SimpleNamespace(weight_bytes=[10, 20], total_bytes=[65, 60]))
+    memory = SimpleNamespace(weight_bytes=[10, 20], total_bytes=[65, 60])
+    layers = SimpleNamespace(near=lambda *_: None, most=1, positions=0, memory=memory)
+    own = {"shape": shape, "parts": SimpleNamespace(precision="fp8"), "layers": {"decode": layers}}
+    made = dataclasses.replace(times(), **cast("Any", own))
     for count in (0, 1):
         rest = least_room_of(shape, capacity, None, 1, "fp8", count)
-        room = room_of(shape, [memory], capacity, 1, "fp8", count)
+        room = made.room(["decode"], capacity, count)
         assert room.weights - rest.weights == (58 + count) * 20  # of the fullest GPU
         assert room.iteration == 55  # of the GPU that needs most beside them
         assert room.position == rest.position

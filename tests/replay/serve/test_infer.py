@@ -16,7 +16,7 @@ from replay.experiments.serve.experiment import compare, load_result, run
 from replay.experiments.serve.replay import carry_out
 from replay.experiments.serve.requests import lengths_of
 from replay.experiments.serve.result import InferComparison, named
-from replay.experiments.serve.room import Room, least_room_of
+from replay.experiments.serve.room import ServingRoom, least_room_of
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.setup import Setup
 from replay.experiments.serve.spec import InferSpec
@@ -66,7 +66,7 @@ def test_memory_counts_weights_and_caches(compared: InferComparison) -> None:
 def test_what_does_not_fit_is_refused_saying_what_is_too_big() -> None:
     with pytest.raises(UserError, match=r"weights.*cache for .* positions do not fit .* room for"):
         run(SMALL, prompt=2**20, chunk=32)
-    room = Room(capacity=100, weights=40, iteration=20, position=2)
+    room = ServingRoom(capacity=100, weights=40, iteration=20, position=2)
     assert room.positions == 20
     room.check(20, "here")
     with pytest.raises(UserError, match="do not fit"):
@@ -87,10 +87,10 @@ def test_what_cannot_fit_is_refused_before_anything_is_replayed() -> None:
 
 
 def test_a_model_without_attention_keeps_nothing_of_a_position() -> None:
-    room = Room(capacity=100, weights=40, iteration=20, position=0)
+    room = ServingRoom(capacity=100, weights=40, iteration=20, position=0)
     room.check(10**9, "here")
     with pytest.raises(UserError, match="do not fit"):
-        Room(capacity=100, weights=90, iteration=20, position=0).check(1, "here")
+        ServingRoom(capacity=100, weights=90, iteration=20, position=0).check(1, "here")
 
 
 def test_the_least_that_is_needed_is_not_more_than_what_is(compared: InferComparison) -> None:

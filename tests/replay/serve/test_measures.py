@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.errors import UserError
-from replay.experiments.serve.book import Timeline
+from replay.experiments.serve.book import ServedRun
 from replay.experiments.serve.capacity import most
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.measures import Limits, Served, measure, percentiles
@@ -40,7 +40,7 @@ RULES = Batching(cache_tokens=400, block=16, max_requests=16, max_batched_tokens
 ARRIVING = drawn(120, (lengths("uniform:5:90"), lengths("uniform:1:30")), seed=4).at_rate(900.0)
 
 
-def run(requests: Requests) -> Timeline:
+def run(requests: Requests) -> ServedRun:
     return serve(requests, Pool(PerToken(), RULES, 4))
 
 
@@ -136,7 +136,7 @@ def test_the_largest_rate_is_that_of_a_queue_of_one_server() -> None:
     batching = Batching(cache_tokens=800, max_requests=1, max_batched_tokens=100)
     even = drawn(100, (lengths("100"), lengths("10")), burstiness=float("inf"))
 
-    def serve_one(requests: Requests) -> Timeline:
+    def serve_one(requests: Requests) -> ServedRun:
         return serve(requests, Pool(One(), batching, 1))
 
     limits = Limits(ttft_us=(1000 + 100 * 10) + 1000)

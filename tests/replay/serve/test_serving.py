@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loops import every
 
 from replay.errors import UserError
-from replay.experiments.serve.book import Timeline
+from replay.experiments.serve.book import ServedRun
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.requests import Requests, drawn, lengths
 from replay.experiments.serve.rules import Batching, Drafts, Router
@@ -206,7 +206,7 @@ def test_drafts() -> None:
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[Timeline, PerToken, Batching]:
+def runs(draw: st.DrawFn) -> tuple[ServedRun, PerToken, Batching]:
     times = PerToken(draw(st.integers(1, 3)))
     drafts = draw(st.sampled_from([Drafts(), Drafts(2, 0.6)]))
     batching = Batching(
@@ -229,7 +229,7 @@ def runs(draw: st.DrawFn) -> tuple[Timeline, PerToken, Batching]:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])  # draws are whole runs
 @given(run=runs())
 def test_nothing_is_lost_and_no_limit_is_passed(
-    run: tuple[Timeline, PerToken, Batching],
+    run: tuple[ServedRun, PerToken, Batching],
 ) -> None:
     found, times, batching = run
     book, iterations = found.book, found.groups[0].iterations
@@ -264,7 +264,7 @@ def test_nothing_is_lost_and_no_limit_is_passed(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])  # draws are whole runs
 @given(run=runs())
-def test_littles_law(run: tuple[Timeline, PerToken, Batching]) -> None:
+def test_littles_law(run: tuple[ServedRun, PerToken, Batching]) -> None:
     """Places held by iterations are time spent in them by requests: L = lambda W, both counted."""
     found = run[0]
     book, requests = found.book, found.requests

@@ -9,8 +9,8 @@ import pytest
 import hwmodel
 from replay.engine import GraphBuilder, schedule
 from replay.experiments.collective.experiment import run as collective
-from replay.experiments.serve.iteration import Load, Piece
-from replay.experiments.serve.parts import Rows, sliced
+from replay.experiments.serve.iteration import Load, PromptPiece
+from replay.experiments.serve.parts import LoadRows, sliced
 from replay.experiments.serve.stream import Stream
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.compute.dense import Between
@@ -22,7 +22,7 @@ from tracegen.models import load
 
 EVEN = {
     "decode": [Load(64, 1, 64 * 3000)] * RANKS,
-    "prompt": [Load(prefill=(Piece(256, 2048),))] * RANKS,
+    "prompt": [Load(prefill=(PromptPiece(256, 2048),))] * RANKS,
 }
 UNEVEN = {
     "positions": [Load(64, 1, 64 * each) for each in (8000, 1000, 500, 4000)],
@@ -58,7 +58,7 @@ def test_uneven_loads_take_nearly_what_the_exact_chain_takes(what: str, bound: f
 def test_a_stream_takes_what_the_schedule_of_its_kernels_takes() -> None:
     found = times()
     for loads in (EVEN["decode"], EVEN["prompt"], UNEVEN["requests"]):
-        rows = Rows.of_loads(loads, (128, 128), 1)
+        rows = LoadRows.of_loads(loads, (128, 128), 1)
         stream = Stream(found.system, "graph", RANKS)
         found.parts.moe(stream, rows)
         builder = GraphBuilder(KIND_NAMES)
@@ -88,18 +88,18 @@ def test_a_longer_cache_costs_its_bytes_and_nothing_else() -> None:
 
 def test_prompts_and_decoded_tokens_share_projections_and_nothing_else() -> None:
     found = short(times())
-    prompt, decoded = Load(prefill=(Piece(256, 0),)), Load(48, 1, 48 * 1000)
-    mixed = Load(48, 1, 48 * 1000, (Piece(256, 0),))
+    prompt, decoded = Load(prefill=(PromptPiece(256, 0),)), Load(48, 1, 48 * 1000)
+    mixed = Load(48, 1, 48 * 1000, (PromptPiece(256, 0),))
     took = {}
     for name, one in (("prompt", prompt), ("decoded", decoded), ("mixed", mixed)):
         stream = Stream(found.system, "eager", 1)
-        found.parts.moe(stream, Rows.of_loads([one], (128, 128), 1))
+        found.parts.moe(stream, LoadRows.of_loads([one], (128, 128), 1))
         took[name] = int(stream.total_ps[0])
     assert max(took["prompt"], took["decoded"]) < took["mixed"] < took["prompt"] + took["decoded"]
     # Attention of decoded tokens is a kernel of its own, beside that of prompts.
     longer = Stream(found.system, "eager", 1)
-    more = Load(48, 1, 48 * 9000, (Piece(256, 0),))
-    found.parts.moe(longer, Rows.of_loads([more], (128, 128), 1))
+    more = Load(48, 1, 48 * 9000, (PromptPiece(256, 0),))
+    found.parts.moe(longer, LoadRows.of_loads([more], (128, 128), 1))
     shape, system = found.shape, found.system
     width = (shape.kv_lora_rank or 0) + (shape.qk_rope_head_dim or 0)
     cache = system.attention.decode_stream_rate.duration_ps(48 * 8000 * width * 2)
@@ -107,7 +107,7 @@ def test_prompts_and_decoded_tokens_share_projections_and_nothing_else() -> None
 
 
 def test_queries_of_one_request_attend_to_each_other() -> None:
-    rows = Rows.of_loads([Load(2, 3, 100)], (128, 128), 1)
+    rows = LoadRows.of_loads([Load(2, 3, 100)], (128, 128), 1)
     each = [50 + 1, 50 + 2, 50 + 3]
     assert rows.pairs.tolist() == [2 * sum(each)]
     assert rows.positions.tolist() == [2 * 53]
@@ -115,7 +115,9 @@ def test_queries_of_one_request_attend_to_each_other() -> None:
 
 
 def test_a_piece_counts_tiles_as_batches_do() -> None:
-    rows = Rows.of_loads([Load(prefill=(Piece(300, 200), Piece(5, 0)))], (128, 128), 1)
+    rows = LoadRows.of_loads(
+        [Load(prefill=(PromptPiece(300, 200), PromptPiece(5, 0)))], (128, 128), 1
+    )
     # Last queries of the tiles are 328, 456, 500 and 5, which see 3, 4, 4 and 1 tiles of keys.
     assert rows.pairs.tolist() == [128 * 128 * (3 + 4 + 4 + 1)]
     assert rows.positions.tolist() == [500 + 5]
@@ -131,7 +133,7 @@ def test_drafts_cost_a_layer_and_a_head_each() -> None:
     assert whole["experts"] / plain["experts"] == pytest.approx(
         1 + 2 / found.shape.num_moe_layers, rel=0.05
     )
-    rows = Rows.of_loads([Load(96, 1, 0)], (128, 128), 1)
+    rows = LoadRows.of_loads([Load(96, 1, 0)], (128, 128), 1)
     stream = Stream(found.system, "graph", 1)
     found.parts.ends(stream, rows)
     assert whole["head"] > plain["head"] == int(stream.spent_ps["head"][0])
@@ -142,7 +144,7 @@ def test_only_asked_rows_pass_the_head() -> None:
     vocab, hidden = found.shape.vocab or 0, found.shape.hidden
     few, many = (
         found.spent_ps([Load(prefill=pieces)] * RANKS)["head"]
-        for pieces in ((Piece(512, 0),), (Piece(256, 0), Piece(256, 0)))
+        for pieces in ((PromptPiece(512, 0),), (PromptPiece(256, 0), PromptPiece(256, 0)))
     )
     # One row of logits more: its GEMM; made FP32, temperature, softmax (each read and written), and
     # read to choose.
@@ -187,7 +189,7 @@ def test_the_fullest_worker_decides_what_leaves_and_the_mean_what_is_computed() 
 def test_an_iteration_with_a_prompt_runs_under_the_scheme_of_prompts() -> None:
     found = times()
     loads = [Load(64, 1, 64 * 1000)] * (RANKS - 1)
-    prompt = Load(prefill=(Piece(64, 0),))
+    prompt = Load(prefill=(PromptPiece(64, 0),))
     mixed = found.spent_ps([*loads, prompt])
     count = found.shape.num_moe_layers
     assert mixed["exchange"] == count * round(found.layers["prefill"].at(64, 0).exchange)

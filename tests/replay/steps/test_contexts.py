@@ -15,11 +15,11 @@ from replay.model.compute.slices import Slices
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.context import Context
-from replay.steps.copies import Held, synchronise_ps, update_ps
-from replay.steps.ends import Ends
-from replay.steps.plan import Plan
+from replay.steps.copies import ChunkParameters, synchronise_ps, update_ps
+from replay.steps.ends import EndKernels
+from replay.steps.plan import ParallelPlan
 from replay.steps.shared import Shared
-from replay.steps.times import Hop
+from replay.steps.times import StageHop
 from tracegen import models
 from tracegen.models import ModelShape
 
@@ -30,7 +30,7 @@ SHAPE = ModelShape(
     num_heads=16, num_kv_heads=4, head_dim=128, vocab=32_000,
 )  # fmt: skip
 LATENT = models.load("deepseek-v2-lite")
-PLAN = Plan(tp=2, cp=4, dp=2, pp=2, ep=4, micro_batch=3, micro_batches=5)
+PLAN = ParallelPlan(tp=2, cp=4, dp=2, pp=2, ep=4, micro_batch=3, micro_batches=5)
 SEQUENCE = 512
 OWN, ROWS, POSITIONS = 192, 384, 1536
 """Tokens of a GPU, of its tensor group and of its context group: a micro-batch over 8, 4 and 1."""
@@ -52,12 +52,12 @@ class NotedGroups:
         self.noted.append((what, nbytes, size, stride))
         return 10**12 * nbytes
 
-    def hop(self, nbytes: int, distance: int, *, crosses: bool) -> Hop:
+    def hop(self, nbytes: int, distance: int, *, crosses: bool) -> StageHop:
         self.noted.append((nbytes, distance, crosses))
-        return Hop(nbytes, 7)
+        return StageHop(nbytes, 7)
 
 
-def shared(plan: Plan = PLAN, shape: ModelShape = SHAPE) -> tuple[Shared, NotedGroups]:
+def shared(plan: ParallelPlan = PLAN, shape: ModelShape = SHAPE) -> tuple[Shared, NotedGroups]:
     one, groups = Shared(shape, H100, plan, SEQUENCE, "bf16"), NotedGroups()
     one.__dict__["groups"] = groups  # a cached property
     return one, groups
@@ -161,7 +161,7 @@ def test_latent_vectors_of_a_slice_are_expanded_where_it_is(noted: Noted) -> Non
 
 def test_both_ends_by_hand(noted: Noted) -> None:
     """Half of the vocabulary for the tokens of the tensor group; context groups share neither."""
-    ends = Ends(SHAPE, "bf16", slices(2, 4), np.array([OWN]))
+    ends = EndKernels(SHAPE, "bf16", slices(2, 4), np.array([OWN]))
     machine = Machine(H100, GraphBuilder(KIND_NAMES), 1)
     begun, row, scores = machine.mark(machine.ranks), 2048 * 2, ROWS * 16_000 * 2
     ends.head(machine, begun, is_backward=False)
@@ -195,14 +195,14 @@ def test_a_stage_hands_on_the_rows_that_a_gpu_owns() -> None:
     one, groups = shared()
     assert one.hop.duration_ps == OWN * 2048 * 2
     assert groups.noted == [(OWN * 2048 * 2, 16, True)]  # 32 GPUs are more than a domain
-    one, groups = shared(Plan(cp=2, pp=4, micro_batch=3))
+    one, groups = shared(ParallelPlan(cp=2, pp=4, micro_batch=3))
     assert one.hop.duration_ps == 3 * 256 * 2048 * 2
     assert groups.noted == [(3 * 256 * 2048 * 2, 2, False)]
 
 
 def test_gradients_and_weights_go_over_all_that_have_them() -> None:
     """FP32 sums, BF16 weights; dense ones over dp x cp GPUs, experts over those of each ep."""
-    groups, held = NotedGroups(), Held(dense=1000, experts=600)
+    groups, held = NotedGroups(), ChunkParameters(dense=1000, experts=600)
     assert synchronise_ps(groups, PLAN, held) == (4000 + 2400) * 10**12  # type: ignore[arg-type]
     assert groups.noted == [(RS, 4000, 8, 2), (RS, 2400, 4, 4)]
     groups.noted.clear()
@@ -213,7 +213,7 @@ def test_gradients_and_weights_go_over_all_that_have_them() -> None:
 def adam_ps(dense: int, experts: int) -> int:
     """Time of the optimiser alone, over the time of weights."""
     groups = NotedGroups()
-    found = update_ps(groups, PLAN, Held(dense, experts))  # type: ignore[arg-type]
+    found = update_ps(groups, PLAN, ChunkParameters(dense, experts))  # type: ignore[arg-type]
     return found - 10**12 * 2 * (dense + experts)
 
 

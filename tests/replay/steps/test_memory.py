@@ -12,7 +12,7 @@ import hwmodel
 from replay.errors import UserError
 from replay.steps import activations, memory, parameters, recipes
 from replay.steps.memory import GIB, Kept, StageMemory
-from replay.steps.plan import Plan
+from replay.steps.plan import ParallelPlan
 from tracegen import models
 
 V3 = models.load("deepseek-v3")
@@ -27,7 +27,7 @@ def megatron(recipe: recipes.Recipe) -> list[StageMemory]:
     """DeepSeek-V3 on 256 GPUs, PP4 VPP4 EP64, as "Scalable Training of Mixture-of-Experts Models
     with Megatron Core" (arXiv 2603.07685) takes apart. Which of the four stages is meant is not
     said; with 60 layers in flight it is the third."""
-    plan = Plan(pp=4, vpp=4, ep=64, dp=64, layers=(4,) * 15 + (1,), micro_batches=32)
+    plan = ParallelPlan(pp=4, vpp=4, ep=64, dp=64, layers=(4,) * 15 + (1,), micro_batches=32)
     held = [Kept(tuple(range(k, 16, 4)), 2 * (3 - k) + 3 * 4 + 1) for k in range(4)]
     return memory.stages(V3, plan, recipe, 4096, held)
 
@@ -64,7 +64,7 @@ def test_model_states_are_those_of_another_count() -> None:
     four layers, PP16 TP2 EP8 DP32, gradients FP32, moments BF16: 11.64 GiB of weights, 23.3 of
     gradients, 5.52 of the optimiser. It slices neither the shared expert nor a projection of
     queries over tp, and the shared expert's optimiser over fewer GPUs than have it."""
-    plan = Plan(tp=2, pp=16, ep=8, dp=32, layers=(4,) * 15 + (1,), micro_batches=16)
+    plan = ParallelPlan(tp=2, pp=16, ep=8, dp=32, layers=(4,) * 15 + (1,), micro_batches=16)
     held = [Kept((k,), 1) for k in range(16)]
     found = memory.stages(V3, plan, recipes.find("megatron-bf16-moments"), 4096, held)[5]
     assert found.weights / GIB == pytest.approx(11.64, rel=0.02)
@@ -151,12 +151,12 @@ def test_dense_layers_and_unknown_parts() -> None:
     assert pangu.count("input of a norm behind") == 2
 
 
-def one_stage(plan: Plan, recipe: recipes.Recipe = BF16, copies: int = 1) -> StageMemory:
+def one_stage(plan: ParallelPlan, recipe: recipes.Recipe = BF16, copies: int = 1) -> StageMemory:
     return memory.stages(LITE, plan, recipe, 256, [Kept((0,), 1)], copies=copies)[0]
 
 
 def test_a_single_gpu_has_the_whole_model() -> None:
-    found, count = one_stage(Plan()), parameters.count(LITE)
+    found, count = one_stage(ParallelPlan()), parameters.count(LITE)
     assert found.weights == 2 * count.total
     assert found.gradients == 4 * count.total
     assert found.optimiser == 12 * count.total
@@ -169,7 +169,7 @@ def test_a_single_gpu_has_the_whole_model() -> None:
 def test_the_optimiser_is_sliced_over_all_that_have_the_same_weights(
     ep: int, cp: int, copies: int
 ) -> None:
-    plan = Plan(dp=8, cp=cp, ep=ep * cp)
+    plan = ParallelPlan(dp=8, cp=cp, ep=ep * cp)
     found = one_stage(plan, copies=copies)
     count = parameters.count(LITE)
     experts = sum(parameters.of_layer(LITE, n).experts for n in range(LITE.num_layers)) // plan.ep
@@ -180,7 +180,7 @@ def test_the_optimiser_is_sliced_over_all_that_have_the_same_weights(
 
 
 def test_activations_are_those_in_flight_and_hops_those_of_a_pipeline() -> None:
-    plan = Plan(pp=2, micro_batches=4)
+    plan = ParallelPlan(pp=2, micro_batches=4)
     first, last = memory.stages(LITE, plan, BF16, 256, [Kept((0,), 2), Kept((1,), 1)])
     layers = {0: range(14), 1: range(14, 27)}
     for stage, count, times in ((first, 0, 2), (last, 1, 1)):
@@ -200,14 +200,14 @@ def test_activations_are_those_in_flight_and_hops_those_of_a_pipeline() -> None:
 def test_both_ends_of_a_pipeline_have_tied_weights_and_one_stage_has_them_once() -> None:
     tied = LITE.model_copy(update={"tied_embeddings": True})
     ends, held = 2 * 102400 * 2048, [Kept((0,), 1), Kept((1,), 1)]
-    plain = memory.stages(LITE, Plan(pp=2), BF16, 256, held)
-    assert memory.stages(tied, Plan(pp=2), BF16, 256, held) == plain
-    one = memory.stages(tied, Plan(), BF16, 256, held[:1])[0]
-    assert one_stage(Plan()).weights - one.weights == ends
+    plain = memory.stages(LITE, ParallelPlan(pp=2), BF16, 256, held)
+    assert memory.stages(tied, ParallelPlan(pp=2), BF16, 256, held) == plain
+    one = memory.stages(tied, ParallelPlan(), BF16, 256, held[:1])[0]
+    assert one_stage(ParallelPlan()).weights - one.weights == ends
 
 
 def test_a_stage_of_two_chunks_has_both_and_prediction_of_more_tokens_brings_its_ends() -> None:
-    plan = Plan(pp=2, mtp=1, ep=8, dp=8)
+    plan = ParallelPlan(pp=2, mtp=1, ep=8, dp=8)
     ends = 2 * 129280 * 7168  # of weights in BF16
     apart = memory.stages(V3, plan, BF16, 64, [Kept((0,), 1), Kept((1,), 1)])
     assert apart[1].logits == 2 * 64 * 129280 * 6  # both predictions
@@ -220,11 +220,11 @@ def test_a_stage_of_two_chunks_has_both_and_prediction_of_more_tokens_brings_its
 def test_plans_that_do_not_fit_are_refused_with_what_would() -> None:
     system = hwmodel.load("dgx-h100")
 
-    def needs(plan: Plan) -> list[StageMemory]:
+    def needs(plan: ParallelPlan) -> list[StageMemory]:
         held = [Kept((k,), plan.pp - k) for k in range(plan.pp)]
         return memory.stages(QWEN, plan, BF16, 4096, held)
 
-    fits = Plan(dp=4, pp=2, ep=4, recompute="full", micro_batches=8)
+    fits = ParallelPlan(dp=4, pp=2, ep=4, recompute="full", micro_batches=8)
     assert memory.require(QWEN, fits, system, needs) == needs(fits)
     with pytest.raises(UserError) as refusal:
         memory.require(QWEN, fits.model_copy(update={"ep": 2, "micro_batch": 2}), system, needs)
@@ -235,14 +235,14 @@ def test_plans_that_do_not_fit_are_refused_with_what_would() -> None:
     assert "optimiser" in first and "gradients" in first
     assert second.startswith("these fit: ep=4 (")
     with pytest.raises(UserError, match=r"no change of one size fits; least needs .*=\d"):
-        memory.require(QWEN, Plan(dp=8, micro_batch=3), system, needs)
+        memory.require(QWEN, ParallelPlan(dp=8, micro_batch=3), system, needs)
 
-    def alone(plan: Plan) -> list[StageMemory]:
+    def alone(plan: ParallelPlan) -> list[StageMemory]:
         if plan != start:
             raise UserError("not this one")
         return needs(plan)
 
-    start = Plan(micro_batch=3)
+    start = ParallelPlan(micro_batch=3)
     with pytest.raises(UserError, match="no change of one size helps"):
         memory.require(QWEN, start, system, alone)
 

@@ -11,14 +11,14 @@ import hwmodel
 from replay.errors import UserError
 from replay.steps import fitting, plans
 from replay.steps.chunks import chunks_of
-from replay.steps.plan import Plan, parse
+from replay.steps.plan import ParallelPlan, parse
 from tracegen import models
 
 V3 = models.load("deepseek-v3")
 LITE = models.load("deepseek-v2-lite")
 
 
-def counts(plan: Plan) -> list[int]:
+def counts(plan: ParallelPlan) -> list[int]:
     return [len(chunk) for chunk in chunks_of(V3, plan)]
 
 
@@ -30,28 +30,28 @@ def test_layers_are_cut_as_megatron_bridge_cuts_deepseek_v3(
     pp: int, vpp: int, decoder: list[int]
 ) -> None:
     """set_deepseek_v3_pipeline_model_parallel_layout, with its one layer for a second token."""
-    chunks = chunks_of(V3, Plan(pp=pp, vpp=vpp, mtp=1))
+    chunks = chunks_of(V3, ParallelPlan(pp=pp, vpp=vpp, mtp=1))
     assert [sum(layer < 61 for layer in chunk) for chunk in chunks] == decoder
     assert chunks[-1][-1] == 61
 
 
 def test_last_chunk_may_have_the_head_alone() -> None:
     """Pangu's 61 + 1 layers over 16 stages of two chunks."""
-    assert counts(Plan(pp=16, vpp=2, mtp=1)) == [2] * 31 + [0]
+    assert counts(ParallelPlan(pp=16, vpp=2, mtp=1)) == [2] * 31 + [0]
     with pytest.raises(UserError, match=r"64 chunks, some without layers: .* at most 62 chunks"):
-        counts(Plan(pp=32, vpp=2))
+        counts(ParallelPlan(pp=32, vpp=2))
 
 
 def test_embedding_and_head_may_have_chunks_of_their_own() -> None:
     """Megatron-LM's account-for options: 61 layers and these two over 21 stages of three."""
-    assert counts(Plan(pp=21, vpp=3, layers=(0, *[1] * 61, 0))) == [0] + [1] * 61 + [0]
+    assert counts(ParallelPlan(pp=21, vpp=3, layers=(0, *[1] * 61, 0))) == [0] + [1] * 61 + [0]
     with pytest.raises(UserError, match="some without layers"):
-        counts(Plan(pp=21, vpp=3, layers=(1, 0, *[1] * 60, 0)))
+        counts(ParallelPlan(pp=21, vpp=3, layers=(1, 0, *[1] * 60, 0)))
 
 
 @given(st.integers(1, 61), st.integers(0, 1))
 def test_chunks_are_the_layers_in_order_and_even(pp: int, mtp: int) -> None:
-    chunks = chunks_of(V3, Plan(pp=pp, mtp=mtp))
+    chunks = chunks_of(V3, ParallelPlan(pp=pp, mtp=mtp))
     assert [layer for chunk in chunks for layer in chunk] == list(range(61 + mtp))
     loads = [len(chunk) for chunk in chunks]
     loads[-1] += 1  # the head
@@ -61,11 +61,11 @@ def test_chunks_are_the_layers_in_order_and_even(pp: int, mtp: int) -> None:
 def test_layers_of_chunks_can_be_given() -> None:
     sizes = parse("pp=8, vpp=2, layers=15x4+1")
     assert sizes["layers"] == (4,) * 15 + (1,)
-    assert counts(Plan(**sizes)) == [4] * 15 + [1]
+    assert counts(ParallelPlan(**sizes)) == [4] * 15 + [1]
     with pytest.raises(UserError, match=r"layers gives 8 to its chunks; deepseek-v3 has 61$"):
-        counts(Plan(pp=2, layers=(4, 4)))
+        counts(ParallelPlan(pp=2, layers=(4, 4)))
     with pytest.raises(UserError, match="layers has 2 chunks; pp 4 x vpp 1 = 4"):
-        counts(Plan(pp=4, layers=(30, 31)))
+        counts(ParallelPlan(pp=4, layers=(30, 31)))
 
 
 @every(
@@ -80,7 +80,7 @@ def test_layers_of_chunks_can_be_given() -> None:
         ("layers=99999999x1", "more than 4096 chunks"),
         ("layers=4,4", "'4' is not a size"),
         ("layers=4x", "expected chunks such as 15x4"),
-        ("recompute=some", "possible are 'none', 'selective' or 'full'"),
+        ("recompute=some", "unknown recompute 'some'"),
         ("dp=99999999", "99999999 GPUs; at most 1048576"),
         ("pp=5000", "5000 chunks .* at most 4096"),
         ("tp=4,dp=4,ep=3", "possible are 1, 2, 4, 8, 16"),
@@ -88,7 +88,7 @@ def test_layers_of_chunks_can_be_given() -> None:
 )
 def test_sizes_that_are_none_are_refused(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Plan(**parse(text))
+        ParallelPlan(**parse(text))
 
 
 @every("name", plans.names())
@@ -144,17 +144,17 @@ def test_sizes_after_a_name_replace_its_own() -> None:
 def test_plans_that_do_not_suit_are_refused(sizes: dict[str, int], message: str | None) -> None:
     system, sequence = hwmodel.load("dgx-h100"), 4095 if message and "4095" in message else 4096
     if message is None:
-        fitting.check(Plan(**sizes), LITE, system, sequence)
+        fitting.check(ParallelPlan(**sizes), LITE, system, sequence)
         return
     with pytest.raises(UserError, match=message):
-        fitting.check(Plan(**sizes), LITE, system, sequence)
+        fitting.check(ParallelPlan(**sizes), LITE, system, sequence)
 
 
 def test_tensor_parallel_groups_stay_in_a_domain() -> None:
     system = hwmodel.load("dgx-h100-x2")
     with pytest.raises(UserError, match=r"tp 16 is not within a domain of 8 GPUs; .* 1, 2, 4, 8$"):
-        fitting.check(Plan(tp=16), V3, system)
-    fitting.check(Plan(tp=8, dp=2), V3, system)
+        fitting.check(ParallelPlan(tp=16), V3, system)
+    fitting.check(ParallelPlan(tp=8, dp=2), V3, system)
 
 
 @every(
@@ -171,10 +171,10 @@ def test_models_refuse_what_does_not_divide(
     model: str, sizes: dict[str, int], message: str | None
 ) -> None:
     if message is None:
-        fitting.check_model(Plan(**sizes), models.load(model))
+        fitting.check_model(ParallelPlan(**sizes), models.load(model))
         return
     with pytest.raises(UserError, match=message):
-        fitting.check_model(Plan(**sizes), models.load(model))
+        fitting.check_model(ParallelPlan(**sizes), models.load(model))
 
 
 @every(
@@ -188,4 +188,4 @@ def test_models_refuse_what_does_not_divide(
 def test_widths_that_do_not_divide_are_refused(field: str, count: int, message: str) -> None:
     shape = V3.model_copy(update={"name": "mine", field: count})
     with pytest.raises(UserError, match=message):
-        fitting.check_model(Plan(tp=8), shape)
+        fitting.check_model(ParallelPlan(tp=8), shape)

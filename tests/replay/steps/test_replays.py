@@ -16,12 +16,12 @@ from replay.model.machine.machine import Machine
 from replay.model.work.context import Context
 from replay.schemes.ep.base import LayerRefusedError
 from replay.steps import copies
-from replay.steps.groups import Groups
+from replay.steps.groups import GroupTimes
 from replay.steps.layer_passes import behind_forward
 from replay.steps.parameters import of_embedding, of_head, of_layer
-from replay.steps.plan import Plan
+from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
-from replay.steps.routing import Routing
+from replay.steps.routing import DrawnRouting
 from replay.steps.times import StepTimes, Timed
 from tracegen import models
 from tracegen.generate import generate
@@ -41,24 +41,24 @@ TOKENS = 256
 def made(scheme: str = "deepep", shape: ModelShape = SHAPE, **changes: Any) -> StepTimes:
     settings = ("splits_backward", "layers", "routing", "trace", "beside")
     own = {name: changes.pop(name) for name in settings if name in changes}
-    plan = Plan(**{**BASE, **changes})
+    plan = ParallelPlan(**{**BASE, **changes})
     replays = StepReplays(shape, H100, plan, TOKENS, "bf16", **{"layers": 1, **own})
     return replays.under(scheme)
 
 
 @pytest.fixture(scope="module")
 def plain() -> StepTimes:
-    return made(splits_backward=True, layers=3, routing=Routing("zipf", {"skew": 0.5}))
+    return made(splits_backward=True, layers=3, routing=DrawnRouting("zipf", {"skew": 0.5}))
 
 
 @pytest.fixture(scope="module")
 def full() -> StepTimes:
-    return made(recompute="full", routing=Routing("zipf", {"skew": 0.5}))
+    return made(recompute="full", routing=DrawnRouting("zipf", {"skew": 0.5}))
 
 
 @pytest.fixture(scope="module")
 def selective() -> StepTimes:
-    return made(recompute="selective", routing=Routing("zipf", {"skew": 0.5}))
+    return made(recompute="selective", routing=DrawnRouting("zipf", {"skew": 0.5}))
 
 
 def gemm_ps(columns: int, inner: int) -> int:
@@ -87,7 +87,7 @@ def test_layers_that_are_not_replayed_take_the_times_of_one_near_them() -> None:
 
 def test_the_middle_of_a_traces_layers_stands_for_all() -> None:
     trace = generate("zipf", SHAPE, ranks=4, tokens_per_rank=TOKENS, skew=0.9)
-    plan = Plan(**BASE)
+    plan = ParallelPlan(**BASE)
     replays = StepReplays(SHAPE, H100, plan, TOKENS, "bf16", layers=1, trace=trace)
     replays.under("ideal")
     rows = [np.bincount(trace.expert_ids[layer].ravel() // 2).max() for layer in range(3)]
@@ -216,7 +216,7 @@ def test_slices_take_their_part_of_the_work(plain: StepTimes) -> None:
     sliced = made(tp=4, dp=1, micro_batch=4)  # as many tokens on each GPU, a quarter of the heads
     one, other = plain.layers[0][0].forward, sliced.layers[0][0].forward
     moved = 4 * TOKENS * 2048 * 2
-    exchanges = 2 * sum(Groups(H100).collective_ps(what, moved, 4) for what in (AG, RS))
+    exchanges = 2 * sum(GroupTimes(H100).collective_ps(what, moved, 4) for what in (AG, RS))
     assert whole(other) - whole(one) == pytest.approx(exchanges, rel=0.2)
     halves = made(cp=2, dp=2).layers[0][0].forward
     assert (halves.causes["dense"] < one.causes["dense"]).all()  # of half of the tokens
@@ -243,7 +243,7 @@ def test_head_and_loss_take_their_operations_and_bytes(plain: StepTimes) -> None
 
 
 def test_a_chunk_has_its_layers_and_its_ends() -> None:
-    plan = Plan(**BASE)
+    plan = ParallelPlan(**BASE)
     first = copies.held(SHAPE, plan, range(2), first=True, last=False)
     layers = [of_layer(SHAPE, number, 1, 4) for number in range(2)]
     assert first.dense == sum(one.without_experts for one in layers) + of_embedding(SHAPE)
@@ -255,7 +255,7 @@ def test_a_chunk_has_its_layers_and_its_ends() -> None:
 
 def test_gradients_and_weights_go_round_once(plain: StepTimes) -> None:
     """Of the dense weights, since four GPUs have all experts once."""
-    plan = Plan(**BASE)
+    plan = ParallelPlan(**BASE)
     of = copies.held(SHAPE, plan, range(3), first=True, last=False)
     through = 3 / 4 * of.dense / 450e9  # of a port of H100's
     assert 4 * through < plain.synchronise[0, 3] / 1e12 < 2.2 * 4 * through
@@ -273,8 +273,8 @@ def test_gpus_of_other_nodes_take_the_times_of_those_that_stand_for_them() -> No
     machine = hwmodel.load("dgx-h100", {"fabric.num_gpus": 2, "fabric.num_domains": 4})
     shape = SHAPE.model_copy(update={"num_layers": 2})
     replays = StepReplays(
-        shape, machine, Plan(ep=8, dp=8), 32, "bf16", layers=1, sample_nodes=1,
-        routing=Routing("zipf", {"skew": 0.5}),
+        shape, machine, ParallelPlan(ep=8, dp=8), 32, "bf16", layers=1, sample_nodes=1,
+        routing=DrawnRouting("zipf", {"skew": 0.5}),
     )  # fmt: skip
     met = replays.under("nccl-alltoall").layers[0][1].forward.met
     assert met.shape == (8,)

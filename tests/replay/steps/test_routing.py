@@ -6,12 +6,12 @@ import pytest
 from loops import every
 
 from replay.errors import UserError
-from replay.steps.routing import Routing, parse
+from replay.steps.routing import DrawnRouting, parse
 
 
 def test_a_kind_with_its_parameters() -> None:
-    assert parse("uniform") == Routing("uniform", {})
-    assert parse("zipf:skew=0.6") == parse("zipf:0.6") == Routing("zipf", {"skew": 0.6})
+    assert parse("uniform") == DrawnRouting("uniform", {})
+    assert parse("zipf:skew=0.6") == parse("zipf:0.6") == DrawnRouting("zipf", {"skew": 0.6})
 
 
 @every(

@@ -9,8 +9,8 @@ import numpy as np
 from replay.schemes import Scheme, find
 from replay.schemes.ep.base import LayerRefusedError
 from replay.steps.chunks import chunks_of
-from replay.steps.plan import Plan
-from replay.steps.times import Hop, PartTimes, StepTimes, Timed
+from replay.steps.plan import ParallelPlan
+from replay.steps.times import PassTimes, StageHop, StepTimes, Timed
 
 MS = 1_000_000_000  # picoseconds
 EXCHANGE_MS = {"deepep": 4, "nccl-alltoall": 6, "dysharp": 1, "ideal": 0}
@@ -20,7 +20,9 @@ EXCHANGE_MS = {"deepep": 4, "nccl-alltoall": 6, "dysharp": 1, "ideal": 0}
 class MadeReplays:
     """What `replay.steps.replays.StepReplays` is to level two, without a replay."""
 
-    def __init__(self, shape: Any, system: Any, plan: Plan, *, sequence: int, **_: Any) -> None:
+    def __init__(
+        self, shape: Any, system: Any, plan: ParallelPlan, *, sequence: int, **_: Any
+    ) -> None:
         self.shape, self.plan = shape, plan
         self.facts = {
             "sequence": sequence, "tokens_per_gpu": plan.tokens_per_gpu(sequence),
@@ -49,14 +51,14 @@ class MadeReplays:
             own = np.full(ranks, factor * MS)
             return Timed(own, np.zeros(ranks, np.int64), {"head": own})
 
-        layer = PartTimes(timed(3, 5), timed(6, 10))
+        layer = PassTimes(timed(3, 5), timed(6, 10))
         chunks = [(one.start, one.stop) for one in chunks_of(self.shape, self.plan)]
         return StepTimes(
             num_ranks=ranks,
             layers=[[layer] * (self.shape.num_layers + self.plan.mtp)],
-            embedding=PartTimes(head(1), head(1)),
-            head=PartTimes(head(2), head(4)),
-            hop=Hop(MS // 2, MS // 100),
+            embedding=PassTimes(head(1), head(1)),
+            head=PassTimes(head(2), head(4)),
+            hop=StageHop(MS // 2, MS // 100),
             synchronise=dict.fromkeys(chunks, 7 * MS),
             update=dict.fromkeys(chunks, 3 * MS),
         )

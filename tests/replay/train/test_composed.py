@@ -16,11 +16,11 @@ from replay.errors import UserError
 from replay.experiments.train.composed import SPENT, Composed, compose
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
 from replay.experiments.train.schedules.registry import SCHEDULES
-from replay.steps.times import Hop, Ints, PartTimes, StepTimes, Timed
+from replay.steps.times import Ints, PassTimes, StageHop, StepTimes, Timed
 from tests.oracle import slow_pipeline, slow_step
 
 F, B, HEAD, RANKS = 30, 70, 11, 3
-NO_HOP = Hop(0, 0)
+NO_HOP = StageHop(0, 0)
 
 
 def timed(own: Sequence[int], met: Sequence[int], before: str = "attention") -> Timed:
@@ -33,24 +33,24 @@ def even(own: int, met: int = 0, before: str = "attention", ranks: int = RANKS) 
     return timed([own] * ranks, [met] * ranks, before)
 
 
-def layer(forward: int = F, backward: int = B) -> PartTimes:
+def layer(forward: int = F, backward: int = B) -> PassTimes:
     """Alike on all GPUs; a forward pass is free beside a backward pass."""
     half = backward // 2
-    return PartTimes(
+    return PassTimes(
         forward=even(forward - 10, 10), backward=even(backward - 10, 10),
         inputs=even(half - 10, 10), weights=even(backward - half),
         beside=even(backward - 10, 10),
     )  # fmt: skip
 
 
-def nothing() -> PartTimes:
-    return PartTimes(even(0, 0, "head"), even(0, 0, "head"))
+def nothing() -> PassTimes:
+    return PassTimes(even(0, 0, "head"), even(0, 0, "head"))
 
 
-def times(layers: int, hop: Hop = NO_HOP, head: int = 0, **others: object) -> StepTimes:
+def times(layers: int, hop: StageHop = NO_HOP, head: int = 0, **others: object) -> StepTimes:
     return StepTimes(
         num_ranks=RANKS, layers=[[layer() for _ in range(layers)]], embedding=nothing(),
-        head=PartTimes(even(head, 0, "head"), even(2 * head, 0, "head")), hop=hop,
+        head=PassTimes(even(head, 0, "head"), even(2 * head, 0, "head")), hop=hop,
         **others,  # type: ignore[arg-type]  # other fields of it
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ def test_one_forward_one_backward(stages: int, batches: int) -> None:
 def test_messages_hold_up_the_first_micro_batch_at_each_stage_and_gradients_likewise() -> None:
     shape = Shape(4, 1, 1)
     plain = compose(SCHEDULES["1f1b"], shape, times(4), chunks(shape))
-    late = compose(SCHEDULES["1f1b"], shape, times(4, Hop(5, 2)), chunks(shape))
+    late = compose(SCHEDULES["1f1b"], shape, times(4, StageHop(5, 2)), chunks(shape))
     assert late.step_ps == plain.step_ps + 2 * 3 * (5 + 2)
     assert (late.spent["pipeline"] - plain.spent["pipeline"] == 2 * 3 * 7).all()
     adds_up(late)
@@ -105,17 +105,16 @@ class TwoMessages(Schedule):
     def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
         return chunk
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         batches = range(shape.micro_batches)
-        return [
-            [*((Op("F", 0, m),) for m in batches), *((Op("B", 0, m),) for m in batches)],
-            [tuple(Op("F", 1, m) for m in batches), tuple(Op("B", 1, m) for m in batches)],
-        ]
+        if stage == 0:
+            return [*((Op("F", 0, m),) for m in batches), *((Op("B", 0, m),) for m in batches)]
+        return [tuple(Op("F", 1, m) for m in batches), tuple(Op("B", 1, m) for m in batches)]
 
 
 def test_a_gpu_sends_one_message_after_the_other() -> None:
     shape, long = Shape(2, 1, 2), 1000
-    made = compose(TwoMessages(), shape, times(2, Hop(long, 7)), chunks(shape))
+    made = compose(TwoMessages(), shape, times(2, StageHop(long, 7)), chunks(shape))
     there = F + 2 * long + 7  # the second waits for the first at the port
     assert made.step_ps == there + 2 * (F + B) + 2 * long + 7 + B
     adds_up(made)
@@ -127,7 +126,7 @@ def test_embedding_comes_before_the_first_layer_and_the_head_behind_the_last() -
     assert made.step_ps == 2 * (F + B) + 3 * HEAD
     assert made.spent["head"][1].tolist() == [3 * HEAD] * RANKS
     assert not made.spent["head"][0].any()
-    ahead = replace(times(2), embedding=PartTimes(even(4, 0, "head"), even(9, 0, "head")))
+    ahead = replace(times(2), embedding=PassTimes(even(4, 0, "head"), even(9, 0, "head")))
     made = compose(SCHEDULES["1f1b"], shape, ahead, chunks(shape))
     assert made.spent["head"][:, 0].tolist() == [13, 0]
 
@@ -175,14 +174,11 @@ class Copies(Schedule):
     def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
         return 1 - micro_batch % 2
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         return [
-            [
-                (Op(kind, 0, m),)  # type: ignore[arg-type]  # a letter of the two
-                for m in range(1 - stage, shape.micro_batches, 2)
-                for kind in "FB"
-            ]
-            for stage in range(2)
+            (Op(kind, 0, m),)  # type: ignore[arg-type]  # a letter of the two
+            for m in range(1 - stage, shape.micro_batches, 2)
+            for kind in "FB"
         ]
 
 
@@ -199,7 +195,7 @@ def test_a_chunk_that_two_stages_hold_is_summed_when_both_are_done() -> None:
 
 
 def test_who_comes_early_waits_for_its_neighbours() -> None:
-    uneven = PartTimes(timed([10, 4, 7], [5, 5, 6]), timed([20, 20, 26], [1, 1, 1]))
+    uneven = PassTimes(timed([10, 4, 7], [5, 5, 6]), timed([20, 20, 26], [1, 1, 1]))
     step = replace(times(1), layers=[[uneven]])
     made = compose(SCHEDULES["1f1b"], Shape(1, 1, 1), step, [range(1)])
     # Forward: 10, then 15 15 16; backward: 35 35 42, then 43 on all.
@@ -245,9 +241,9 @@ def test_any_times_give_the_ends_of_the_slow_twin(name: str, seed: int) -> None:
         return timed(draw.integers(0, 50, RANKS).tolist(),
                      (draw.integers(1, 50, RANKS) * meets).tolist())  # fmt: skip
 
-    def part(splits: bool = True) -> PartTimes:
+    def part(splits: bool = True) -> PassTimes:
         pairs = bool(draw.integers(0, 3))
-        return PartTimes(
+        return PassTimes(
             some(), some(), some() if splits else None, some(False) if splits else None,
             some() if pairs else None,
         )  # fmt: skip
@@ -255,7 +251,7 @@ def test_any_times_give_the_ends_of_the_slow_twin(name: str, seed: int) -> None:
     num_layers = 2 * shape.model_chunks - 1
     cut = [range(2 * c, min(2 * c + 2, num_layers)) for c in range(shape.model_chunks)]
     layers = [[part() for _ in range(num_layers)] for _ in range(2)]
-    step = StepTimes(RANKS, layers, part(splits=False), part(splits=False), Hop(0, 13))
+    step = StepTimes(RANKS, layers, part(splits=False), part(splits=False), StageHop(0, 13))
     slow = slow_step.run(schedule, shape, step, cut)
     made = compose(schedule, shape, step, cut)
     adds_up(made)
@@ -309,6 +305,6 @@ def test_equal_times_give_the_ends_of_the_plain_executor_of_schedules(name: str,
     spans = {kind: int(of.own[0] + of.met[0]) for kind, of in each.items()}
     spans["FB"] = int(one.beside.own[0] + one.beside.met[0])
     ran = slow_pipeline.run(schedule, shape, spans, hop)
-    made = compose(schedule, shape, times(shape.model_chunks, Hop(0, hop)), chunks(shape))
+    made = compose(schedule, shape, times(shape.model_chunks, StageHop(0, hop)), chunks(shape))
     assert made.step_ps == max(ran.finishes)
     assert (made.spent["pipeline"] == made.step_ps - np.array(ran.busy)[:, None]).all()

@@ -9,7 +9,7 @@ from replay.chains.jitter import Jitter
 from replay.experiments.train.composed import Composed, compose
 from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.schedules.registry import find
-from replay.steps.times import Hop, PartTimes, StepTimes, Timed
+from replay.steps.times import PassTimes, StageHop, StepTimes, Timed
 
 RANKS, OWN, MET, LAYERS, BATCHES = 4, 30_000_000, 20_000_000, 3, 5
 JITTER = Jitter(5.0, 1.0, seed=3)
@@ -22,9 +22,9 @@ def even(own: int, met: int) -> Timed:
 
 def step(stages: int, jitter: Jitter | None) -> Composed:
     """Layers of which the first does not meet, as one without experts."""
-    layers = [PartTimes(even(OWN, met), even(OWN, met)) for met in [0] + [MET] * (LAYERS - 1)]
-    ends = PartTimes(even(0, 0), even(0, 0))
-    times = StepTimes(RANKS, [layers * stages], ends, ends, Hop(0, 0))
+    layers = [PassTimes(even(OWN, met), even(OWN, met)) for met in [0] + [MET] * (LAYERS - 1)]
+    ends = PassTimes(even(0, 0), even(0, 0))
+    times = StepTimes(RANKS, [layers * stages], ends, ends, StageHop(0, 0))
     chunks = [range(LAYERS * stage, LAYERS * (stage + 1)) for stage in range(stages)]
     return compose(find("1f1b"), Shape(stages, 1, BATCHES), times, chunks, jitter)
 

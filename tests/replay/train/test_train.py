@@ -13,13 +13,12 @@ from replay.errors import UserError
 from replay.experiments import train as training
 from replay.experiments.base.identity import identity
 from replay.experiments.train import SCHEDULES, TrainComparison, TrainResult, TrainSpec, setup
-from replay.experiments.train.memory import kept_by
 from replay.experiments.train.schedules.base import Shape
 from replay.report.text import summary
 from replay.schemes.registry import find
 from replay.steps import plans
 from replay.steps.parameters import flop_per_token
-from replay.steps.plan import Plan
+from replay.steps.plan import ParallelPlan
 from tests.replay.train.made import MadeReplays
 
 PLAN = "pp=2,dp=4,ep=4,micro_batches=3"
@@ -275,14 +274,14 @@ def test_identity_is_of_the_whole_model() -> None:
 
 
 def test_stages_hold_the_chunks_that_the_schedule_gives_them() -> None:
-    both = kept_by(SCHEDULES["dualpipe"], Shape.of(Plan(pp=4, micro_batches=8)))
+    both = SCHEDULES["dualpipe"].kept(Shape.of(ParallelPlan(pp=4, micro_batches=8)))
     assert [kept.chunks for kept in both] == [(0, 3), (1, 2), (1, 2), (0, 3)]
-    turns = kept_by(SCHEDULES["interleaved"], Shape(2, 2, 4))
+    turns = SCHEDULES["interleaved"].kept(Shape(2, 2, 4))
     assert [kept.chunks for kept in turns] == [(0, 2), (1, 3)]
-    plain = kept_by(SCHEDULES["1f1b"], Shape(3, 1, 8))
+    plain = SCHEDULES["1f1b"].kept(Shape(3, 1, 8))
     assert [kept.in_flight for kept in plain] == [3, 2, 1]
     with pytest.raises(UserError, match="one chunk per stage"):
-        kept_by(SCHEDULES["1f1b"], Shape(2, 2, 4))
+        SCHEDULES["1f1b"].kept(Shape(2, 2, 4))
 
 
 def test_a_result_has_the_memory_of_its_stages(compared: TrainComparison) -> None:

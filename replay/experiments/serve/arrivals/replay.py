@@ -18,13 +18,12 @@ from replay.experiments.serve.arrivals.result import ArrivalPhase, ArrivalResult
 from replay.experiments.serve.arrivals.spec import OF_ARRIVALS, ArrivalSpec
 from replay.experiments.serve.measures import measure
 from replay.experiments.serve.requests import drawn, lengths
-from replay.experiments.serve.room import GB
 from replay.experiments.serve.rules import Batching
 from replay.experiments.serve.serving import Pool, serve
 from replay.experiments.serve.setup import Setup, Side
 
 if TYPE_CHECKING:
-    from replay.experiments.serve.book import Timeline
+    from replay.experiments.serve.book import ServedRun
     from replay.experiments.serve.requests import Requests
     from replay.model.work.batch import Phase
     from replay.schemes.outside import AllowCode
@@ -99,7 +98,7 @@ def carry_out(ready: ArrivalSetup) -> ArrivalResult:
         sender, receiver = setup.prefill.system, setup.decode.system
         return handover.arrived_ps([0], [tokens * position], sender, receiver, 1, 1)
 
-    def run(arriving: Requests) -> Timeline:
+    def run(arriving: Requests) -> ServedRun:
         return serve(
             arriving, pools[0], decode=pools[1] if setup.is_apart else None,
             handover_ps=handover_ps, router=asked.router, drafts=drafts,
@@ -185,13 +184,8 @@ def _pools(setup: Setup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, 
         used: list[Phase] = [phase] if setup.is_apart else ["prefill", "decode"]
         capacity = int(side.system.hbm.num_bytes * asked.memory)
         room = times.room(used, capacity, int(setup.drafts.count > 0))
-        if room.positions < asked.block:
-            message = (
-                f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}: "
-                f"{room.weights / GB:,.1f} GB of weights and {room.iteration / GB:,.1f} GB of "
-                f"buffers leave no cache in {room.capacity / GB:,.1f} GB of a GPU"
-            )
-            raise UserError(message)
+        where = f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}"
+        room.check(asked.block, where)
         rules = Batching(
             policy=asked.policy, cache_tokens=room.positions, block=asked.block,
             max_batched_tokens=spec.chunk * side.tp, max_requests=spec.requests * side.tp,

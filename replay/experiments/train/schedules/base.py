@@ -6,15 +6,19 @@ that it says; the engine decides when.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from replay.errors import UserError
-from replay.steps.memory import Kept
+from replay.steps.memory import Kept, StageMemory, require, stages
 
 if TYPE_CHECKING:
-    from replay.steps.plan import Plan
+    from hwmodel import System
+    from replay.steps.plan import ParallelPlan
+    from replay.steps.recipes import Recipe
+    from tracegen.models import ModelShape
 
 Kind = Literal["F", "B", "I", "W"]
 """A pass over a chunk: forward (F), backward (B), or the backward pass in two: gradients of inputs
@@ -44,8 +48,8 @@ class Shape(NamedTuple):
     stages
         Stages of the pipeline.
     chunks
-        Chunks of the model that each stage holds (`Plan.vpp`); for a bidirectional schedule, of
-        each direction.
+        Chunks of the model that each stage holds (`ParallelPlan.vpp`); for a bidirectional
+        schedule, of each direction.
     micro_batches
         Of a step.
     """
@@ -55,7 +59,7 @@ class Shape(NamedTuple):
     micro_batches: int
 
     @classmethod
-    def of(cls, plan: Plan) -> Shape:
+    def of(cls, plan: ParallelPlan) -> Shape:
         """Take them from a parallel plan."""
         return cls(plan.pp, plan.vpp, plan.micro_batches)
 
@@ -74,8 +78,8 @@ class Schedule(ABC):
 
     Attributes
     ----------
-    name, summary, source
-        What it is called, does, and is taken from.
+    name, source
+        What it is called, and is taken from.
     splits_backward
         Whether some backward passes are made in two: I, and later W, in place of B.
     copies
@@ -86,7 +90,6 @@ class Schedule(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
     source: ClassVar[str]
     splits_backward: ClassVar[bool] = False
     copies: ClassVar[int] = 1
@@ -97,8 +100,12 @@ class Schedule(ABC):
         """Stage that makes a micro-batch's passes over a chunk."""
 
     @abstractmethod
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
+        """Give the slots of a stage, in order."""
+
     def order(self, shape: Shape) -> list[list[Slot]]:
-        """Give the slots of every stage, in order: every pass of every micro-batch once."""
+        """Give the slots of every stage: every pass of every micro-batch once."""
+        return [self.slots(shape, stage) for stage in range(shape.stages)]
 
     def refuses(self, shape: Shape) -> str:
         """Why it cannot be made for these sizes, and what is possible; nothing where it can."""
@@ -121,10 +128,46 @@ class Schedule(ABC):
 
         A forward pass makes activations, B or W frees them. That is the upper bound where the
         backward pass is made in two: I already frees what gradients of weights do not need.
+
+        Raises
+        ------
+        UserError
+            If the schedule cannot be made for these sizes.
         """
-        found = []
-        for slots in self.order(shape):
-            ops = [op for slot in slots for op in slot]
-            kept = itertools.accumulate(_KEEPS[op.kind] for op in ops)
-            found.append(Kept(tuple(sorted({op.chunk for op in ops})), max(kept)))
-        return found
+        return _kept(self, shape)
+
+    def memory(
+        self,
+        shape: ModelShape,
+        plan: ParallelPlan,
+        system: System,
+        recipe: Recipe,
+        sequence: int,
+        *,
+        must_fit: bool = True,
+    ) -> list[StageMemory]:
+        """Count the memory of every stage, without the buffers of a scheme and with even routing.
+
+        Raises
+        ------
+        UserError
+            If a stage does not fit into a GPU's memory and must, saying which, and what would.
+        """
+
+        def needs(other: ParallelPlan) -> list[StageMemory]:
+            kept = self.kept(Shape.of(other))
+            return stages(shape, other, recipe, sequence, kept, copies=self.copies)
+
+        return require(shape, plan, system, needs) if must_fit else needs(plan)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept(schedule: Schedule, shape: Shape) -> list[Kept]:
+    """What `Schedule.kept` gives; many plans share a pipeline."""
+    schedule.check(shape)
+    found = []
+    for slots in schedule.order(shape):
+        ops = [op for slot in slots for op in slot]
+        kept = itertools.accumulate(_KEEPS[op.kind] for op in ops)
+        found.append(Kept(tuple(sorted({op.chunk for op in ops})), max(kept)))
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay.experiments.train.schedules.base import Schedule, Shape, Slot
-from replay.experiments.train.schedules.line import Line
+from replay.experiments.train.schedules.line import StageLine
 
 
 class DualPipe(Schedule):
@@ -16,7 +16,6 @@ class DualPipe(Schedule):
     """
 
     name = "dualpipe"
-    summary = "both directions at once; a forward beside each backward pass; weights put off"
     source = "arXiv 2412.19437, section 3.2.1; order of github.com/deepseek-ai/DualPipe"
     beside = "dualpipe"
     splits_backward = True
@@ -39,47 +38,44 @@ class DualPipe(Schedule):
             )
         return ""
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         """The eight steps, mirrored in the second half of the stages."""
-        return [_steps(shape, stage) for stage in range(shape.stages)]
+        half = shape.micro_batches // 2
+        opposite = shape.stages - 1 - stage
+        depth = min(stage, opposite)  # stages between this one and the nearer end
+        inner = shape.stages // 2 - 1 - depth  # stages between this one and the middle
+        mirrored = stage >= shape.stages // 2
+        directions = (range(half), range(half, 2 * half))
+        near, far = (opposite, stage) if mirrored else (stage, opposite)
+        line = StageLine({near: directions[mirrored], far: directions[not mirrored]})
 
-
-def _steps(shape: Shape, stage: int) -> list[Slot]:
-    half = shape.micro_batches // 2
-    depth = min(stage, shape.stages - 1 - stage)  # stages between this one and the nearer end
-    inner = shape.stages // 2 - 1 - depth  # stages between this one and the middle
-    mirrored = stage >= shape.stages // 2
-    directions = (range(half), range(half, 2 * half))
-    near, far = (shape.stages - 1 - stage, stage) if mirrored else (stage, shape.stages - 1 - stage)
-    line = Line({near: directions[mirrored], far: directions[not mirrored]})
-
-    for _ in range(2 * inner):  # 1: fill
-        line.forward(near)
-    for _ in range(depth + 1):  # 2: the other direction arrives
-        line.forward(near)
-        line.forward(far)
-    for _ in range(inner):  # 3: the first of it come back
-        line.inputs(far)
-        line.weights()
-        line.forward(far)
-    for turn in range(half - shape.stages + depth + 1):  # 4: full
-        if turn == 0 and inner == 0:  # in the middle a backward pass waits for nothing: go on
+        for _ in range(2 * inner):  # 1: fill
             line.forward(near)
+        for _ in range(depth + 1):  # 2: the other direction arrives
+            line.forward(near)
+            line.forward(far)
+        for _ in range(inner):  # 3: the first of it come back
+            line.inputs(far)
+            line.weights()
+            line.forward(far)
+        for turn in range(half - shape.stages + depth + 1):  # 4: full
+            if turn == 0 and inner == 0:  # in the middle a backward pass waits for nothing: go on
+                line.forward(near)
+                line.backward(far)
+            else:
+                line.beside(near, far)
+            line.beside(far, near)
+        for _ in range(inner):  # 5: nothing enters any more
             line.backward(far)
-        else:
-            line.beside(near, far)
-        line.beside(far, near)
-    for _ in range(inner):  # 5: nothing enters any more
-        line.backward(far)
-        line.beside(far, near)
-    for each in range(2 * (depth + 1)):  # 6: only backward passes are left; the latter half in two
-        chunk = near if each % 2 else far
-        if each > depth:
-            line.inputs(chunk)
-        else:
-            line.backward(chunk)
-    for _ in range(inner):  # 7: gradients of weights while those of inputs are on their way
-        line.weights()
-        line.inputs(near)
-    line.rest()  # 8
-    return line.slots
+            line.beside(far, near)
+        for each in range(2 * (depth + 1)):  # 6: only backward passes; the latter half in two
+            chunk = near if each % 2 else far
+            if each > depth:
+                line.inputs(chunk)
+            else:
+                line.backward(chunk)
+        for _ in range(inner):  # 7: gradients of weights while those of inputs are on their way
+            line.weights()
+            line.inputs(near)
+        line.rest()  # 8
+        return line.slots

@@ -13,7 +13,6 @@ class Interleaved(Schedule):
     """
 
     name = "interleaved"
-    summary = "1F1B over several chunks a stage"
     source = "arXiv 2104.04473, as in Megatron-LM's pipeline_parallel/schedules.py"
 
     def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
@@ -35,20 +34,16 @@ class Interleaved(Schedule):
             )
         return ""
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         """Warm-up, turns of a forward and a backward pass, and the rest of the backward passes."""
-        orders = []
         turns = _turns(shape)
-        for stage in range(shape.stages):
-            ahead = [Op("F", k * shape.stages + stage, m) for k, m in turns]
-            back = [Op("B", (shape.chunks - 1 - k) * shape.stages + stage, m) for k, m in turns]
-            first = min(self._warm_up(shape, stage), len(turns))
-            slots: list[Slot] = [(op,) for op in ahead[:first]]
-            for forward, backward in zip(ahead[first:], back, strict=False):
-                slots.extend(self._turn(forward, backward))
-            slots.extend((op,) for op in back[len(turns) - first :])
-            orders.append(slots)
-        return orders
+        ahead = [Op("F", k * shape.stages + stage, m) for k, m in turns]
+        back = [Op("B", (shape.chunks - 1 - k) * shape.stages + stage, m) for k, m in turns]
+        first = min(self._warm_up(shape, stage), len(turns))
+        slots: list[Slot] = [(op,) for op in ahead[:first]]
+        for forward, backward in zip(ahead[first:], back, strict=False):
+            slots.extend(self._turn(forward, backward))
+        return [*slots, *((op,) for op in back[len(turns) - first :])]
 
     def _warm_up(self, shape: Shape, stage: int) -> int:
         """Forward passes of a stage before its first backward pass has a forward pass before it.
@@ -71,7 +66,6 @@ class MegatronOverlap(Interleaved):
     """
 
     name = "megatron-overlap"
-    summary = "interleaved 1F1B with a forward beside each backward pass"
     source = "Megatron-LM, --overlap-moe-expert-parallel-comm (pipeline_parallel/combined_1f1b.py)"
     beside = "megatron"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from replay.experiments.train.schedules.base import Kind, Op, Slot
 
 
-class Line:
+class StageLine:
     """What a stage does, in the order in which it is told.
 
     Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
-from replay.experiments.train.schedules.line import Line
+from replay.experiments.train.schedules.line import StageLine
 
 
 class Straight(Schedule):
@@ -27,30 +27,22 @@ class GPipe(Straight):
     """The plainest order; 1F1B takes the same time with less memory."""
 
     name = "gpipe"
-    summary = "all forward passes, then all backward passes"
     source = "GPipe (arXiv 1811.06965)"
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         """Micro-batches go back in the order in which they came."""
-        return [
-            [(Op(kind, stage, m),) for kind in ("F", "B") for m in range(shape.micro_batches)]
-            for stage in range(shape.stages)
-        ]
+        return [(Op(kind, stage, m),) for kind in ("F", "B") for m in range(shape.micro_batches)]
 
 
 class OneFOneB(Straight):
     """Each stage makes as many forward passes as stages follow it, then one of each in turns."""
 
     name = "1f1b"
-    summary = "a forward and a backward pass in turns, after a warm-up"
     source = "PipeDream-Flush (arXiv 2006.09503), as in Megatron-LM (arXiv 2104.04473)"
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         """Warm-up, turns, and what is left of the backward passes."""
-        return [self._line(shape, stage).slots for stage in range(shape.stages)]
-
-    def _line(self, shape: Shape, stage: int) -> Line:
-        line = Line({stage: range(shape.micro_batches)})
+        line = StageLine({stage: range(shape.micro_batches)})
         ahead = min(shape.stages - 1 - stage, shape.micro_batches)
         for _ in range(ahead):
             line.forward(stage)
@@ -59,9 +51,9 @@ class OneFOneB(Straight):
                 line.forward(stage)
             self._back(line, stage, m)
         line.rest()
-        return line
+        return line.slots
 
-    def _back(self, line: Line, stage: int, micro_batch: int) -> None:
+    def _back(self, line: StageLine, stage: int, micro_batch: int) -> None:
         del micro_batch
         line.backward(stage)
 
@@ -75,11 +67,10 @@ class ZeroBubbleH1(OneFOneB):
     """
 
     name = "zb-h1"
-    summary = "1F1B with gradients of weights put off into idle time, no more memory"
     source = "arXiv 2401.10241, section 2.1; order of its authors' patch of Megatron-LM"
     splits_backward = True
 
-    def _back(self, line: Line, stage: int, micro_batch: int) -> None:
+    def _back(self, line: StageLine, stage: int, micro_batch: int) -> None:
         """Put weights off by as many micro-batches as stages precede."""
         line.inputs(stage)
         if micro_batch >= stage:

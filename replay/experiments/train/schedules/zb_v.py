@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay.experiments.train.schedules.base import Schedule, Shape, Slot
-from replay.experiments.train.schedules.line import Line
+from replay.experiments.train.schedules.line import StageLine
 
 
 class ZeroBubbleV(Schedule):
@@ -13,7 +13,6 @@ class ZeroBubbleV(Schedule):
     """
 
     name = "zb-v"
-    summary = "two chunks a stage, there and back; gradients of weights put off"
     source = "arXiv 2401.10241, section 6; order as in torch.distributed.pipelining"
     splits_backward = True
 
@@ -34,40 +33,36 @@ class ZeroBubbleV(Schedule):
             )
         return ""
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
         """Fill, turns over both chunks, and gradients of weights at the end."""
-        return [_steps(shape, stage) for stage in range(shape.stages)]
+        there, back = stage, 2 * shape.stages - 1 - stage
+        after = shape.stages - 1 - stage
+        total = shape.micro_batches
+        line = StageLine({there: range(total), back: range(total)})
 
-
-def _steps(shape: Shape, stage: int) -> list[Slot]:
-    there, back = stage, 2 * shape.stages - 1 - stage
-    after = shape.stages - 1 - stage
-    total = shape.micro_batches
-    line = Line({there: range(total), back: range(total)})
-
-    for _ in range(2 * after + 1):  # until the first micro-batch has come back
-        line.forward(there)
-    for _ in range(stage):
-        line.forward(back)
-        line.forward(there)
-    for _ in range(after + 1):  # until its gradients have come, too
-        line.forward(back)
-        line.inputs(back)
-        line.weights()
-    entered = 2 * shape.stages - 1 - stage
-    for turn in range(total - shape.stages):
-        if entered + turn < total:
+        for _ in range(2 * after + 1):  # until the first micro-batch has come back
             line.forward(there)
-        line.inputs(there)
-        line.weights()
-        line.forward(back)
-        line.inputs(back)
-        line.weights()
-    for _ in range(stage):
-        line.inputs(there)
-        line.inputs(back)
-    for _ in range(after + 1):
-        line.inputs(there)
-        line.weights()
-    line.rest()
-    return line.slots
+        for _ in range(stage):
+            line.forward(back)
+            line.forward(there)
+        for _ in range(after + 1):  # until its gradients have come, too
+            line.forward(back)
+            line.inputs(back)
+            line.weights()
+        entered = 2 * shape.stages - 1 - stage
+        for turn in range(total - shape.stages):
+            if entered + turn < total:
+                line.forward(there)
+            line.inputs(there)
+            line.weights()
+            line.forward(back)
+            line.inputs(back)
+            line.weights()
+        for _ in range(stage):
+            line.inputs(there)
+            line.inputs(back)
+        for _ in range(after + 1):
+            line.inputs(there)
+            line.weights()
+        line.rest()
+        return line.slots
