@@ -159,8 +159,9 @@ def test_a_unit_is_what_was_measured(size: int) -> None:
 
 
 def test_turns_are_those_of_each_gpu() -> None:
-    """Experts of two ranks: units are counted on each by itself, and so is the lag."""
-    work = layer_of([3 * TILE, TILE, 2 * TILE, 2 * TILE], (2, 2), num_ranks=2)
+    """Three experts on each of two: units and waves are counted on each by itself."""
+    rows = [3 * TILE, TILE, 2 * TILE, 2 * TILE, 2 * TILE, TILE]
+    work = layer_of(rows, (2, 2), num_ranks=2)
     machine = machine_of(2, 2)
     first = Gemm.first(work, fused_activation=True)
     tiles = row_tiles(machine, work, first, 2, tile_rows=TILE)
@@ -171,7 +172,7 @@ def test_turns_are_those_of_each_gpu() -> None:
         assert turns.by_columns
         for rank in range(2):
             mine = np.flatnonzero(tiles.rank == rank)
-            rows = {
+            row_tiles_of = {
                 int(expert): int((tiles.expert == expert).sum())
                 for expert in np.unique(tiles.expert[mine])
             }
@@ -184,7 +185,9 @@ def test_turns_are_those_of_each_gpu() -> None:
             )
 
             by_rule = [
-                key(text, Tile(gemm, int(tiles.expert[row]), int(within[row]), column), rows)
+                key(
+                    text, Tile(gemm, int(tiles.expert[row]), int(within[row]), column), row_tiles_of
+                )
                 for gemm, row, column in by_turn
             ]
             assert by_rule == sorted(by_rule), (text, rank)
