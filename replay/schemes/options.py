@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def option(
     multiple_of
         Divisor of every possible whole number.
     choices
-        Possible words.
+        Possible words; an N in a word stands for any whole number from 1.
     unit
         Unit of a number.
     """
@@ -107,6 +108,18 @@ class About:
         ]
         return ", ".join([kind, " and ".join(ends)] if ends else [kind])
 
+    def is_choice(self, value: str) -> bool:
+        """Whether a text is one of the choices."""
+        number = "[1-9][0-9]{0,5}"
+        return any(
+            re.fullmatch(re.escape(word).replace("N", number), value) for word in self.choices
+        )
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """Texts that are choices, one for each."""
+        return tuple(word.replace("N", "2") for word in self.choices)
+
     def problem(self, value: Any) -> str:
         """Text that says what is wrong with a value of the option's type; empty if nothing is."""
         if isinstance(value, bool | str):
@@ -158,7 +171,7 @@ def checked(scheme: str, options: Options) -> None:
     """
     for one in about(options):
         value = one.default
-        if one.choices and value not in one.choices:
+        if one.choices and not one.is_choice(str(value)):
             raise unknown(f"{one.name} of scheme {scheme!r}", str(value), one.choices)
         if problem := one.problem(value):
             message = f"option {one.name}={value} of scheme {scheme!r}: {problem}"

@@ -6,14 +6,13 @@ Schemes that fuse communication and GEMMs run both GEMMs of a row tile as soon a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from replay.model.compute.casts import cast_tiles
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel, gemm_tasks
 from replay.model.compute.row_tiles import padded_rows
+from replay.model.compute.tile_order import TileOrder, most_columns
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.model.machine.kinds import Kind
 
@@ -29,6 +28,21 @@ if TYPE_CHECKING:
 QUANTISATION = "quantisation"  # name of the kernel behind an activation that writes no operands
 
 
+class FusedTiles(NamedTuple):
+    """Ends of tiles that run both GEMMs as soon as they are ready.
+
+    Attributes
+    ----------
+    done
+        (tile,): marks of the second GEMM's end.
+    behind
+        A priority on the same SMs that is behind all tiles.
+    """
+
+    done: Ints
+    behind: int
+
+
 def fused_tiles(
     machine: Machine,
     work: LayerWork,
@@ -39,7 +53,7 @@ def fused_tiles(
     tile_order: str,
     second_pool: Ints | None = None,
     between: Callable[[Ints], Ints] | None = None,
-) -> Ints:
+) -> FusedTiles:
     """Run both GEMMs of each row tile as soon as it is ready.
 
     Parameters
@@ -47,8 +61,7 @@ def fused_tiles(
     ready
         (tile,): task after which the tile's rows are complete.
     tile_order
-        ``"expert"``: among ready tiles, those of one expert run together. ``"arrival"``: tiles run
-        in the order in which they became ready, so that experts alternate.
+        Which ready tile goes first; see `replay.model.compute.tile_order`.
     second_pool
         (rank,): resource of the SMs of the second GEMM, if they are not those of the first.
     between
@@ -56,22 +69,23 @@ def fused_tiles(
 
     Returns
     -------
-    (tile,) marks of the second GEMM's end.
+    Their ends.
     """
-    priority = tiles.expert if tile_order == "expert" else None
-    order = np.zeros_like(tiles.expert) if priority is None else priority
-    ready = cast_tiles(machine, work, tiles.rank, tiles.moved_rows, pool, ready, order).done
+    first, second = Gemm.first(work, fused_activation=True), Gemm.second(work)
+    turns = TileOrder.of(tile_order).turns(tiles, most_columns(tiles, first, second))
+    ready = cast_tiles(machine, work, tiles.rank, tiles.moved_rows, pool, ready, turns.first).done
     inputs = None
-    for gemm in (Gemm.first(work, fused_activation=True), Gemm.second(work)):
+    for gemm, turn in ((first, turns.first), (second, turns.second)):
         tasks = gemm_tasks(
-            machine, work, gemm, tiles, pool, ready, inputs=inputs, priority=priority
-        )
+            machine, work, gemm, tiles, pool, ready,
+            inputs=inputs, priority=turn, by_columns=turns.by_columns,
+        )  # fmt: skip
         ready, inputs = tasks.done, tasks.outputs
         if between is not None:
             ready, between = between(ready), None
         if second_pool is not None:
             pool = second_pool
-    return ready
+    return FusedTiles(ready, turns.behind)
 
 
 def activation_bytes(

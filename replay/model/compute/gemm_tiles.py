@@ -79,6 +79,7 @@ def gemm_tasks(
     inputs: Ints | None = None,
     raster: Raster = "rows",
     priority: Ints | None = None,
+    by_columns: bool = False,
     resident_blocks: int = 1,
     clusters: bool = True,
     loading_warps: int = 0,
@@ -101,6 +102,8 @@ def gemm_tasks(
         within groups of row tiles (`_group_rows`), ``"experts"`` within such groups of one expert.
     priority
         (tile,): order among ready tiles, smaller first.
+    by_columns
+        Whether the column is added to it; see `replay.model.compute.tile_order`.
     resident_blocks
         Number of blocks that share an SM. While one fills its pipeline or stores its result the
         others multiply, so that only the share ``1 / resident_blocks`` of a tile's overhead keeps
@@ -138,7 +141,7 @@ def gemm_tasks(
         [one[tile] for one in waits],
         resource=pool[tiles.rank[tile]],
         late_ps=hidden_ps,
-        priority=0 if priority is None else priority[tile],
+        priority=(0 if priority is None else priority[tile]) + (column if by_columns else 0),
         kind=gemm.kind,
         rank=tiles.rank[tile],
         tag=tiles.expert[tile],

@@ -153,7 +153,7 @@ def same_again(case: AnyCase) -> Iterator[str]:
 def values(case: AnyCase) -> Iterator[str]:
     """Every value that an option names, beside its own, runs, or is refused in words."""
     for one in about(case.scheme.options):
-        tried: list[object] = [*one.choices]
+        tried: list[object] = [*one.examples]
         if isinstance(one.default, bool):
             tried = [True, False]
         elif one.least is not None:

@@ -117,9 +117,9 @@ class Ideal(Scheme):
         every = machine.sms.count
         tiles = row_tiles(machine, work, Gemm.first(work, fused_activation=True), every)
         ready = begun[tiles.rank]
-        done = fused_tiles(machine, work, tiles, pool, ready, tile_order="expert")
+        done, behind = fused_tiles(machine, work, tiles, pool, ready, tile_order="expert")
         beside = weight_gradients_beside(
-            machine, work, pool, done, tiles.expert, priority=work.num_experts, begun=begun
+            machine, work, pool, done, tiles.expert, priority=behind, begun=begun
         )
         tasks, rank = joined(
             [(done, tiles.rank), *beside, shared_tiles(machine, work, pool, every, start)]

@@ -16,6 +16,7 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.shared import shared_tiles
+from replay.model.compute.tile_order import TileOrder, most_columns
 from replay.model.compute.weight_gradients import joined
 from replay.model.machine.kinds import DISPATCH
 from replay.model.machine.times import NO_TIME, Time
@@ -39,6 +40,7 @@ def dispatch_and_gemm1(
     message_rows: int,
     fused_activation: bool,
     once: bool,
+    tile_order: str,
 ) -> tuple[Ints, Ints]:
     """Add the kernel of dispatch and GEMM-1.
 
@@ -55,6 +57,9 @@ def dispatch_and_gemm1(
     once
         Whether a token is fetched once for all of its experts on a GPU, with the rows of the first
         of them; tiles of the others wait for these, too.
+    tile_order
+        Which ready tile goes first of those whose last rows come from sources equally far away; see
+        `replay.model.compute.tile_order`.
 
     Returns
     -------
@@ -98,10 +103,15 @@ def dispatch_and_gemm1(
     ready = machine.delay(DISPATCH.sync, told, fetched, rank=tiles.rank)
     last_source = np.zeros(len(tiles), np.int64)
     np.maximum.at(last_source, needed_by, message_distance[needed])
+    turns = TileOrder.of(tile_order).turns(tiles, most_columns(tiles, gemm))
+    turns = turns.later(last_source * turns.behind)
     ready = cast_tiles(
-        machine, work, tiles.rank, tiles.moved_rows, computing, ready, last_source
+        machine, work, tiles.rank, tiles.moved_rows, computing, ready, turns.first
     ).done
-    tasks = gemm_tasks(machine, work, gemm, tiles, computing, ready, priority=last_source)
+    tasks = gemm_tasks(
+        machine, work, gemm, tiles, computing, ready,
+        priority=turns.first, by_columns=turns.by_columns,
+    )  # fmt: skip
     shared = shared_tiles(machine, work, computing, sms.left, begun, tile_rows=TILE_ROWS)
     ends = machine.gather(*joined([(tasks.done, tiles.rank), shared]), begun)
     return ends, tasks.outputs

@@ -94,6 +94,8 @@ class FusedKernelPair(Scheme):
     ----------
     traffic_of
         Class of traffic by what a row is fetched and sent for, see `CometOptions.rows_of`.
+    tile_order
+        Which ready tile of GEMM-1 goes first, see `dispatch_and_gemm1`; no option of users yet.
     """
 
     overlap = "inside each of two fused kernels"
@@ -105,6 +107,7 @@ class FusedKernelPair(Scheme):
     candidates = MappingProxyType({"dispatch_sms": SPLITS, "combine_sms": SPLITS})
     options: CometOptions = CometOptions()
     traffic_of: Mapping[str, str]
+    tile_order = "arrival"
 
     def __init__(self) -> None:
         self.traffic = self.traffic_of[self.options.rows_of]
@@ -130,6 +133,7 @@ class FusedKernelPair(Scheme):
             message_rows=self.options.message_rows,
             fused_activation=self.fuses_activation,
             once=self.options.rows_of == "gpus",
+            tile_order=self.tile_order,
         )  # fmt: skip
         ends = self.between(work, machine, ends)
         hidden = work.shape.hidden

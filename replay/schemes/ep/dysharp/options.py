@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from replay.model.compute.tile_order import TILE_ORDERS
 from replay.schemes.options import Options, option
 
 PAPER = "arXiv 2605.05607"
@@ -149,11 +150,13 @@ class TileOptions(RowOptions):
     )
     tile_order: str = option(
         "arrival",
-        choices=("arrival", "expert"),
+        choices=TILE_ORDERS,
         help="Which ready tile goes first. arrival takes tiles as they became ready; expert takes "
-        "the lowest expert, so that its tiles find weights in the L2 cache (see `fused_tiles`).",
+        "the lowest expert, so that its tiles find weights in the L2 cache; unit:N goes through "
+        "units of N row tiles of an expert column by column, with +N the second GEMM so many units "
+        "later; waves:N takes so many experts at a time.",
         source=f"{PAPER} section IV: tiles are paced by tokens, and a row of tiles goes when 128 "
-        "tokens have arrived",
+        "tokens have arrived; which of several goes first it does not say",
     )
     tile_rows: int = option(
         128,

@@ -271,13 +271,13 @@ class DySharp(Scheme):
             kernels_begun.append(self._second_kernel(machine, begun, ranks, tasks, arrived, units))
             return kernels_begun[-1][tiles.rank]
 
-        done = fused_tiles(
+        ends = fused_tiles(
             machine, work, tiles, pool, hub.tiles_full(tiles, full),
             tile_order=self.options.tile_order,
             second_pool=second_pool,
             between=second if self.two_kernels else None,
         )  # fmt: skip
-        done = hub.tiles_done(tiles, done)
+        done = hub.tiles_done(tiles, ends.done)
         ready = machine.mark(work.copy_rank, arrived)
         if hub.tile_of_pair is None:
             by_expert = np.argsort(work.pair_expert, kind="stable")
@@ -293,7 +293,7 @@ class DySharp(Scheme):
             machine.order(arrived[work.pair_copy], full[hub.tile_of_pair])
             machine.order(done[hub.tile_of_pair], ready[work.pair_copy])
         last_pool = second_pool if self.two_kernels else pool
-        beside = self._beside(work, machine, tiles, begun, done, last_pool)
+        beside = self._beside(work, machine, tiles, begun, done, last_pool, ends.behind)
         if work.shared is not None:
             beside.append(shared)
         return ready, beside, kernels_begun[-1]
@@ -306,6 +306,7 @@ class DySharp(Scheme):
         begun: Ints,
         done: Ints,
         pool: Ints,
+        behind: int,
     ) -> list[tuple[Ints, Ints]]:
         """Tasks that GPUs have to end beside their combine, and the rank of each.
 
@@ -315,7 +316,7 @@ class DySharp(Scheme):
         return [
             (done, tiles.rank),
             *weight_gradients_beside(
-                machine, work, pool, done, tiles.expert, priority=work.num_experts, begun=begun
+                machine, work, pool, done, tiles.expert, priority=behind, begun=begun
             ),
         ]
 

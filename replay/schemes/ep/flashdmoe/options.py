@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replay.model.compute.tile_order import TILE_ORDERS
 from replay.schemes.options import Options, option
-
-TILE_ORDERS = ("arrival", "expert")
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,8 @@ class FlashDMoeOptions(Options):
         "arrival",
         choices=TILE_ORDERS,
         help="Which ready task goes first. arrival takes tasks as the scheduler's queues do; "
-        "expert keeps the tiles of an expert together.",
+        "expert keeps the tiles of an expert together; unit:N goes through units of N row tiles of "
+        "an expert column by column, with +N the second GEMM so many units later; waves:N takes so "
+        "many experts at a time.",
         source="osayamenja/FlashMoE, os/scheduler.cuh",
     )

@@ -31,6 +31,7 @@ from replay.model.compute.casts import cast_tiles, casting, tokens_read
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
 from replay.model.compute.shared import shared_tiles
+from replay.model.compute.tile_order import TileOrder, most_columns
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
@@ -258,19 +259,18 @@ class FlashDMoe(Scheme):
         have nothing better to do), with their ranks.
         """
         options, grid = self.options, tiles.grid
-        order = np.full(len(grid), priority, np.int64)
-        if options.tile_order == "expert":
-            order += grid.expert
         first = Gemm.first(work, fused_activation=True)
         second = replace(Gemm.second(work), out_bytes=0)  # its epilogue stores to the owners
+        order = TileOrder.of(options.tile_order)
+        turns = order.turns(grid, most_columns(grid, first, second)).later(priority)
         ready = cast_tiles(
-            machine, work, grid.rank, grid.moved_rows, pool, seen[tiles.packet], order
+            machine, work, grid.rank, grid.moved_rows, pool, seen[tiles.packet], turns.first
         ).done
         inputs = None
-        for gemm in (first, second):
+        for gemm, turn in ((first, turns.first), (second, turns.second)):
             tasks = gemm_tasks(
-                machine, work, gemm, grid, pool, ready, inputs=inputs, priority=order,
-                resident_blocks=options.blocks_per_sm, clusters=False,
+                machine, work, gemm, grid, pool, ready, inputs=inputs, priority=turn,
+                by_columns=turns.by_columns, resident_blocks=options.blocks_per_sm, clusters=False,
             )  # fmt: skip
             if gemm is first:
                 inputs = tasks.outputs
@@ -278,7 +278,7 @@ class FlashDMoe(Scheme):
                     Kind.GEMM2_SYNC, self._handing_out(machine), tasks.done, rank=grid.rank
                 )
         beside = weight_gradients_beside(
-            machine, work, pool, tasks.done, grid.expert, priority=priority + work.num_experts
+            machine, work, pool, tasks.done, grid.expert, priority=turns.behind
         )
         return tasks, joined(beside)
 

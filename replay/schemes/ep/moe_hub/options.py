@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replay.model.compute.tile_order import TILE_ORDERS
 from replay.schemes.options import Options, option
 
-TILE_ORDERS = ("arrival", "expert")
 MOST_ADDRESS_BYTES = 4096  # far more than any address; it travels in pieces, as a row does
 
 
@@ -77,8 +77,10 @@ class MoeHubOptions(Options):
         "arrival",
         choices=TILE_ORDERS,
         help="Which ready tile goes first. arrival takes tiles as their counters launch them; "
-        "expert takes the lowest expert, so that its tiles find weights in the L2 cache. Without "
-        "dam, tiles go in the order of the grid.",
+        "expert takes the lowest expert, so that its tiles find weights in the L2 cache; unit:N "
+        "goes through units of N row tiles of an expert column by column, with +N the second GEMM "
+        "so many units later; waves:N takes so many experts at a time. Without dam, tiles go in "
+        "the order of the grid.",
         source="arXiv 2605.05888: counters of arrived data launch blocks",
     )
     piece_bytes: int = option(

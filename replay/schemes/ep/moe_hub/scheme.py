@@ -39,6 +39,7 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.shared import shared_tiles
+from replay.model.compute.tile_order import TileOrder, Turns, most_columns
 from replay.model.compute.weight_gradients import (
     DOWN,
     UP,
@@ -215,23 +216,22 @@ class _Layer:
         """Blocks of both GEMMs, launched when their rows are there: (tile,) marks of the end."""
         launch = self.machine.costs.ns(self.options.launch_ns)
         tiles = self._gemms[0][1]
-        by_expert = self.options.tile_order == "expert"
-        order = tiles.expert if by_expert else np.zeros_like(tiles.expert)
+        turns = self._turns
         done, inputs = full, None
         if self.work.precision.casts_dispatched:  # by blocks that the counters launch too
             ready = self.machine.delay(Kind.LAUNCH, launch, full, tiles.rank)
             casts = cast_tiles(
-                self.machine, self.work, tiles.rank, tiles.rows, self.pool, ready, order
+                self.machine, self.work, tiles.rank, tiles.rows, self.pool, ready, turns.first
             )
-            self.blocks.hold(casts.on_sm, casts.on_sm, tiles.rank, ready, priority=order)
+            self.blocks.hold(casts.on_sm, casts.on_sm, tiles.rank, ready, priority=turns.first)
             done = casts.done
-        for gemm, tiles in self._gemms:
+        for (gemm, tiles), turn in zip(self._gemms, (turns.first, turns.second), strict=True):
             ready = self.machine.delay(Kind.LAUNCH, launch, done, tiles.rank)
-            tasks = self._gemm(gemm, tiles, ready, order, inputs)
+            tasks = self._gemm(gemm, tiles, ready, turn, inputs, by_columns=turns.by_columns)
             inputs = tasks.outputs
             self.blocks.hold(
                 tasks.begins, tasks.columns, tiles.rank[tasks.column_tile],
-                ready[tasks.column_tile], priority=order[tasks.column_tile],
+                ready[tasks.column_tile], priority=turns.of_tasks(turn, tasks),
             )  # fmt: skip
             done = tasks.done
         return done
@@ -275,12 +275,20 @@ class _Layer:
             for gemm in (first, replace(second, out_bytes=0))
         ]
 
+    @cached_property
+    def _turns(self) -> Turns:
+        """Turns of blocks that are launched when their rows are there."""
+        columns = max(most_columns(tiles, gemm) for gemm, tiles in self._gemms)
+        return TileOrder.of(self.options.tile_order).turns(self._gemms[0][1], columns)
+
     def _gemm(
-        self, gemm: Gemm, tiles: RowTiles, ready: Ints, order: Ints, inputs: Ints | None
-    ) -> TileTasks:
+        self, gemm: Gemm, tiles: RowTiles, ready: Ints, order: Ints, inputs: Ints | None,
+        *, by_columns: bool = False,
+    ) -> TileTasks:  # fmt: skip
         return gemm_tasks(
-            self.machine, self.work, gemm, tiles, self.pool, ready, inputs=inputs, priority=order
-        )
+            self.machine, self.work, gemm, tiles, self.pool, ready,
+            inputs=inputs, priority=order, by_columns=by_columns,
+        )  # fmt: skip
 
     def _after_shared(self, ended: Ints) -> Ints:
         """(rank,) tasks: shared experts whose blocks were launched with the layer are done, too."""
@@ -303,7 +311,7 @@ class _Layer:
         return joined(
             weight_gradients_beside(
                 self.machine, self.work, self.pool, done, tiles.expert,
-                priority=self.work.num_experts, begun=self.begun,
+                priority=self._turns.behind, begun=self.begun,
             )
         )  # fmt: skip
 
