@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.engine.recent import Recent
+from replay.engine.piece import Recent
 from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
 from replay.engine.timeline import sum_by
 

@@ -10,13 +10,11 @@ import numpy as np
 
 from replay.engine.columns import IntArray
 from replay.engine.met import last_met
-from replay.engine.taskgraph import LINE, Int64s, TaskGraph
+from replay.engine.taskgraph import LINE, NEVER, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
 
 #: Stands among the kinds for what touches of tables draw from a line.
 DRAWN = "(drawn)"
-
-NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay.engine.critical_path import CriticalPath, Links, Served, path_of
-from replay.engine.piece import NEVER, Piece, Rows
-from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
+from replay.engine.piece import Piece, Rows
+from replay.engine.taskgraph import NEVER, GraphPart, Int64s, TaskGraph
 
 UNKNOWN = -1
 

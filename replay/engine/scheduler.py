@@ -10,12 +10,11 @@ from replay.engine.engine import raise_if_failed
 from replay.engine.errors import EngineError
 from replay.engine.joining import with_part
 from replay.engine.met import Met, last_met
-from replay.engine.pausing import state_of
-from replay.engine.piece import NEVER, Piece
-from replay.engine.recent import Recent
+from replay.engine.piece import Piece, Recent
+from replay.engine.resuming import state_of
 from replay.engine.state import FIXED, FRESH, PAST, QUEUED, SERVING, State
 from replay.engine.stuck import describe_deadlock
-from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
+from replay.engine.taskgraph import NEVER, GraphPart, Int64s, TaskGraph
 from replay.engine.timeline import Drawn, Timeline
 from replay.engine.windows import Window
 

@@ -21,6 +21,9 @@ FIFO, VOQ, TURNS, LINE = range(4)
 POLICIES = ("lru", "fifo")
 LRU, OLDEST = range(2)
 
+#: Of times: when what does not happen does.
+NEVER = 2**63 - 1
+
 Int8s = npt.NDArray[np.int8]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay.engine.errors import UserError
-from replay.engine.export.files import Written
+from replay.engine.export.programs import Written
 from tracegen.shared import output
 from tracegen.shared.managed import ManagedFolder
 

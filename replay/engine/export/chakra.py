@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replay.engine.errors import UserError
-from replay.engine.export.files import Written
 from replay.engine.export.programs import (
     CALCULATION,
     DELAY,
@@ -29,6 +28,7 @@ from replay.engine.export.programs import (
     SEND,
     Programs,
     Transfers,
+    Written,
     make_programs,
 )
 from replay.engine.taskgraph import NULL_RESOURCE, TaskGraph

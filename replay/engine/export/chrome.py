@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.errors import UserError
-from replay.engine.export.files import Written
 from replay.engine.export.gauges import sampled
+from replay.engine.export.programs import Written
 from replay.engine.export.scene import Scene
 from replay.engine.export.slices import Arrow, Slice, journey_slices, path_slices, spans
 from replay.engine.export.threads import (

@@ -30,7 +30,6 @@ from pathlib import Path
 import numpy as np
 
 from replay.engine.errors import UserError
-from replay.engine.export.files import Written
 from replay.engine.export.programs import (
     CALCULATION,
     DELAY,
@@ -39,6 +38,7 @@ from replay.engine.export.programs import (
     Int64s,
     Programs,
     Transfers,
+    Written,
     make_programs,
 )
 from replay.engine.taskgraph import TaskGraph

@@ -10,8 +10,7 @@ import numpy as np
 
 from replay.engine.errors import UserError
 from replay.engine.export.chrome import tasks_in_window
-from replay.engine.export.files import Written
-from replay.engine.export.programs import resolved_edges
+from replay.engine.export.programs import Written, resolved_edges
 from replay.engine.timeline import Timeline
 from tracegen.shared import output
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -35,6 +36,25 @@ Transfers = Literal["network", "schedule"]
 
 OnePer = Literal["gpu", "server"]
 """What has a program of its own."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Account of what an export wrote.
+
+    Attributes
+    ----------
+    paths
+        The files.
+    num_events
+        Events, nodes or operations in them.
+    notes
+        What the files do not hold or hold differently, a sentence each.
+    """
+
+    paths: tuple[Path, ...]
+    num_events: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hwmodel import System
     from replay.model.machine.communicators import Communicators, Group
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.machine import Ints, IntsLike
 
     Bools = npt.NDArray[np.bool_]
 
@@ -142,14 +142,6 @@ class PairRules:
         return channel
 
 
-def rules_of(
-    machine: Machine, *, group: Group = "all", channels: int = 0, **settings: Any
-) -> PairRules:
-    """NCCL's rules on a machine, for communicators of a `group`; see `rules_on`."""
-    of = communicators(machine.domains, group)
-    return _rules(machine.system, of.num_nodes, of.ranks_of_node, channels, settings)
-
-
 def rules_on(
     system: System,
     num_ranks: int | None = None,
@@ -170,14 +162,8 @@ def rules_on(
         Other fields of `PairRules`.
     """
     of = communicators(Domains(system.fabric, num_ranks or system.num_gpus), group)
-    return _rules(system, of.num_nodes, of.ranks_of_node, channels, settings)
-
-
-def _rules(
-    system: System, num_nodes: int, ranks_of_node: int, channels: int, settings: dict[str, Any]
-) -> PairRules:
-    opened = min(CHANNELS_OF_NIC * ranks_of_node, MOST_CHANNELS)
-    if num_nodes == 1:
+    opened = min(CHANNELS_OF_NIC * of.ranks_of_node, MOST_CHANNELS)
+    if of.num_nodes == 1:
         opened = system.nccl.pair_channels
     return PairRules(channels or opened, **settings)
 

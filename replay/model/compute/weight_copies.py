@@ -63,8 +63,7 @@ class Sent(NamedTuple):
 
 def expert_bytes(work: LayerWork, system: System) -> tuple[int, ...]:
     """Bytes of each matrix of an expert as the GEMMs read it, scales included."""
-    gemms = Gemm.first(work, fused_activation=False), Gemm.second(work)
-    dtype = work.precision.gemm
+    dtype, gemms = work.precision.gemm, Gemm.of_matrices(work)
     return tuple(int(system.compute.weight_bytes(gemm.n, gemm.k, dtype)) for gemm in gemms)
 
 

@@ -98,7 +98,7 @@ def with_capacity(work: LayerWork, capacity: int) -> Carried:
     located = np.concatenate((location.reshape(-1, rows.shape[1]), where))[order]
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    made = _alike(work, ids.astype(np.int32), owner[order])
+    made = work.with_tokens(ids, owner[order])
     return Carried(made, place[: work.num_tokens], located[ids >= 0])
 
 
@@ -112,7 +112,7 @@ def with_equal_tokens(work: LayerWork) -> Carried:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     ids = np.concatenate((work.expert_ids, nobody))[order]
-    made = _alike(work, ids.astype(np.int64), owner[order])
+    made = work.with_tokens(ids, owner[order])
     return Carried(made, place[: work.num_tokens], _locations(made))
 
 
@@ -125,7 +125,7 @@ def cut(carried: Carried, parts: int, capacity: int) -> list[LayerWork]:
     for index in range(parts):
         has = (part == index).any(axis=1)
         ids = np.where(part[has] == index, work.expert_ids[has], -1)
-        made.append(_alike(work, ids, work.source_rank[has]))
+        made.append(work.with_tokens(ids, work.source_rank[has]))
     return made
 
 
@@ -137,11 +137,3 @@ def _locations(work: LayerWork) -> Ints:
     location = np.empty(len(order), np.int64)
     location[order] = places(np.bincount(key))
     return location
-
-
-def _alike(work: LayerWork, ids: Ints, owner: Ints) -> LayerWork:
-    """A layer with other tokens."""
-    return LayerWork(
-        ids.astype(np.int32), owner.astype(np.int32), work.placement, work.shape, work.precision,
-        is_backward=work.is_backward, puts_off_weights=work.puts_off_weights,
-    )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replay.errors import UserError, shown
+from replay.model.work.eplb import MOST_SLOTS
 from replay.model.work.ragged import Ints
 
 NAMES = {
@@ -24,7 +25,6 @@ NAMES = {
 """Form of an array by the name that it has in a file."""
 EMPTY = -1
 """Stands for no replica, or for an expert that a rank has not."""
-MOST_SLOTS = 2**16
 
 
 class WhichLayer(NamedTuple):

@@ -44,11 +44,9 @@ def with_shadows(work: LayerWork, shadowed: Ints) -> Carried:
     ranks = np.concatenate((work.placement.expert_rank, beyond, copies)).astype(np.int32)
     held = np.concatenate((np.arange(work.num_experts), 0 * beyond - 1, np.repeat(shadowed, n)))
     placement = Placement(ranks, n, f"{work.placement.description}, {len(shadowed)} shadowed")
-    made = LayerWork(
-        ids.astype(np.int32), work.source_rank.astype(np.int32), placement, work.shape,
-        work.precision, is_backward=work.is_backward, shared=work.shared,
-        puts_off_weights=work.puts_off_weights,
-    )  # fmt: skip
+    made = work.replaced(
+        expert_ids=ids.astype(np.int32), placement=placement, step_plan=None, sample=None
+    )
     return as_it_is(made)._replace(expert=held)
 
 
