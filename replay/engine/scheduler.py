@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from replay.engine.engine import raise_if_failed
+from replay.engine.engine import raise_if_failed, timeline_of
 from replay.engine.errors import EngineError
 from replay.engine.joining import with_part
 from replay.engine.met import Met, last_met
@@ -14,8 +12,8 @@ from replay.engine.piece import Piece, Recent
 from replay.engine.resuming import state_of
 from replay.engine.state import FIXED, FRESH, PAST, QUEUED, SERVING, State
 from replay.engine.stuck import describe_deadlock
-from replay.engine.taskgraph import NEVER, GraphPart, Int64s, TaskGraph
-from replay.engine.timeline import Drawn, Timeline
+from replay.engine.taskgraph import NEVER, GraphPart, Int64s
+from replay.engine.timeline import Timeline
 from replay.engine.windows import Window
 
 #: Tasks that are over and that a part waits for, for which there is room without a copy.
@@ -101,7 +99,7 @@ class Scheduler:
         if not arrays["status"][layout.SIGNALS] and left.size:
             is_started = ~np.isin(state.status, (FRESH, QUEUED, FIXED))
             raise EngineError(describe_deadlock(graph, is_started, state.status == QUEUED))
-        timeline = _timeline(graph, arrays, state)
+        timeline = timeline_of(graph, plan)
         self._check_order(before, state, timeline)
         met, edges = last_met(timeline, is_over, window.met, left)
         # Of those whose start is fixed the records have lost since when they wait.
@@ -173,17 +171,3 @@ def _since(timeline: Timeline, met: Met, state: State, left: Int64s) -> dict[str
         "served_since_ps": int(start[begun].min(initial=NEVER)),
         "waits_since_ps": int(ready[waits].min(initial=NEVER)),
     }
-
-
-def _timeline(graph: TaskGraph, arrays: dict[str, Any], state: State) -> Timeline:
-    from replay.engine.plan import read_times
-
-    start, end = read_times(graph, arrays["tasks"], arrays["extra_latency"])
-    landed = np.full(graph.gates.num_members, -1, np.int32)
-    has_slot = np.flatnonzero(state.member_slot >= 0)
-    landed[has_slot] = arrays["gate_slots"]["tile"][state.member_slot[has_slot]]
-    late = arrays["extra_latency"]
-    if not late.size:
-        late = np.broadcast_to(np.int64(0), start.shape)
-    drawn = Drawn.of(graph, state.port_served, state.backing_served)
-    return Timeline(graph, start, end, landed, state.found, late, drawn)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,28 +32,37 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Resources:
-    """Servers of tasks, one row per resource."""
+class Named:
+    """Things with a name and a group, one row each; `TYPES` are those of the columns in order."""
+
+    TYPES: ClassVar[tuple[type, ...]]
 
     names: tuple[str, ...]
     groups: tuple[str, ...]
-    servers: Int32s
-    discipline: Int8s
-    owner: Int32s
 
     def __len__(self) -> int:
         return len(self.names)
 
     @classmethod
-    def from_rows(cls, rows: list[tuple[str, str, int, int, int]]) -> Resources:
-        """Turn rows of (name, group, servers, discipline, owner) into columns."""
-        return cls(
-            tuple(row[0] for row in rows),
-            tuple(row[1] for row in rows),
-            np.array([row[2] for row in rows], np.int32),
-            np.array([row[3] for row in rows], np.int8),
-            np.array([row[4] for row in rows], np.int32),
-        )
+    def from_rows(cls, rows: list[tuple[Any, ...]]) -> Self:
+        """Turn rows of the columns' values into columns."""
+        given = list(zip(*rows, strict=True)) or [()] * len(cls.TYPES)
+        columns: list[Any] = [
+            column if kind is str else np.array(column, kind)
+            for column, kind in zip(given, cls.TYPES, strict=True)
+        ]
+        return cls(*columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Resources(Named):
+    """Servers of tasks, one row per resource."""
+
+    TYPES = (str, str, np.int32, np.int8, np.int32)
+
+    servers: Int32s
+    discipline: Int8s
+    owner: Int32s
 
     def name(self, resource: int) -> str:
         """Name of a resource; the null resource has one too."""
@@ -60,24 +70,12 @@ class Resources:
 
 
 @dataclass(frozen=True, eq=False)
-class CreditPools:
+class CreditPools(Named):
     """Counting pools, one row per pool."""
 
-    names: tuple[str, ...]
-    groups: tuple[str, ...]
+    TYPES = (str, str, np.int64)
+
     capacity: Int64s
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @classmethod
-    def from_rows(cls, rows: list[tuple[str, str, int]]) -> CreditPools:
-        """Turn rows of (name, group, capacity) into columns."""
-        return cls(
-            tuple(row[0] for row in rows),
-            tuple(row[1] for row in rows),
-            np.array([row[2] for row in rows], np.int64),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +86,8 @@ class CreditTakes:
     left its server. The units stand in the first of these rows, 0 in the others. A take with one
     releasing task has share -1.
     """
+
+    TASKS = ("task", "released_by")
 
     task: Int32s
     pool: IntArray
@@ -100,11 +100,11 @@ class CreditTakes:
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class Tables(Named):
     """Finite associative memories, one row per table; lines are resources, -1 for none."""
 
-    names: tuple[str, ...]
-    groups: tuple[str, ...]
+    TYPES = (str, str, np.int64, np.int8, np.int64, np.int32, np.int32, np.int64)
+
     room: Int64s
     policy: Int8s
     patience_ps: Int64s
@@ -112,27 +112,12 @@ class Tables:
     port: Int32s
     lag_ps: Int64s
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @classmethod
-    def from_rows(cls, rows: list[tuple[str, str, int, int, int, int, int, int]]) -> Tables:
-        """Turn rows of the columns' values into columns."""
-        return cls(
-            tuple(row[0] for row in rows),
-            tuple(row[1] for row in rows),
-            np.array([row[2] for row in rows], np.int64),
-            np.array([row[3] for row in rows], np.int8),
-            np.array([row[4] for row in rows], np.int64),
-            np.array([row[5] for row in rows], np.int32),
-            np.array([row[6] for row in rows], np.int32),
-            np.array([row[7] for row in rows], np.int64),
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Touches:
     """Look-ups in tables and their costs, one row per touch, as they were added."""
+
+    TASKS = ("task", "charged")
 
     task: Int32s
     table: IntArray
@@ -157,6 +142,8 @@ class Gates:
     the row number is the order of simultaneous arrivals. ``member_position`` is each row's place
     in the list the gate was made from. Rows of ``tile_*`` are tiles in the order they fill.
     """
+
+    TASKS = ("member_task", "member_waiter", "tile_first", "tile_last")
 
     member_indptr: Int64s
     member_task: Int32s
@@ -216,6 +203,14 @@ class Gates:
             return
         tasks = np.concatenate([self.member_task, self.tile_last])
         edges.append(tasks, -1 - np.arange(events, dtype=np.int32), events)
+
+
+Part = TypeVar("Part", CreditTakes, Touches, Gates)
+
+
+def renumbered(part: Part, number: Callable[[Any], Any]) -> Part:
+    """Give tasks other numbers, those that takes, touches or gates name in their `TASKS`."""
+    return replace(part, **{name: number(getattr(part, name)) for name in part.TASKS})
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import EdgeBlocks
+from replay.engine.columns import EdgeBlocks, is_constant
 from replay.engine.kernels.edges import sort_edges
 from replay.engine.met import Met
 from replay.engine.state import FRESH, PAST, Keys, State
@@ -26,6 +26,7 @@ from replay.engine.taskgraph import (
     Int64s,
     TaskGraph,
     Touches,
+    renumbered,
 )
 
 Place = Callable[[Int32s | Int64s], Int64s]
@@ -112,9 +113,9 @@ class Window:
         def place(tasks: Int32s | Int64s) -> Int64s:
             return np.searchsorted(rows, tasks)
 
-        left_touches = _rows(touches, of_touch, task=place, charged=place)
+        left_touches = _rows(touches, of_touch, place)
         shares = np.cumsum(np.bincount(takes.share[of_take & shared], minlength=1) > 0) - 1
-        left_takes = _rows(takes, of_take, task=place, released_by=place)
+        left_takes = _rows(takes, of_take, place)
         if shared.any():
             share = np.where(left_takes.share >= 0, shares[left_takes.share], -1)
             left_takes = replace(left_takes, share=share.astype(np.int32))
@@ -163,17 +164,13 @@ def each(names: Iterable[str], make: Callable[[str], Any]) -> dict[str, Any]:
 
 def _column(column: npt.NDArray[Any], rows: Int64s) -> npt.NDArray[Any]:
     """Some rows; a column of one value stays one."""
-    if column.strides == (0,) and column.size:
-        return np.broadcast_to(column[0], rows.shape)
-    return column[rows]
+    return np.broadcast_to(column[0], rows.shape) if is_constant(column) else column[rows]
 
 
-def _rows(table: Any, some: Bools, **places: Place) -> Any:
-    """Some rows of takes or touches, with the tasks in some columns numbered anew."""
+def _rows(table: Any, some: Bools, place: Place) -> Any:
+    """Some rows of takes or touches, with the tasks that they name numbered anew."""
     columns = {field.name: getattr(table, field.name)[some] for field in fields(table)}
-    for name, place in places.items():
-        columns[name] = place(columns[name]).astype(np.int32)
-    return type(table)(**columns)
+    return renumbered(type(table)(**columns), lambda tasks: place(tasks).astype(np.int32))
 
 
 def _open_gates(gates: Gates, is_live: Bools) -> tuple[Bools, Bools, Bools]:

@@ -138,7 +138,8 @@ def _planned(machine: Machine, work: LayerWork, plan: StepPlan, start: Ints) -> 
     copied = _small(machine, 2 * COUNT_BYTES * num_experts, counted, "loads copied")
     begun = machine.kernel(copied, "loads gathered")
     sent = LL_FACTOR * COUNT_BYTES * num_experts
-    gathered = _told(machine, *np.nonzero(~np.eye(n, dtype=bool)), sent, begun)
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    gathered = _told(machine, src, dst, sent, begun)
     summed = _small(machine, COUNT_BYTES * num_experts * (n + 1), gathered, "loads added up")
     tables = COUNT_BYTES * (work.num_experts + num_experts + 4 * num_experts * n)
     cleared = _small(machine, tables, summed, "plan cleared", TABLES)

@@ -126,7 +126,7 @@ class LayerWork:
         """The same layer for some of its tokens (token,), in order."""
         return self.with_tokens(self.expert_ids[tokens], self.source_rank[tokens])
 
-    def with_tokens(self, expert_ids: Ints, source_rank: Ints) -> LayerWork:
+    def with_tokens(self, expert_ids: npt.NDArray[np.integer[Any]], source_rank: Ints) -> LayerWork:
         """The same layer for other tokens, without what was found out of the ones that it has.
 
         Parameters
