@@ -302,7 +302,7 @@ def fitted(
     Parameters
     ----------
     loads, num_slots, num_ranks, num_nodes, num_groups
-        See `replay.model.work.eplb.rebalance_experts`; loads are (expert,).
+        See `replay.model.work.eplb.rebalance_experts`.
     together
         (expert, expert): how often tokens choose two experts, for ``affinity``.
 
@@ -318,10 +318,9 @@ def fitted(
         nodes = affinity.experts_of_nodes(together, loads, num_nodes)
         experts = eplb.within_nodes(loads, nodes, num_slots, num_ranks)
     elif kind == "greedy":
-        experts = eplb.greedy(loads[None], num_slots, num_ranks).slot_expert[0]
+        experts = eplb.greedy(loads, num_slots, num_ranks)
     else:
-        found = eplb.rebalance_experts(loads[None], num_slots, num_groups, num_nodes, num_ranks)
-        experts = found.slot_expert[0]
+        experts = eplb.rebalance_experts(loads, num_slots, num_groups, num_nodes, num_ranks)
     ranks = np.arange(num_slots) * num_ranks // num_slots
     return Placement(ranks.astype(np.int32), num_ranks, kind, experts)
 
