@@ -15,6 +15,8 @@ from replay.engine.timeline import Timeline
 
 #: Stands among the kinds for what touches of tables draw from a line.
 DRAWN = "(drawn)"
+#: What the time of a link goes by with.
+CAUSES = ("service", "queueing", "latency", "credits")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +58,12 @@ class CriticalPath:
 
     def by_cause(self) -> dict[str, int]:
         """Time by cause; adds up to the makespan."""
-        return {
-            "service": int(self.service_ps.sum()),
-            "queueing": int(self.queueing_ps.sum()),
-            "latency": int(self.latency_ps.sum()),
-            "credits": int(self.credits_ps.sum()),
-        }
+        return {cause: int(self.of(cause).sum()) for cause in CAUSES}
+
+    def of(self, cause: str) -> Int64s:
+        """(link,): time of one of `CAUSES`."""
+        times: Int64s = getattr(self, f"{cause}_ps")
+        return times
 
     def by_kind(self) -> dict[str, dict[str, int]]:
         """Time by kind of task and cause, kinds in order of their first appearance."""
@@ -76,9 +78,9 @@ class CriticalPath:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         rows = np.array([numbers[name] for name in names], np.int64)
         table: dict[str, dict[str, int]] = {name: {} for name in numbers}
-        for cause in ("service", "queueing", "latency", "credits"):
+        for cause in CAUSES:
             sums = np.zeros(len(numbers), np.int64)
-            np.add.at(sums, rows, getattr(self, f"{cause}_ps"))
+            np.add.at(sums, rows, self.of(cause))
             for name, number in numbers.items():
                 table[name][cause] = int(sums[number])
         return table
@@ -206,13 +208,8 @@ def waiting(links: Links) -> Int64s:
 
 def _check(path: CriticalPath, graph: TaskGraph, makespan_ps: int) -> None:
     """Refuse a path with a negative part, or whose parts do not add up to the makespan."""
-    causes = {
-        "service": path.service_ps,
-        "queueing": path.queueing_ps,
-        "latency": path.latency_ps,
-        "credits": path.credits_ps,
-    }
-    for cause, parts in causes.items():
+    for cause in CAUSES:
+        parts = path.of(cause)
         if parts.size and int(parts.min()) < 0:
             link = int(np.argmin(parts))
             where = graph.resources.name(int(path.resource[link]))

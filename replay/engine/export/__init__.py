@@ -20,8 +20,6 @@ from tracegen.shared import output
 from tracegen.shared.managed import ManagedFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from replay.engine.export.scene import Scene
     from replay.engine.timeline import Timeline
 
@@ -88,7 +86,13 @@ def export(
         from replay.engine.export.networkx_ import write_graphml
 
         return write_graphml(timeline, path, window_ps=window_ps)
-    return _program_writer(format_name)(timeline, path)
+    if format_name == "chakra":
+        from replay.engine.export.chakra import write_chakra
+
+        return write_chakra(timeline, path)
+    from replay.engine.export.goal import write_goal
+
+    return write_goal(timeline, path)
 
 
 def check_export(format_name: str, path: str | Path) -> None:
@@ -116,13 +120,3 @@ def check_export(format_name: str, path: str | Path) -> None:
         raise UserError(message)
     output.check(f"{prefix}.0.et")
     ManagedFolder(Path(prefix).parent).check(Path(f"{prefix}.0.et").name)
-
-
-def _program_writer(format_name: str) -> Callable[[Timeline, str | Path], Written]:
-    if format_name == "chakra":
-        from replay.engine.export.chakra import write_chakra
-
-        return write_chakra
-    from replay.engine.export.goal import write_goal
-
-    return write_goal

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.engine.errors import UserError
 from replay.engine.export.gauges import sampled
@@ -39,10 +38,9 @@ from replay.engine.export.threads import (
     threads_of,
     together,
 )
+from replay.engine.taskgraph import Int64s
 from replay.engine.timeline import Timeline
 from tracegen.shared import output
-
-Int64s = npt.NDArray[np.int64]
 
 #: A browser still scrolls through so many events with ease; a file of them has about 150 MB.
 MAX_EVENTS = 1_000_000

@@ -7,8 +7,9 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.taskgraph import Int64s
+
 Ints = npt.NDArray[np.signedinteger]
-Int64s = npt.NDArray[np.int64]
 
 
 def interval_lanes(group: Ints, start: Ints, end: Ints) -> Int64s:

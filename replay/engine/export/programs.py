@@ -14,18 +14,17 @@ predecessor is (or successor, where it has none).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from replay.engine.export.lanes import interval_lanes
-from replay.engine.taskgraph import NULL_RESOURCE, TaskGraph
+from replay.engine.taskgraph import NULL_RESOURCE, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
-
-Int64s = npt.NDArray[np.int64]
 
 CALCULATION, DELAY, SEND, RECEIVE = range(4)
 #: Order of the operations of a task in its rank's program.
@@ -55,6 +54,20 @@ class Written:
     paths: tuple[Path, ...]
     num_events: int
     notes: tuple[str, ...] = ()
+
+
+class Operation(NamedTuple):
+    """A row of `Programs`."""
+
+    what: int
+    rank: int
+    task: int
+    start_ps: int
+    end_ps: int
+    server: int
+    peer: int
+    size_bytes: int
+    tag: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +116,11 @@ class Programs:
 
     def __len__(self) -> int:
         return int(self.what.size)
+
+    def operations(self, low: int, high: int) -> Iterator[Operation]:
+        """Some of the operations, one after the other."""
+        some = [getattr(self, name)[low:high].tolist() for name in Operation._fields]
+        return map(Operation._make, zip(*some, strict=True))
 
     def rows_of_ranks(self) -> list[tuple[int, int]]:
         """First row of each rank's program and the one behind its last, rank by rank."""

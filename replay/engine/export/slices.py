@@ -17,9 +17,9 @@ from replay.engine.export.lanes import interval_lanes
 from replay.engine.export.programs import resolved_edges
 from replay.engine.export.scene import Journey, Scene
 from replay.engine.export.threads import JOURNEY, LAYER, PATH, PHASE, RESOURCE, Thread, process_of
+from replay.engine.taskgraph import Int64s
 from replay.engine.timeline import Timeline
 
-Int64s = npt.NDArray[np.int64]
 _PS_PER_NS = 1_000
 
 

@@ -16,7 +16,7 @@ channels); nccl-tests' definition of sizes.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def ring(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channels: int
         machine, kinds, blocks, at,
         collective=call.collective, nbytes=nbytes, loops=loops, protocol=protocol,
         payload=call.carries_payload,
-    ).end  # fmt: skip
+    ).ends  # fmt: skip
     return blocks.end(at)
 
 
@@ -140,27 +140,11 @@ def fed(
             collective=collective, nbytes=of_part, loops=loops, protocol=protocol, payload=True,
             ready=own,
         )  # fmt: skip
-        passed.append(Passed(blocks.end(one.end), one.known))
+        passed.append(Fed(blocks.end(one.ends), one.known))
     ends = machine.mark(machine.ranks, begun)
     for one in passed:
-        machine.order(one.end, ends)
+        machine.order(one.ends, ends)
     return Fed(ends, np.stack([one.known for one in passed], axis=-1))
-
-
-class Passed(NamedTuple):
-    """Chunks that were passed round.
-
-    Attributes
-    ----------
-    end
-        (rank,): last tasks.
-    known
-        (rank, owner, round): task at which a rank has the chunk of an owner; -1 for what it never
-        has.
-    """
-
-    end: Ints
-    known: Ints
 
 
 def _pass_round(
@@ -175,8 +159,10 @@ def _pass_round(
     protocol: Protocol,
     payload: bool,
     ready: Ints | None = None,
-) -> Passed:
+) -> Fed:
     """Let blocks that have begun, `at` (rank,), pass chunks round; see `ring` and `fed`.
+
+    What is known of chunks is (rank, owner, round), -1 for what a rank never has.
 
     In the first of its steps a rank sends the chunk of the rank before it, or its own of an
     all-gather, and in each further one that of the rank before.
@@ -204,7 +190,7 @@ def _pass_round(
                 at, received = _store(machine, kinds, blocks, protocol, chunk, rows, block)
                 awaited = (received,)
             at = blocks.both(at, touched)
-    return Passed(at, known)
+    return Fed(at, known)
 
 
 def _touches(collective: Collective, step: int, num_ranks: int) -> int:

@@ -97,13 +97,8 @@ class Between:
         -------
         (rank,) tasks.
         """
-        kernels = self._kernels(machine, after)
-        self._prepare(kernels, decoder_layer, context)
-        self._attend(kernels, context)
-        self._choose(kernels, context)
-        if not self.shared_beside:
-            self._shared(kernels, context)
-        return kernels.end
+        ready = self.attend(machine, context, self.prepare(machine, decoder_layer, context, after))
+        return ready if self.shared_beside else self.shared_experts(machine, context, ready)
 
     def prepare(self, machine: Machine, decoder_layer: int, context: Context, after: Ints) -> Ints:
         """Add the first part of `before_layer`, up to queries, keys and values: (rank,) tasks."""
