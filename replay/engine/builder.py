@@ -26,7 +26,7 @@ from replay.engine.checks import (
     check_takes,
     check_touches,
 )
-from replay.engine.columns import Column, EdgeBlocks, IntArray, Span
+from replay.engine.columns import EdgeBlocks, GrowingColumn, IntArray, Span
 from replay.engine.errors import GraphError
 from replay.engine.given import (
     Ints,
@@ -42,7 +42,7 @@ from replay.engine.taskgraph import (
     CreditPools,
     Gates,
     GraphPart,
-    Resources,
+    GraphResources,
     Tables,
     TaskGraph,
 )
@@ -87,9 +87,9 @@ class GraphBuilder(Supplies):
         super().__init__()
         self.kind_names = tuple(kind_names)
         self._num_tasks = 0
-        self._resource = Column(np.int8)
-        self._kind = Column(np.int8)
-        self._fields = {name: Column(spec[0]) for name, spec in _FIELDS.items()}
+        self._resource = GrowingColumn(np.int8)
+        self._kind = GrowingColumn(np.int8)
+        self._fields = {name: GrowingColumn(spec[0]) for name, spec in _FIELDS.items()}
         self._edges = EdgeBlocks()
         self._takes = TakeBlocks()
         self._touches = TouchBlocks()
@@ -430,7 +430,7 @@ class GraphBuilder(Supplies):
         gates.append_events(edges)
         graph = TaskGraph.from_edges(
             kind_names=self.kind_names,
-            resources=Resources.from_rows(self._resources),
+            resources=GraphResources.from_rows(self._resources),
             pools=pools,
             takes=takes,
             tables=Tables.from_rows(self._tables),

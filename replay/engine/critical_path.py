@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replay.engine.columns import IntArray
-from replay.engine.met import last_met
-from replay.engine.taskgraph import LINE, NEVER, Int64s, TaskGraph
+from replay.engine.columns import IntArray, every
+from replay.engine.taskgraph import LINE, NEVER, Bools, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
 
 #: Stands among the kinds for what touches of tables draw from a line.
@@ -86,6 +85,70 @@ class CriticalPath:
         return table
 
 
+@dataclass(frozen=True, eq=False)
+class LastMet:
+    """When tasks became ready, and whom they waited for last.
+
+    Attributes
+    ----------
+    ready_ps
+        (task,): when the last one that it waited for became visible; 0 if it waited for none.
+    cause
+        (task,): the number of that one, -1 for none.
+    """
+
+    ready_ps: Int64s
+    cause: Int64s
+
+    @classmethod
+    def nobody(cls, num_tasks: int) -> LastMet:
+        """Of tasks that wait for everybody still."""
+        return cls(np.zeros(num_tasks, np.int64), np.full(num_tasks, -1, np.int64))
+
+
+def last_met(
+    timeline: Timeline,
+    is_visible: Bools | None = None,
+    before: LastMet | None = None,
+    left: IntArray | None = None,
+) -> tuple[LastMet, LastMet]:
+    """Look at what each task waited for.
+
+    Parameters
+    ----------
+    timeline
+        A schedule.
+    is_visible
+        (task,): whether it has become visible in this schedule; all by default.
+    before
+        Whom each task waited for last before, edges alone; it is given up.
+    left
+        Tasks that are still to wait (left task,).
+
+    Returns
+    -------
+    Of all tasks, and of those left the edges alone. Of several that became visible at one moment
+    the one with the smallest number is taken, edges before gates.
+    """
+    from replay.engine.kernels.reading import Causes, last_admitted, last_met_edges
+
+    graph, gates = timeline.graph, timeline.graph.gates
+    met = LastMet.nobody(graph.num_tasks) if before is None else before
+    whole = Causes(
+        timeline,
+        graph,
+        gates,
+        met,
+        is_visible=every(graph.num_tasks) if is_visible is None else is_visible,
+        number=np.arange(graph.num_tasks, dtype=np.int32) if graph.ids is None else graph.ids,
+    )
+    last_met_edges(whole)
+    rows = np.zeros(0, np.int64) if left is None else left
+    edges = LastMet(met.ready_ps[rows], met.cause[rows])
+    last_admitted(whole)
+    return met, edges
+
+
 class Links(NamedTuple):
     """Tasks that are links of a chain, and what they waited for.
 
@@ -153,7 +216,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         cause[task],
     )
     schedule = (graph.resource, graph.kind, timeline.start_ps, timeline.end_ps)
-    served = Served.meanwhile(links, len(graph.resources), [schedule])
+    served = ServedTasks.meanwhile(links, len(graph.resources), [schedule])
     return path_of(graph, links, *served.waits(graph, links))
 
 
@@ -228,7 +291,7 @@ def _check(path: CriticalPath, graph: TaskGraph, makespan_ps: int) -> None:
         raise AssertionError(message)
 
 
-class Served:
+class ServedTasks:
     """Services of tasks, by resource and start: what was in service during a wait is one slice.
 
     Parameters
@@ -254,7 +317,7 @@ class Served:
         links: Links,
         num_resources: int,
         schedules: Iterable[tuple[IntArray, IntArray, Int64s, Int64s]],
-    ) -> Served:
+    ) -> ServedTasks:
         """Find the services of schedules that links may have waited for.
 
         Parameters

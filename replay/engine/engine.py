@@ -12,10 +12,10 @@ import numpy as np
 from replay.engine.errors import EngineError
 from replay.engine.stuck import describe_deadlock
 from replay.engine.taskgraph import TaskGraph
-from replay.engine.timeline import Drawn, Timeline
+from replay.engine.timeline import LineDraws, Timeline
 
 if TYPE_CHECKING:
-    from replay.engine.kernels.layout import Plan
+    from replay.engine.kernels.layout import RunPlan
 
 
 def schedule(graph: TaskGraph) -> Timeline:
@@ -54,7 +54,7 @@ def schedule(graph: TaskGraph) -> Timeline:
         nothing = np.empty(0, np.int64)
         landed = np.full(graph.gates.num_members, -1, np.int32)
         none = np.empty(0, np.int8)
-        drawn = Drawn(*(np.empty(0, np.int64) for _ in range(4)))
+        drawn = LineDraws(*(np.empty(0, np.int64) for _ in range(4)))
         return Timeline(graph, nothing, nothing.copy(), landed, none, nothing.copy(), drawn)
     # Imported where a kernel is needed first: loading numba takes longer than most commands.
     from replay.engine.kernels import layout
@@ -70,7 +70,7 @@ def schedule(graph: TaskGraph) -> Timeline:
     return timeline_of(graph, plan)
 
 
-def timeline_of(graph: TaskGraph, plan: Plan) -> Timeline:
+def timeline_of(graph: TaskGraph, plan: RunPlan) -> Timeline:
     """Read the schedule off a plan that ran, which is given up."""
     from replay.engine.plan import read_times
 
@@ -80,7 +80,7 @@ def timeline_of(graph: TaskGraph, plan: Plan) -> Timeline:
     has_slot = np.flatnonzero(slot >= 0)
     landed[has_slot] = arrays["gate_slots"]["tile"][slot[has_slot]]
     records, late, found = (arrays[name] for name in ("tasks", "extra_latency", "found"))
-    drawn = Drawn.of(graph, arrays["port_served"], arrays["backing_served"])
+    drawn = LineDraws.of(graph, arrays["port_served"], arrays["backing_served"])
     del arrays
     vars(plan).clear()  # all but the records is free before the result takes its place
     start_ps, end_ps = read_times(graph, records, late)
@@ -89,7 +89,7 @@ def timeline_of(graph: TaskGraph, plan: Plan) -> Timeline:
     return Timeline(graph, start_ps, end_ps, landed, found, late, drawn)
 
 
-def raise_if_failed(graph: TaskGraph, plan: Plan) -> None:
+def raise_if_failed(graph: TaskGraph, plan: RunPlan) -> None:
     """Say in words what ended a run.
 
     Raises

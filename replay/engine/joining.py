@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.columns import EdgeBlocks, add_in_place, in_front
+from replay.engine.critical_path import LastMet
 from replay.engine.errors import GraphError
 from replay.engine.kernels.layout import SIGNAL
-from replay.engine.met import Met
 from replay.engine.state import FLYING, PAST, Keys
 from replay.engine.taskgraph import (
     NULL_RESOURCE,
@@ -23,7 +23,7 @@ from replay.engine.taskgraph import (
     Touches,
     renumbered,
 )
-from replay.engine.windows import COLUMNS, Window, each, with_events
+from replay.engine.windows import COLUMNS, GraphWindow, each, with_events
 
 _Rows = TypeVar("_Rows", CreditTakes, Touches)
 
@@ -31,7 +31,9 @@ _Rows = TypeVar("_Rows", CreditTakes, Touches)
 _NOBODY = {"resource": NULL_RESOURCE, "rank": -1, "tag": -1}
 
 
-def with_part(window: Window, part: GraphPart, over_ids: Int64s, over_visible_ps: Int64s) -> Window:
+def with_part(
+    window: GraphWindow, part: GraphPart, over_ids: Int64s, over_visible_ps: Int64s
+) -> GraphWindow:
     """Add a part to a window, which is given up with it.
 
     Parameters
@@ -53,7 +55,7 @@ def with_part(window: Window, part: GraphPart, over_ids: Int64s, over_visible_ps
     return _joined(_reported(window, over_ids, over_visible_ps), part)
 
 
-def _reported(window: Window, over_ids: Int64s, over_visible_ps: Int64s) -> Window:
+def _reported(window: GraphWindow, over_ids: Int64s, over_visible_ps: Int64s) -> GraphWindow:
     """Put tasks in front that stand for those that are over: they are reported once more."""
     count = over_ids.size
     if not count:
@@ -77,7 +79,7 @@ def _reported(window: Window, over_ids: Int64s, over_visible_ps: Int64s) -> Wind
         "extra_service_ps": nothing,
         "extra_latency_ps": nothing,
     }
-    return Window(
+    return GraphWindow(
         replace(
             graph,
             takes=renumbered(graph.takes, moved),
@@ -98,11 +100,11 @@ def _reported(window: Window, over_ids: Int64s, over_visible_ps: Int64s) -> Wind
         ),
         window.touch_ids,
         np.concatenate([np.ones(count, np.bool_), window.is_counted]),
-        _met_of(Met.nobody(count), window.met),
+        _met_of(LastMet.nobody(count), window.met),
     )
 
 
-def _joined(window: Window, part: GraphPart) -> Window:
+def _joined(window: GraphWindow, part: GraphPart) -> GraphWindow:
     """Put a part behind a window."""
     graph, state, added = window.graph, window.state, part.graph
     count = graph.num_tasks
@@ -142,7 +144,7 @@ def _joined(window: Window, part: GraphPart) -> Window:
             [window.ids, part.first_task + np.arange(added.num_tasks, dtype=np.int64)]
         ),
     )
-    return Window(
+    return GraphWindow(
         both,
         replace(
             state,
@@ -150,11 +152,11 @@ def _joined(window: Window, part: GraphPart) -> Window:
         ),
         np.append(window.touch_ids, part.first_touch + np.arange(num_touches, dtype=np.int64)),
         np.append(window.is_counted, np.zeros(added.num_tasks, np.bool_)),
-        _met_of(window.met, Met.nobody(added.num_tasks)),
+        _met_of(window.met, LastMet.nobody(added.num_tasks)),
     )
 
 
-def _places(window: Window, ids: Int64s | Int32s) -> Int64s:
+def _places(window: GraphWindow, ids: Int64s | Int32s) -> Int64s:
     """Where tasks that are not over, or are reported once more, stand in a window."""
     rows = np.flatnonzero(window.state.status != PAST)
     rows = rows[np.argsort(window.ids[rows], kind="stable")]
@@ -168,8 +170,8 @@ def _places(window: Window, ids: Int64s | Int32s) -> Int64s:
     return found
 
 
-def _met_of(one: Met, other: Met) -> Met:
-    return Met(np.append(one.ready_ps, other.ready_ps), np.append(one.cause, other.cause))
+def _met_of(one: LastMet, other: LastMet) -> LastMet:
+    return LastMet(np.append(one.ready_ps, other.ready_ps), np.append(one.cause, other.cause))
 
 
 def _renumbered(

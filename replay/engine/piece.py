@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.critical_path import LastMet
 from replay.engine.errors import GraphError
-from replay.engine.met import Met
 from replay.engine.taskgraph import Bools, GraphPart, Int64s
 from replay.engine.timeline import Timeline
 
 
-class Rows(NamedTuple):
+class PartRows(NamedTuple):
     """Tasks of a part that became visible in a piece.
 
     Attributes
@@ -70,7 +70,7 @@ class Piece:
     is_done: Bools
     ids: Int64s
     touch_ids: Int64s
-    met: Met
+    met: LastMet
     now_ps: int
     begun_since_ps: int
     served_since_ps: int
@@ -85,20 +85,20 @@ class Piece:
         first = int(np.argmax(self.is_done))
         return first + np.searchsorted(self.ids[first:], ids)
 
-    def of(self, first: int, past: int) -> Rows:
+    def of(self, first: int, past: int) -> PartRows:
         """Those of a part, of tasks ``first`` to ``past - 1`` in the whole."""
         low, high = self.find(np.array([first, past])).tolist()
         is_done = self.is_done[low:high]
         count = int(np.count_nonzero(is_done))
         if not count:
-            return Rows(0, slice(0, 0), slice(0, 0))
+            return PartRows(0, slice(0, 0), slice(0, 0))
         # Most of a part is done in one piece, in which nothing is left out between its tasks: then
         # all of them are gone through, which is faster than to gather those that are done.
         place = int(self.ids[low]) - first
         if int(self.ids[high - 1]) - int(self.ids[low]) + 1 == high - low <= 2 * count:
-            return Rows(count, slice(place, place + high - low), slice(low, high), is_done)
+            return PartRows(count, slice(place, place + high - low), slice(low, high), is_done)
         rows = low + np.flatnonzero(is_done)
-        return Rows(count, self.ids[rows] - first, rows)
+        return PartRows(count, self.ids[rows] - first, rows)
 
 
 _UNKNOWN = -1

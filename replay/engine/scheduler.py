@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from replay.engine.critical_path import LastMet, last_met
 from replay.engine.engine import raise_if_failed, timeline_of
 from replay.engine.errors import EngineError
 from replay.engine.joining import with_part
-from replay.engine.met import Met, last_met
 from replay.engine.piece import Piece, Recent
 from replay.engine.resuming import state_of
 from replay.engine.state import FIXED, FRESH, PAST, QUEUED, SERVING, State
 from replay.engine.stuck import describe_deadlock
 from replay.engine.taskgraph import NEVER, GraphPart, Int64s
 from replay.engine.timeline import Timeline
-from replay.engine.windows import Window
+from replay.engine.windows import GraphWindow
 
 #: Tasks that are over and that a part waits for, for which there is room without a copy.
 _MOST_REPORTED = 1024
@@ -35,7 +35,7 @@ class Scheduler:
     """
 
     def __init__(self) -> None:
-        self._window: Window | None = None
+        self._window: GraphWindow | None = None
         self._visible_ps = Recent()
         self._busy_until = np.zeros(0, np.int64)  # (resource,)
 
@@ -49,7 +49,7 @@ class Scheduler:
         """
         awaited = self._visible_ps.begin(part)
         if self._window is None:
-            self._window = Window.of(part)
+            self._window = GraphWindow.of(part)
         else:
             over = np.setdiff1d(awaited, self._window.ids[self._window.state.status != PAST])
             self._window = with_part(self._window, part, over, self._visible_ps.of(over))
@@ -115,13 +115,13 @@ class Scheduler:
             **_since(timeline, met, state, left),
         )
         self._visible_ps.put(piece, state.visible_ps)
-        after = Window(graph, state, window.touch_ids, window.is_counted | is_over, met)
+        after = GraphWindow(graph, state, window.touch_ids, window.is_counted | is_over, met)
         self._window = after.rest(left, edges)
         return piece
 
     def _check_order(self, before: State, state: State, timeline: Timeline) -> None:
         """Refuse what began before the pause where something else happened or waited."""
-        from replay.engine.kernels.sums import Ends, find_last_ends
+        from replay.engine.kernels.sums import LastEnds, find_last_ends
 
         graph, start = timeline.graph, timeline.start_ps
         early = np.flatnonzero(start < before.now_ps)
@@ -131,7 +131,7 @@ class Scheduler:
         if early.size:
             self._check_early(early, before, timeline)
         find_last_ends(
-            Ends(
+            LastEnds(
                 num_tasks=graph.num_tasks,
                 resource=graph.resource,
                 status=state.status,
@@ -160,7 +160,7 @@ class Scheduler:
             raise OutOfOrderError(message)
 
 
-def _since(timeline: Timeline, met: Met, state: State, left: Int64s) -> dict[str, int]:
+def _since(timeline: Timeline, met: LastMet, state: State, left: Int64s) -> dict[str, int]:
     """Since when something is under way of the tasks that are left; see `Piece`."""
     status, start, ready = state.status[left], timeline.start_ps[left], met.ready_ps[left]
     has_server = timeline.graph.resource[left] >= 0

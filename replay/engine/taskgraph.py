@@ -55,7 +55,7 @@ class Named:
 
 
 @dataclass(frozen=True, eq=False)
-class Resources(Named):
+class GraphResources(Named):
     """Servers of tasks, one row per resource."""
 
     TYPES = (str, str, np.int32, np.int8, np.int32)
@@ -224,7 +224,7 @@ class TaskGraph:
     """
 
     kind_names: tuple[str, ...]
-    resources: Resources
+    resources: GraphResources
     pools: CreditPools
     takes: CreditTakes
     tables: Tables
@@ -269,7 +269,7 @@ class TaskGraph:
         cls,
         *,
         kind_names: tuple[str, ...],
-        resources: Resources,
+        resources: GraphResources,
         pools: CreditPools,
         takes: CreditTakes,
         tables: Tables,
@@ -363,3 +363,40 @@ class GraphPart:
     first_touch: int
     outer_source: Int32s
     outer_target: Int32s
+
+
+def slowed(graph: TaskGraph, factors: npt.NDArray[np.float64]) -> TaskGraph:
+    """Multiply the times of tasks by factors of their kinds.
+
+    Parameters
+    ----------
+    graph
+        The tasks.
+    factors
+        (kind,): positive; 1 leaves a kind as it is.
+
+    Returns
+    -------
+    The graph with other durations and latencies, and other costs of look-ups, which are those of
+    the task that looks up; in whole picoseconds.
+    """
+    if (factors == 1).all():
+        return graph
+    of_task, touches = factors[graph.kind], graph.touches
+
+    def times(given: IntArray, factor: npt.NDArray[np.float64]) -> Int64s:
+        return np.rint(given * factor).astype(np.int64)
+
+    of_touch = of_task[touches.task]
+    return replace(
+        graph,
+        duration_ps=times(graph.duration_ps, of_task),
+        latency_ps=times(graph.latency_ps, of_task),
+        touches=replace(
+            touches,
+            miss_latency_ps=times(touches.miss_latency_ps, of_touch),
+            miss_duration_ps=times(touches.miss_duration_ps, of_touch),
+            evict_duration_ps=times(touches.evict_duration_ps, of_touch),
+            port_duration_ps=times(touches.port_duration_ps, of_touch),
+        ),
+    )

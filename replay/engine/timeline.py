@@ -28,7 +28,7 @@ class Touched(IntFlag):
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class LineDraws:
     """What touches of tables drew from lines, one row per draw.
 
     Attributes
@@ -45,7 +45,7 @@ class Drawn:
     touch: IntArray
 
     @classmethod
-    def of(cls, graph: TaskGraph, port_served: Int64s, backing_served: Int64s) -> Drawn:
+    def of(cls, graph: TaskGraph, port_served: Int64s, backing_served: Int64s) -> LineDraws:
         """Collect the draws from the times at which each touch's are served (touch,), 0 for none.
 
         Both are empty where no table has such a line.
@@ -118,7 +118,7 @@ class Timeline:
     landed_tile: Int32s
     touched: Int8s
     extra_latency_ps: Int64s
-    drawn: Drawn
+    drawn: LineDraws
 
     @property
     def service_ps(self) -> Int64s:

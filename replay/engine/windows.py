@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.columns import EdgeBlocks, is_constant
+from replay.engine.critical_path import LastMet
 from replay.engine.kernels.edges import sort_edges
-from replay.engine.met import Met
 from replay.engine.state import FRESH, PAST, Keys, State
 from replay.engine.taskgraph import (
     Bools,
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class GraphWindow:
     """Tasks that are not over, and those they refer to.
 
     Attributes
@@ -61,7 +61,7 @@ class Window:
     state: State
     touch_ids: Int64s
     is_counted: Bools
-    met: Met
+    met: LastMet
 
     @property
     def ids(self) -> Int64s:
@@ -70,7 +70,7 @@ class Window:
         return self.graph.ids
 
     @classmethod
-    def of(cls, part: GraphPart) -> Window:
+    def of(cls, part: GraphPart) -> GraphWindow:
         """The first part of a graph."""
         graph = part.graph
         return cls(
@@ -78,10 +78,10 @@ class Window:
             State.at_first(graph),
             part.first_touch + np.arange(len(graph.touches), dtype=np.int64),
             np.zeros(graph.num_tasks, np.bool_),
-            Met.nobody(graph.num_tasks),
+            LastMet.nobody(graph.num_tasks),
         )
 
-    def rest(self, left: Int64s, waited: Met) -> Window:
+    def rest(self, left: Int64s, waited: LastMet) -> GraphWindow:
         """What is left: tasks that are not over, and those that something of them refers to.
 
         Parameters
@@ -145,10 +145,10 @@ class Window:
             keys=_left_keys(state.keys, left_touches),
             **_left_slots(state, gates, of_member, of_tile, is_open, place),
         )
-        met = Met.nobody(rows.size)
+        met = LastMet.nobody(rows.size)
         at = place(left)
         met.ready_ps[at], met.cause[at] = waited.ready_ps, waited.cause
-        return Window(kept, of_rows, self.touch_ids[of_touch], self.is_counted[rows], met)
+        return GraphWindow(kept, of_rows, self.touch_ids[of_touch], self.is_counted[rows], met)
 
 
 _OF_TASKS = (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.chains.replay import Replay
-from replay.model.compute.dense_layers import DenseParts
+from replay.model.compute.dense import Between
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.times import Timed
 
@@ -68,7 +68,7 @@ def timed_links(
         assert between is not None
         assert context is not None
         values = {one.name: getattr(between, one.name) for one in dataclasses.fields(between)}
-        parts = DenseParts(**{**values, "is_backward": False})
+        parts = Between(**{**values, "is_backward": False})
         passes = LayerPasses(system, scheme, launch, parts, context)
         shape, before = parts.shape, link.decoder_layer - 1
         while before in shape.dense_layers:

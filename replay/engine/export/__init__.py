@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay.engine.errors import UserError
-from replay.engine.export.programs import Written
+from replay.engine.export.programs import ExportedFiles
 from tracegen.shared import output
 from tracegen.shared.managed import ManagedFolder
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from replay.engine.export.scene import Scene
     from replay.engine.timeline import Timeline
 
-__all__ = ["FORMATS", "WINDOWED", "Written", "check_export", "export"]
+__all__ = ["FORMATS", "WINDOWED", "ExportedFiles", "check_export", "export"]
 
 FORMATS = ("chakra", "chrome", "goal", "networkx")
 """Names that `export` knows."""
@@ -40,7 +40,7 @@ def export(
     window_ps: tuple[int, int] | None = None,
     max_events: int | None = None,
     scene: Scene | None = None,
-) -> Written:
+) -> ExportedFiles:
     """Write a schedule, or the graph it belongs to, in another program's format.
 
     Parameters

@@ -26,9 +26,9 @@ from replay.engine.export.programs import (
     DELAY,
     RECEIVE,
     SEND,
+    ExportedFiles,
     Programs,
     Transfers,
-    Written,
     make_programs,
 )
 from replay.engine.taskgraph import NULL_RESOURCE, TaskGraph
@@ -61,7 +61,7 @@ def write_chakra(
     *,
     unit_ps: int = _PS_PER_US,
     transfers: Transfers = "network",
-) -> Written:
+) -> ExportedFiles:
     """Write a schedule's graph as Chakra execution traces.
 
     Parameters
@@ -114,7 +114,7 @@ def write_chakra(
                 messages = nodes.rows(first, min(high, first + _CHUNK))
                 file.write(b"".join(map(_delimited, messages)))
         paths.append(path)
-    return Written(tuple(paths), len(programs), notes)
+    return ExportedFiles(tuple(paths), len(programs), notes)
 
 
 class _Nodes:

@@ -24,7 +24,7 @@ import numpy as np
 
 from replay.engine.errors import UserError
 from replay.engine.export.gauges import sampled
-from replay.engine.export.programs import Written
+from replay.engine.export.programs import ExportedFiles
 from replay.engine.export.scene import Scene
 from replay.engine.export.slices import Arrow, Slice, journey_slices, path_slices, spans
 from replay.engine.export.threads import (
@@ -59,7 +59,7 @@ def write_chrome(
     window_ps: tuple[int, int] | None = None,
     max_events: int = MAX_EVENTS,
     scene: Scene | None = None,
-) -> Written:
+) -> ExportedFiles:
     """Write a schedule as Chrome trace events.
 
     Every task becomes a complete event with its kind as name, its resource's group as category,
@@ -127,7 +127,7 @@ def write_chrome(
     }
     with output.opened(path) as file:
         num_events = _write(file, other, picture.names(), picture.events())
-    return Written((Path(path),), num_events, tuple(notes))
+    return ExportedFiles((Path(path),), num_events, tuple(notes))
 
 
 def tasks_in_window(timeline: Timeline, window_ps: tuple[int, int] | None) -> Int64s:

@@ -35,13 +35,12 @@ from replay.engine.export.programs import (
     DELAY,
     RECEIVE,
     SEND,
-    Int64s,
+    ExportedFiles,
     Programs,
     Transfers,
-    Written,
     make_programs,
 )
-from replay.engine.taskgraph import TaskGraph
+from replay.engine.taskgraph import Int64s, TaskGraph
 from replay.engine.timeline import Timeline
 from tracegen.shared import output
 
@@ -57,7 +56,7 @@ def write_goal(
     *,
     unit_ps: int = _PS_PER_NS,
     transfers: Transfers = "schedule",
-) -> Written:
+) -> ExportedFiles:
     """Write a schedule's graph as GOAL text.
 
     Parameters
@@ -109,7 +108,7 @@ def write_goal(
                 file.write("".join(lines).encode())
                 lines.clear()
         file.write("".join(lines).encode())
-    return Written((Path(path),), len(programs) + num_held, tuple(notes))
+    return ExportedFiles((Path(path),), len(programs) + num_held, tuple(notes))
 
 
 def _held(programs: Programs, unit_ps: int) -> Int64s:

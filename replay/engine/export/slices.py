@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.critical_path import critical_path
-from replay.engine.export.lanes import interval_lanes
-from replay.engine.export.programs import resolved_edges
+from replay.engine.export.programs import interval_lanes, resolved_edges
 from replay.engine.export.scene import Journey, Scene
 from replay.engine.export.threads import JOURNEY, LAYER, PATH, PHASE, RESOURCE, Thread, process_of
 from replay.engine.taskgraph import Int64s

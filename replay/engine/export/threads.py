@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replay.engine.export.lanes import interval_lanes
+from replay.engine.export.programs import interval_lanes
 from replay.engine.export.scene import Scene
 from replay.engine.taskgraph import Int64s, TaskGraph
 from replay.engine.timeline import Timeline

@@ -27,7 +27,7 @@ from replay.model.collectives.algorithm import (
     CollectiveCall,
     Way,
 )
-from replay.model.collectives.blocks import HELD, Blocks, Fed, held_by
+from replay.model.collectives.blocks import HELD, Fed, KernelBlocks, held_by
 from replay.model.collectives.ring_chunks import (
     LARGEST_PIECE,
     block_times,
@@ -84,7 +84,7 @@ def ring(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channels: int
     """
     machine, kinds, nbytes = call.machine, call.kinds, part_of(call)
     used, loops, _ = cut(nbytes, channels)
-    blocks = Blocks(machine, kinds, used, call.beside, name=held_by(call.collective))
+    blocks = KernelBlocks(machine, kinds, used, call.beside, name=held_by(call.collective))
     at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
     at = _pass_round(
         machine, kinds, blocks, at,
@@ -132,7 +132,9 @@ def fed(
         of_part = share_of(share, part, parts)
         held = share_of(channels, part, parts)
         used = cut(of_part, held)[0]
-        blocks = Blocks(machine, kinds, used, call.beside, held=held, name=f"{HELD}, part {part}")
+        blocks = KernelBlocks(
+            machine, kinds, used, call.beside, held=held, name=f"{HELD}, part {part}"
+        )
         at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
         own = None if ready is None else ready[..., part]
         one = _pass_round(
@@ -150,7 +152,7 @@ def fed(
 def _pass_round(
     machine: Machine,
     kinds: PhaseKinds,
-    blocks: Blocks,
+    blocks: KernelBlocks,
     at: Ints,
     *,
     collective: Collective,
@@ -208,7 +210,7 @@ def _touches(collective: Collective, step: int, num_ranks: int) -> int:
 def _store(
     machine: Machine,
     kinds: PhaseKinds,
-    blocks: Blocks,
+    blocks: KernelBlocks,
     protocol: Protocol,
     chunk: int,
     rows: int,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.algorithm import Algorithm, CollectiveCall, Way
-from replay.model.collectives.blocks import Blocks, held_by
+from replay.model.collectives.blocks import KernelBlocks, held_by
 from replay.model.collectives.ring import paces
 from replay.model.collectives.ring_chunks import (
     LEAST_BYTES,
@@ -69,7 +69,7 @@ def all_reduce(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channel
     """
     machine, kinds = call.machine, call.kinds
     n, ranks = machine.num_ranks, machine.ranks
-    blocks = Blocks(machine, kinds, channels, call.beside, name=held_by("all_reduce"))
+    blocks = KernelBlocks(machine, kinds, channels, call.beside, name=held_by("all_reduce"))
     chunks = _chunks(machine, call.nbytes, protocol, channels)
     begins = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
     chain = _Chain(machine, kinds, blocks, protocol, chunks, payload=call.carries_payload)
@@ -103,7 +103,7 @@ class _Chain:
         self,
         machine: Machine,
         kinds: PhaseKinds,
-        blocks: Blocks,
+        blocks: KernelBlocks,
         protocol: Protocol,
         chunks: Ints,
         *,

@@ -27,8 +27,8 @@ from replay.model.compute.shadows import Rates
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
+from replay.model.work.capacity import with_shadows
 from replay.model.work.layer import ExpertShape, LayerWork
-from replay.model.work.shadowed import with_shadows
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case

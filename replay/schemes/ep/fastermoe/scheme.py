@@ -24,8 +24,8 @@ from replay.model.compute import shadows
 from replay.model.compute.shared import shared_before_wait
 from replay.model.compute.weight_copies import expert_bytes
 from replay.model.machine.kinds import COMBINE, DISPATCH, PhaseKinds
+from replay.model.work.capacity import first_shadow, with_shadows
 from replay.model.work.ragged import places
-from replay.model.work.shadowed import first_shadow, with_shadows
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.fastermoe import around
 from replay.schemes.ep.fastermoe.experts import compute, computed
