@@ -162,7 +162,7 @@ def test_a_wait_that_cannot_be_is_a_defect(
     timeline = three_in_a_queue()
     assert critical_path(timeline).queueing_ps.tolist() == [20, 0]
     module = importlib.import_module("replay.engine.critical_path")
-    right = module.Served.waits
+    right = module.ServedTasks.waits
 
     def wrong(*arguments: Any) -> Any:
         queueing, behind = right(*arguments)
@@ -170,7 +170,7 @@ def test_a_wait_that_cannot_be_is_a_defect(
         behind[0]["send"] += more_behind
         return queueing, behind
 
-    monkeypatch.setattr(module.Served, "waits", wrong)
+    monkeypatch.setattr(module.ServedTasks, "waits", wrong)
     with pytest.raises(AssertionError, match=f"^defect of moereplay: .*{message}"):
         critical_path(timeline)
 
