@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.engine.checks import describe_deadlock
 from replay.engine.errors import EngineError
-from replay.engine.stuck import describe_deadlock
 from replay.engine.taskgraph import TaskGraph
 from replay.engine.timeline import LineDraws, Timeline
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from replay.engine.checks import describe_deadlock
 from replay.engine.critical_path import LastMet, last_met
 from replay.engine.engine import raise_if_failed, timeline_of
 from replay.engine.errors import EngineError
@@ -11,7 +12,6 @@ from replay.engine.joining import with_part
 from replay.engine.piece import Piece, Recent
 from replay.engine.resuming import state_of
 from replay.engine.state import FIXED, FRESH, PAST, QUEUED, SERVING, State
-from replay.engine.stuck import describe_deadlock
 from replay.engine.taskgraph import NEVER, GraphPart, Int64s
 from replay.engine.timeline import Timeline
 from replay.engine.windows import GraphWindow

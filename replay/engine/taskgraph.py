@@ -266,19 +266,7 @@ class TaskGraph:
 
     @classmethod
     def from_edges(
-        cls,
-        *,
-        kind_names: tuple[str, ...],
-        resources: GraphResources,
-        pools: CreditPools,
-        takes: CreditTakes,
-        tables: Tables,
-        touches: Touches,
-        gates: Gates,
-        resource: IntArray,
-        kind: IntArray,
-        fields: dict[str, npt.NDArray[Any]],
-        edges: EdgeBlocks,
+        cls, *, edges: EdgeBlocks, gates: Gates, resource: IntArray, **columns: Any
     ) -> TaskGraph:
         """Sort the edges by source (a counting sort, stable) and count predecessors.
 
@@ -301,21 +289,14 @@ class TaskGraph:
         for array in (indptr, successors, num_predecessors):
             array.flags.writeable = False
         return cls(
-            kind_names=kind_names,
-            resources=resources,
-            pools=pools,
-            takes=takes,
-            tables=tables,
-            touches=touches,
             gates=gates,
             resource=resource,
-            kind=kind,
             indptr=indptr,
             successors=successors,
             num_predecessors=num_predecessors,
             is_numbered_forward=is_forward,
             num_edges=num_edges,
-            **fields,
+            **columns,
         )
 
     def edges(self) -> tuple[Int32s, Int32s]:
