@@ -47,7 +47,6 @@ from tracegen.shared import output
 #: LogGOPSim's times are whole numbers, nanoseconds by convention.
 _PS_PER_NS = 1_000
 _LETTER = {CALCULATION: "t", DELAY: "d", SEND: "s", RECEIVE: "r"}
-_CHUNK = 50_000
 
 
 def write_goal(
@@ -101,13 +100,8 @@ def write_goal(
             f"num_ranks {programs.num_ranks}",
         ]
         file.write("\n".join(head).encode() + b"\n")
-        lines: list[str] = []
         for line in _lines(timeline, programs, held, unit_ps):
-            lines.append(line)
-            if len(lines) >= _CHUNK:
-                file.write("".join(lines).encode())
-                lines.clear()
-        file.write("".join(lines).encode())
+            file.write(line.encode())
     return ExportedFiles((Path(path),), len(programs) + num_held, tuple(notes))
 
 
