@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hwmodel import System
     from replay.model.machine.communicators import Communicators, Group
-    from replay.model.machine.machine import Ints, IntsLike
+    from replay.model.machine.machine import Ints, IntsLike, Machine
 
     Bools = npt.NDArray[np.bool_]
 
@@ -166,6 +166,11 @@ def rules_on(
     if of.num_nodes == 1:
         opened = system.nccl.pair_channels
     return PairRules(channels or opened, **settings)
+
+
+def most_rails(machine: Machine) -> int:
+    """Rails that the channels of a communicator of several nodes reach."""
+    return min(machine.domains.size, MOST_CHANNELS // CHANNELS_OF_NIC)
 
 
 class Parcels(NamedTuple):

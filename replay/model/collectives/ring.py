@@ -32,6 +32,7 @@ from replay.model.collectives.ring_chunks import (
     LARGEST_PIECE,
     block_times,
     cut,
+    message_ps,
     pieces_of,
     share_of,
     told,
@@ -253,23 +254,20 @@ def paces(machine: Machine, protocol: Protocol, nbytes: int, blocks: int) -> boo
     """Whether blocks of protocol Simple store so many bytes later than their link takes them."""
     if protocol.channel_rate is not None:
         return False
-    link = machine.system.link
     storing = machine.costs.sm_store(nbytes).shared_by(blocks)
-    return bool(storing.ps > link.port_duration_ps(link.write_wire_bytes(nbytes)))
+    return bool(storing.ps > message_ps(machine, nbytes)[0])
 
 
 def _estimate_ps(
     machine: Machine, nbytes: int, protocol: Protocol, steps: int, channels: int
 ) -> int:
     """Time of a ring on idle ports: steps one after the other, each a chunk on its way."""
-    link, fabric = machine.system.link, machine.system.fabric
     used, loops, chunk = cut(nbytes, channels)
     passing, copying = block_times(machine, protocol, chunk, used)
     pieces, each = pieces_of(protocol.stored_bytes(chunk), LARGEST_PIECE)
-    of_piece = link.port_duration_ps(link.write_wire_bytes(each))
+    of_piece, way = message_ps(machine, each)
     if paces(machine, protocol, each, used):
         of_piece = int(machine.costs.sm_store(each).shared_by(used).ps)
-    way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
     step = passing + Time((pieces + 1) * of_piece + way) + told(machine, protocol)
     return protocol.start_ps + loops * int((steps * step + copying).ps)
 

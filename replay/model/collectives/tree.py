@@ -25,6 +25,7 @@ from replay.model.collectives.ring_chunks import (
     LEAST_BYTES,
     STEP_OF_BUFFER,
     block_times,
+    message_ps,
     pieces_of,
     told,
 )
@@ -187,16 +188,14 @@ def _estimate_ps(machine: Machine, nbytes: int, protocol: Protocol, channels: in
 
     A port in the middle has every chunk twice.
     """
-    link, fabric, costs = machine.system.link, machine.system.fabric, machine.costs
     chunks = _chunks(machine, nbytes, protocol, channels)
     chunk = int(chunks[0])
     passing, copying = block_times(machine, protocol, chunk, channels)
     stored = int(protocol.stored_bytes(chunk))
     pieces, each = pieces_of(stored)
-    storing, of_piece = Time(0), link.port_duration_ps(link.write_wire_bytes(each))
+    storing, (of_piece, way) = Time(0), message_ps(machine, each)
     if paces(machine, protocol, each, channels):
-        storing = costs.sm_store(chunk).shared_by(channels) * 2
-    way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
+        storing = machine.costs.sm_store(chunk).shared_by(channels) * 2
     on_port = pieces * of_piece
     hop = passing + storing + Time(on_port + of_piece + way) + told(machine, protocol)
     hops = 2 * (machine.num_ranks - 1)
