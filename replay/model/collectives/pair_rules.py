@@ -142,6 +142,11 @@ class PairRules:
         return channel
 
 
+def rules_of(machine: Machine, *, group: Group = "all", **settings: Any) -> PairRules:
+    """NCCL's rules on a machine, for schemes, which do not see its system; see `rules_on`."""
+    return rules_on(machine.system, machine.num_ranks, group=group, **settings)
+
+
 def rules_on(
     system: System,
     num_ranks: int | None = None,

@@ -72,6 +72,11 @@ def rates_on(system: System, work: LayerWork, network: float = 0.0, gemm: float 
     )
 
 
+def rates_of(machine: Machine, work: LayerWork, network: float = 0.0, gemm: float = 0.0) -> Rates:
+    """Rates of a machine, for schemes, which do not see its system; see `rates_on`."""
+    return rates_on(machine.system, work, network, gemm)
+
+
 def choose(work: LayerWork, rates: Rates) -> Ints:
     """Choose experts to shadow: (shadow,) their numbers, ascending.
 

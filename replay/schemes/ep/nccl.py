@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.model.collectives.pair_rules import rules_on
+from replay.model.collectives.pair_rules import rules_of, rules_on
 from replay.model.machine.domains import Domains
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
@@ -67,7 +67,7 @@ class NcclOptions(Options):
 
     def rules(self, machine: Machine, group: Group = "all") -> PairRules:
         """How NCCL's kernels of pairs go about it, in the communicators of a `group`."""
-        return self.rules_on(machine.system, machine.num_ranks, group)
+        return rules_of(machine, group=group, **self._settings)
 
     def rules_on(self, system: System, num_ranks: int, group: Group) -> PairRules:
         """The same on a system, for the communicators of a `group` of so many ranks."""

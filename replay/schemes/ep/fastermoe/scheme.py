@@ -172,7 +172,7 @@ class FasterMoe(SendsByNccl):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add counts, scatter, dispatches, calls, combines, gather."""
-        shadowed = self._shadowed(work, partial(shadows.rates_on, machine.system))
+        shadowed = self._shadowed(work, partial(shadows.rates_of, machine))
         shared = shared_before_wait(machine, work, self._split(machine), start)
         carried, pool = with_shadows(work, shadowed).work, self._pool(machine)
         beside = Shadows(
