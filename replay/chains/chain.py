@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 from replay.chains.memory import largest
 from replay.errors import UserError
 from replay.measure.parts import Routing
-from replay.model.work.layer import LayerWork
+from replay.model.work.layer import MADE_FROM, LayerWork
 from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.outside import BuildFailed
 
@@ -307,13 +306,11 @@ def faults_of(scheme: Scheme) -> Iterator[None]:
 
 # ---- layers that are the same work ---------------------------------------------------------------
 
-WORK = tuple(inspect.signature(LayerWork).parameters)
-"""What a layer's work is made from; everything else follows from it. Of layers with equal digests,
-one replay stands for all."""
-
 
 def digest_of(link: ChainLink, lead: Time) -> str:
     """SHA-256 of everything that decides what the replay of a layer by itself gives.
+
+    Of layers with equal digests, one replay stands for all.
 
     Parameters
     ----------
@@ -335,7 +332,7 @@ def _add(digest: Any, value: Any) -> None:
         digest.update(f"{value.dtype.str}{value.shape}".encode())
         digest.update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, LayerWork):
-        for name in WORK:
+        for name in MADE_FROM:
             _add(digest, getattr(value, name))
     elif dataclasses.is_dataclass(value):
         digest.update(type(value).__name__.encode())

@@ -52,16 +52,6 @@ class KernelStream:
         return by
 
 
-class StageKernels(NamedTuple):
-    """Kernels that were added to a stream: (rank,) tasks behind which they run, and of their end.
-
-    Behind the first, all before them is over and, in a stream for rows, their SMs are free.
-    """
-
-    begun: Ints
-    ended: Ints
-
-
 class StageStreams:
     """The streams of a scheme's stages."""
 
@@ -74,8 +64,11 @@ class StageStreams:
         """The stream that a stage's kernels are in."""
         return self.moving if stage in MOVING else self.compute
 
-    def run(self, stages: Stages, stage: Stage, after: Ints) -> StageKernels:
+    def run(self, stages: Stages, stage: Stage, after: Ints) -> KernelSpan:
         """Add the kernels of one stage of a scheme, which are next.
+
+        Behind what they begin with, all before them is over and, in a stream for rows, their SMs
+        are free.
 
         Parameters
         ----------
@@ -95,7 +88,8 @@ class StageStreams:
             assert ready is not None
             ends = self._machine.mark(self._machine.ranks, ends)
             self._hold_sms(offered, ready, ends)
-        return StageKernels(after if ready is None else ready, stream.ended(ends))
+        of: Occupation = "rows" if stage in MOVING else "experts"
+        return KernelSpan(of, after if ready is None else ready, stream.ended(ends))
 
     def _hold_sms(self, offered: Ints, begun: Ints, ended: Ints) -> None:
         """Let kernels of the communication stream wait for SMs, and keep them: (rank,) tasks."""

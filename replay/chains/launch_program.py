@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from replay.chains.chain import check_code_for, faults_of
 from replay.chains.kernel_streams import KernelSpan
 from replay.chains.memory import memory_of
-from replay.schemes.ep.staged import MOVING, STAGES, Stage
+from replay.schemes.ep.staged import STAGES, Stage
 
 if TYPE_CHECKING:
     from replay.chains.chain import ChainLink
@@ -102,7 +102,7 @@ class LaunchProgram:
         self.ends = self.through = ran.ended
         if stage == "experts":
             self._computed = ran.ended
-        self.spans.append(KernelSpan("rows" if stage in MOVING else "experts", *ran))
+        self.spans.append(ran)
 
     def _dense(self, part: PairPart) -> None:
         """Add a part of what lies between MoE layers."""

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def memory_of(work: LayerWork, system: System, scheme: Scheme) -> Memory:
     """Count the memory of one layer, every buffer as if it were there until the layer ends."""
     shape, types, compute = work.shape, work.precision, system.compute
-    slots = tuple(Buffer(*one, stays=True) for one in replication.memory(work, system))
+    planned = replication.memory(work, system).items()
+    slots = (Buffer(name, nbytes, stays=True) for name, nbytes in planned)
     buffers = (*scheme.buffers(work, system), *scheme.intermediates(work), *slots)
     each = compute.weight_bytes(shape.gemm1_columns, shape.hidden, types.gemm)
     each += compute.weight_bytes(shape.hidden, shape.intermediate, types.gemm)

@@ -77,44 +77,32 @@ def tune(scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> Tuning:
     }
     if not candidates:
         return Tuning(scheme, [])
-    search = _OptionSearch(scheme, described)
+    known: dict[tuple[int, ...], int | None] = {}
+    trials: list[Trial] = []
+
+    def makespan_ps(chosen: dict[str, int], *, must_run: bool = False) -> int | None:
+        """Time of the layer, or None where the scheme refuses the options; found once."""
+        key = tuple(chosen.values())
+        if key not in known:
+            known[key] = None
+            try:
+                known[key] = schedule(described(scheme.with_options(chosen))).makespan_ps
+            except UserError:
+                if must_run:
+                    raise
+            found = known[key]
+            trials.append(Trial(options=chosen, makespan_us=None if found is None else us(found)))
+        return known[key]
+
     best = {name: getattr(scheme.options, name) for name in candidates}
-    best_ps = search.makespan_ps(best, must_run=True)
+    best_ps = makespan_ps(best, must_run=True)
     improved = True
     while improved:
         improved = False
         for name, values in candidates.items():
             for value in values:
                 other = {**best, name: value}
-                other_ps = search.makespan_ps(other)
+                other_ps = makespan_ps(other)
                 if other_ps is not None and best_ps is not None and other_ps < best_ps:
                     best, best_ps, improved = other, other_ps, True
-    return Tuning(search.scheme(best), search.trials)
-
-
-class _OptionSearch:
-    """Trials of one search; none is replayed twice."""
-
-    def __init__(self, scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> None:
-        self._scheme, self._described = scheme, described
-        self._found: dict[tuple[int, ...], int | None] = {}
-        self.trials: list[Trial] = []
-
-    def scheme(self, chosen: dict[str, int]) -> Scheme:
-        """The scheme with some options changed."""
-        return self._scheme.with_options(chosen)
-
-    def makespan_ps(self, chosen: dict[str, int], *, must_run: bool = False) -> int | None:
-        """Time of the layer, or None where the scheme refuses the options."""
-        key = tuple(chosen.values())
-        if key not in self._found:
-            makespan_ps: int | None = None
-            try:
-                makespan_ps = schedule(self._described(self.scheme(chosen))).makespan_ps
-            except UserError:
-                if must_run:
-                    raise
-            self._found[key] = makespan_ps
-            makespan_us = None if makespan_ps is None else us(makespan_ps)
-            self.trials.append(Trial(options=chosen, makespan_us=makespan_us))
-        return self._found[key]
+    return Tuning(scheme.with_options(best), trials)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import Column, IntArray, Span
+from replay.engine.columns import GrowingColumn, IntArray, Span
 from replay.engine.errors import GraphError
 from replay.engine.given import (
     Ints,
@@ -35,11 +35,11 @@ class TakeBlocks:
 
     def __init__(self) -> None:
         self._columns = {
-            "task": Column(np.int32),
-            "pool": Column(np.int8),
-            "units": Column(np.int32),
-            "released_by": Column(np.int32),
-            "share": Column(np.int32),
+            "task": GrowingColumn(np.int32),
+            "pool": GrowingColumn(np.int8),
+            "units": GrowingColumn(np.int32),
+            "released_by": GrowingColumn(np.int32),
+            "share": GrowingColumn(np.int32),
         }
         self._num_shares = 0
 
@@ -109,16 +109,16 @@ class TouchBlocks:
 
     def __init__(self) -> None:
         self._columns = {
-            "task": Column(np.int32),
-            "table": Column(np.int8),
-            "key": Column(np.int32),
-            "miss_latency_ps": Column(np.int32),
-            "miss_duration_ps": Column(np.int32),
-            "evict_duration_ps": Column(np.int32),
-            "port_duration_ps": Column(np.int32),
-            "units": Column(np.int32),
-            "charged": Column(np.int32),
-            "drops": Column(np.bool_),
+            "task": GrowingColumn(np.int32),
+            "table": GrowingColumn(np.int8),
+            "key": GrowingColumn(np.int32),
+            "miss_latency_ps": GrowingColumn(np.int32),
+            "miss_duration_ps": GrowingColumn(np.int32),
+            "evict_duration_ps": GrowingColumn(np.int32),
+            "port_duration_ps": GrowingColumn(np.int32),
+            "units": GrowingColumn(np.int32),
+            "charged": GrowingColumn(np.int32),
+            "drops": GrowingColumn(np.bool_),
         }
 
     def append(
@@ -161,14 +161,14 @@ class TouchBlocks:
 
 
 def _joined(
-    columns: dict[str, Column], room: int, first: int, tasks: tuple[str, ...]
+    columns: dict[str, GrowingColumn], room: int, first: int, tasks: tuple[str, ...]
 ) -> dict[str, npt.NDArray[Any]]:
     return {
         name: column.join(room, first if name in tasks else 0) for name, column in columns.items()
     }
 
 
-def _append(columns: dict[str, Column], given: Given, spans: dict[str, Span]) -> None:
+def _append(columns: dict[str, GrowingColumn], given: Given, spans: dict[str, Span]) -> None:
     """Add one block to all columns."""
     count = broadcast_length(given)
     for name, column in columns.items():

@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from replay.engine.recent import Recent
+from replay.engine.piece import Recent
 from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
 from replay.engine.timeline import sum_by
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Lower bounds on the makespan, in picoseconds.
-
-    Attributes
-    ----------
-    busiest_ps
-        For each group of resources, the time its busiest resource needs with all servers busy.
-    busiest_name
-        That resource, for each group.
-    chain_ps
-        Durations and latencies along the longest chain, with nobody else in the way.
-    """
-
-    busiest_ps: dict[str, int]
-    busiest_name: dict[str, str]
-    chain_ps: int
-
-    @property
-    def largest_ps(self) -> int:
-        """The tightest of them."""
-        return max(self.chain_ps, *self.busiest_ps.values(), 0)
-
-
-def lower_bounds(graph: TaskGraph) -> Bounds:
-    """All bounds of a graph.
-
-    Examples
-    --------
-    >>> from replay.engine import GraphBuilder
-    >>> builder = GraphBuilder(["send"])
-    >>> port = builder.resource("uplink", group="uplink")
-    >>> ids = builder.add(3, resource=port, duration_ps=10, latency_ps=25)
-    >>> bounds = lower_bounds(builder.build())
-    >>> bounds.busiest_ps, bounds.chain_ps, bounds.largest_ps
-    ({'uplink': 30}, 35, 35)
-    """
-    least = busiest_ps(graph)
-    groups = np.array(graph.resources.groups)
-    busiest, names = {}, {}
-    for group in dict.fromkeys(graph.resources.groups):
-        members = np.flatnonzero(groups == group)
-        first = int(members[np.argmax(least[members])])
-        busiest[group], names[group] = int(least[first]), graph.resources.names[first]
-    return Bounds(busiest, names, longest_chain_ps(graph))
-
-
-def busiest_ps(graph: TaskGraph) -> Int64s:
-    """Time each resource needs at least (resource,): its work over its servers, rounded up.
+def least_work_ps(graph: TaskGraph, own: Int64s | None = None) -> Int64s:
+    """Time in service that each resource has at least (resource,), summed over its servers.
 
     A resource with more servers than tasks is bound by its longest task instead; that is part of
     the longest chain.
-    """
-    return -(-least_work_ps(graph) // np.maximum(graph.resources.servers, 1))
-
-
-def least_work_ps(graph: TaskGraph, own: Int64s | None = None) -> Int64s:
-    """Time in service that each resource has at least (resource,), summed over its servers.
 
     The sum of its tasks' durations is taken as given, if it is (resource,).
 
@@ -102,6 +47,16 @@ def longest_chain_ps(graph: TaskGraph) -> int:
     A gate binds late, so a bound may not say who lands where. What holds for every arrival: a
     tile is full no earlier than as many members as it and the tiles before it have slots could
     have arrived, and a waiter waits at least for the tile that can be done first.
+
+    Examples
+    --------
+    >>> from replay.engine import GraphBuilder
+    >>> builder = GraphBuilder(["send"])
+    >>> port = builder.resource("uplink", group="uplink")
+    >>> ids = builder.add(3, resource=port, duration_ps=10, latency_ps=25)
+    >>> graph = builder.build()
+    >>> least_work_ps(graph).tolist(), longest_chain_ps(graph)
+    ([30], 35)
     """
     return _longest_chain_ps(graph, np.zeros(graph.num_tasks, np.int64))
 

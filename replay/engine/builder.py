@@ -26,7 +26,7 @@ from replay.engine.checks import (
     check_takes,
     check_touches,
 )
-from replay.engine.columns import Column, EdgeBlocks, IntArray, Span
+from replay.engine.columns import EdgeBlocks, GrowingColumn, IntArray, Span
 from replay.engine.errors import GraphError
 from replay.engine.given import (
     Ints,
@@ -42,16 +42,18 @@ from replay.engine.taskgraph import (
     CreditPools,
     Gates,
     GraphPart,
-    Resources,
+    GraphResources,
     Tables,
     TaskGraph,
 )
 
 Ids = npt.NDArray[np.int64]
 
-#: Field -> (narrowest element type, smallest, largest) of what a task carries beside its resource
-#: and kind. Times and bytes are never narrower than 32 bits, so that few of them can be added up.
+#: Field -> (narrowest element type, smallest, largest) of what a task carries. Times and bytes are
+#: never narrower than 32 bits, so that few of them can be added up.
 _FIELDS: dict[str, tuple[type[np.generic], int, int]] = {
+    "resource": (np.int8, NULL_RESOURCE, INT32_MAX),
+    "kind": (np.int8, 0, INT32_MAX),
     "duration_ps": (np.int32, 0, INT64_MAX),
     "latency_ps": (np.int32, 0, INT64_MAX),
     "priority": (np.int8, -INT32_MAX, INT32_MAX),
@@ -87,9 +89,9 @@ class GraphBuilder(Supplies):
         super().__init__()
         self.kind_names = tuple(kind_names)
         self._num_tasks = 0
-        self._resource = Column(np.int8)
-        self._kind = Column(np.int8)
-        self._fields = {name: Column(spec[0]) for name, spec in _FIELDS.items()}
+        self._fields = {name: GrowingColumn(spec[0]) for name, spec in _FIELDS.items()}
+        self._limits = {name: spec[1:] for name, spec in _FIELDS.items()}
+        self._limits["kind"] = (0, len(self.kind_names) - 1)
         self._edges = EdgeBlocks()
         self._takes = TakeBlocks()
         self._touches = TouchBlocks()
@@ -170,17 +172,14 @@ class GraphBuilder(Supplies):
         if first + count > INT32_MAX:
             message = f"{first + count} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
-        where = check_range("resource", given["resource"], -1, len(self._resources) - 1, first)
-        kinds = check_range("kind", given["kind"], 0, len(self.kind_names) - 1, first)
+        self._limits["resource"] = (NULL_RESOURCE, len(self._resources) - 1)
         spans: dict[str, Span | None] = {}
-        for name, (_, low, high) in _FIELDS.items():
-            value = given[name]
-            # Numbers are looked at here: a block has few rows, and seven fields.
+        for name, value in given.items():
+            low, high = self._limits[name]
+            # Numbers are looked at here: a block has few rows, and nine fields.
             is_fine = type(value) is int and low <= value <= high
             spans[name] = None if is_fine else check_range(name, value, low, high, first)
         self._num_tasks += count
-        self._resource.append(given["resource"], count, where)
-        self._kind.append(given["kind"], count, kinds)
         for name, column in self._fields.items():
             column.append(given[name], count, spans[name])
         if before is not None and count:
@@ -430,16 +429,14 @@ class GraphBuilder(Supplies):
         gates.append_events(edges)
         graph = TaskGraph.from_edges(
             kind_names=self.kind_names,
-            resources=Resources.from_rows(self._resources),
+            resources=GraphResources.from_rows(self._resources),
             pools=pools,
             takes=takes,
             tables=Tables.from_rows(self._tables),
             touches=touches,
             gates=gates,
-            resource=self._resource.join(room),
-            kind=self._kind.join(room),
-            fields={name: column.join(room) for name, column in self._fields.items()},
             edges=edges,
+            **{name: column.join(room) for name, column in self._fields.items()},
         )
         check_touches(graph)
         check_lines(graph)

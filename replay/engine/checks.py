@@ -1,4 +1,4 @@
-"""Refusing graphs that cannot be run, naming the tasks to blame."""
+"""Refusing graphs that cannot be run and runs that cannot go on, naming the tasks to blame."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import numpy as np
 
 from replay.engine.columns import IntArray
 from replay.engine.errors import GraphError
-from replay.engine.taskgraph import LINE, CreditPools, CreditTakes, Gates, Int64s, TaskGraph
+from replay.engine.taskgraph import LINE, Bools, CreditPools, CreditTakes, Gates, Int64s, TaskGraph
 
 #: Tasks of a cycle that a message names.
 _SHOWN = 6
+#: Waiting resources, and holders of a pool, that a message names.
+_SHOWN_WAITING = 4
 
 
 def check_acyclic(graph: TaskGraph) -> None:
@@ -66,21 +68,25 @@ def _raise_cycle(graph: TaskGraph) -> None:
 
 def check_gates(gates: Gates, num_tasks: int) -> None:
     """Refuse gates that name tasks that do not exist."""
-    for name in ("member_task", "member_waiter", "tile_first", "tile_last"):
-        values: IntArray = getattr(gates, name)
-        if values.size and int(values.max()) >= num_tasks:
-            bad = int(values.max())
+    for name in gates.TASKS:
+        bad = int(getattr(gates, name).max(initial=-1))
+        if bad >= num_tasks:
             message = f"gates: {name} {bad} does not exist; there are {num_tasks} tasks"
             raise GraphError(message)
 
 
+def _check_there(what: str, name: str, tasks: IntArray, num_tasks: int) -> None:
+    """Refuse takes or touches whose tasks do not exist."""
+    if int(tasks.max(initial=-1)) >= num_tasks:
+        row = int(np.argmax(tasks))
+        message = f"{what} {row}: {name} {int(tasks[row])} does not exist; there are {num_tasks}"
+        raise GraphError(message)
+
+
 def check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
     """Refuse takes of unknown tasks and takes that no pool could ever grant."""
-    for name, values in (("task", takes.task), ("releasing task", takes.released_by)):
-        if values.size and int(values.max()) >= num_tasks:
-            row = int(np.argmax(values))
-            message = f"take {row}: {name} {int(values[row])} does not exist; there are {num_tasks}"
-            raise GraphError(message)
+    for name, tasks in (("task", takes.task), ("releasing task", takes.released_by)):
+        _check_there("take", name, tasks, num_tasks)
     # Nearly all takes are out of question without their order: first most of the pools, then, since
     # a task takes less often from those that are left, these too.
     rows = _doubtful(takes, pools, _doubtful(takes, pools, slice(None)))
@@ -122,13 +128,7 @@ def check_touches(graph: TaskGraph) -> None:
     for name, values in (("task", touches.task), ("charged task", touches.charged)):
         if not values.size:
             return
-        if int(values.max()) >= graph.num_tasks:
-            row = int(np.argmax(values))
-            message = (
-                f"touch {row}: {name} {int(values[row])} does not exist; "
-                f"there are {graph.num_tasks}"
-            )
-            raise GraphError(message)
+        _check_there("touch", name, values, graph.num_tasks)
         has_none = graph.resource[values] < 0
         if np.any(has_none):
             row = int(np.argmax(has_none))
@@ -175,3 +175,76 @@ def check_lines(graph: TaskGraph) -> None:
         task = int(served[int(np.argmax(other))])
         message = f"{graph.describe(task)} has a priority of its own; on a line all have one"
         raise GraphError(message)
+
+
+# ---- runs that cannot go on ----------------------------------------------------------------------
+
+
+def describe_deadlock(graph: TaskGraph, is_started: Bools, is_ready: Bools) -> str:
+    """Name the waiting resources with their first tasks, the pools they lack, and the holders.
+
+    Parameters
+    ----------
+    graph
+        The graph that got stuck.
+    is_started
+        Whether each task took a server (task,).
+    is_ready
+        Whether each task waits for a server or credits only (task,).
+
+    Returns
+    -------
+    One sentence for the problem and one for each waiting resource.
+    """
+    takes = graph.takes
+    free = graph.pools.capacity.copy()
+    is_held = is_started[takes.task] & ~is_started[takes.released_by]
+    shared = np.flatnonzero(takes.share >= 0)
+    held = np.bincount(takes.share[shared], weights=is_held[shared]) > 0  # until the last has left
+    is_held[shared] = held[takes.share[shared]]
+    np.subtract.at(free, takes.pool[is_held], takes.units[is_held])
+    waiting = np.flatnonzero(is_ready & (np.bincount(takes.task, minlength=graph.num_tasks) > 0))
+    # Priority and id suffice to name one: which of a priority became ready first is not kept.
+    order = np.lexsort((waiting, graph.priority[waiting], graph.resource[waiting]))
+    waiting = waiting[order]
+    where, first = np.unique(graph.resource[waiting], return_index=True)
+    parts = [
+        f"{graph.describe(int(task))} waits for {_lacking(graph, int(task), free, is_held)}"
+        for task in waiting[first][:_SHOWN_WAITING]
+    ]
+    more = (
+        f"; and {where.size - _SHOWN_WAITING} more resources" if where.size > _SHOWN_WAITING else ""
+    )
+    return (
+        f"deadlock: {waiting.size} ready tasks on {where.size} resources wait for credits that "
+        f"nobody will give back: {'; '.join(parts)}{more}"
+    )
+
+
+def _lacking(
+    graph: TaskGraph,
+    task: int,
+    free: Int64s,
+    is_held: Bools,
+) -> str:
+    """The pools a task wants more of than there is, with their holders."""
+    takes = graph.takes
+    wanted: dict[int, int] = {}
+    for row in np.flatnonzero(takes.task == task):
+        wanted[int(takes.pool[row])] = wanted.get(int(takes.pool[row]), 0) + int(takes.units[row])
+    parts = []
+    for pool, units in wanted.items():
+        if free[pool] >= units:
+            continue
+        rows = np.flatnonzero(is_held & (takes.pool == pool))
+        holders = [
+            f"{graph.describe(int(takes.task[row]))} until task {int(takes.released_by[row])} ends"
+            for row in rows[:_SHOWN_WAITING]
+        ]
+        more = f" and {rows.size - _SHOWN_WAITING} more" if rows.size > _SHOWN_WAITING else ""
+        parts.append(
+            f"{units} of pool {graph.pools.names[pool]!r} "
+            f"({int(free[pool])} of {int(graph.pools.capacity[pool])} free, "
+            f"held by {', '.join(holders) or 'nobody'}{more})"
+        )
+    return " and ".join(parts) or "a server whose queue is blocked"

@@ -36,7 +36,7 @@ def stored(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return column[:1] if is_constant(column) else column
 
 
-class Column:
+class GrowingColumn:
     """One field of all tasks, written block by block to where it stays.
 
     A block is a number and a count, or an array. Its numbers are as narrow as they can be: what

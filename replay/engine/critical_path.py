@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replay.engine.columns import IntArray
-from replay.engine.met import last_met
-from replay.engine.taskgraph import LINE, Int64s, TaskGraph
+from replay.engine.columns import IntArray, every
+from replay.engine.taskgraph import LINE, NEVER, Bools, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
 
 #: Stands among the kinds for what touches of tables draw from a line.
 DRAWN = "(drawn)"
-
-NEVER = np.iinfo(np.int64).max
+#: What the time of a link goes by with.
+CAUSES = ("service", "queueing", "latency", "credits")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +57,12 @@ class CriticalPath:
 
     def by_cause(self) -> dict[str, int]:
         """Time by cause; adds up to the makespan."""
-        return {
-            "service": int(self.service_ps.sum()),
-            "queueing": int(self.queueing_ps.sum()),
-            "latency": int(self.latency_ps.sum()),
-            "credits": int(self.credits_ps.sum()),
-        }
+        return {cause: int(self.of(cause).sum()) for cause in CAUSES}
+
+    def of(self, cause: str) -> Int64s:
+        """(link,): time of one of `CAUSES`."""
+        times: Int64s = getattr(self, f"{cause}_ps")
+        return times
 
     def by_kind(self) -> dict[str, dict[str, int]]:
         """Time by kind of task and cause, kinds in order of their first appearance."""
@@ -78,12 +77,76 @@ class CriticalPath:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         rows = np.array([numbers[name] for name in names], np.int64)
         table: dict[str, dict[str, int]] = {name: {} for name in numbers}
-        for cause in ("service", "queueing", "latency", "credits"):
+        for cause in CAUSES:
             sums = np.zeros(len(numbers), np.int64)
-            np.add.at(sums, rows, getattr(self, f"{cause}_ps"))
+            np.add.at(sums, rows, self.of(cause))
             for name, number in numbers.items():
                 table[name][cause] = int(sums[number])
         return table
+
+
+@dataclass(frozen=True, eq=False)
+class LastMet:
+    """When tasks became ready, and whom they waited for last.
+
+    Attributes
+    ----------
+    ready_ps
+        (task,): when the last one that it waited for became visible; 0 if it waited for none.
+    cause
+        (task,): the number of that one, -1 for none.
+    """
+
+    ready_ps: Int64s
+    cause: Int64s
+
+    @classmethod
+    def nobody(cls, num_tasks: int) -> LastMet:
+        """Of tasks that wait for everybody still."""
+        return cls(np.zeros(num_tasks, np.int64), np.full(num_tasks, -1, np.int64))
+
+
+def last_met(
+    timeline: Timeline,
+    is_visible: Bools | None = None,
+    before: LastMet | None = None,
+    left: IntArray | None = None,
+) -> tuple[LastMet, LastMet]:
+    """Look at what each task waited for.
+
+    Parameters
+    ----------
+    timeline
+        A schedule.
+    is_visible
+        (task,): whether it has become visible in this schedule; all by default.
+    before
+        Whom each task waited for last before, edges alone; it is given up.
+    left
+        Tasks that are still to wait (left task,).
+
+    Returns
+    -------
+    Of all tasks, and of those left the edges alone. Of several that became visible at one moment
+    the one with the smallest number is taken, edges before gates.
+    """
+    from replay.engine.kernels.reading import Causes, last_admitted, last_met_edges
+
+    graph, gates = timeline.graph, timeline.graph.gates
+    met = LastMet.nobody(graph.num_tasks) if before is None else before
+    whole = Causes(
+        timeline,
+        graph,
+        gates,
+        met,
+        is_visible=every(graph.num_tasks) if is_visible is None else is_visible,
+        number=np.arange(graph.num_tasks, dtype=np.int32) if graph.ids is None else graph.ids,
+    )
+    last_met_edges(whole)
+    rows = np.zeros(0, np.int64) if left is None else left
+    edges = LastMet(met.ready_ps[rows], met.cause[rows])
+    last_admitted(whole)
+    return met, edges
 
 
 class Links(NamedTuple):
@@ -153,7 +216,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         cause[task],
     )
     schedule = (graph.resource, graph.kind, timeline.start_ps, timeline.end_ps)
-    served = Served.meanwhile(links, len(graph.resources), [schedule])
+    served = ServedTasks.meanwhile(links, len(graph.resources), [schedule])
     return path_of(graph, links, *served.waits(graph, links))
 
 
@@ -208,13 +271,8 @@ def waiting(links: Links) -> Int64s:
 
 def _check(path: CriticalPath, graph: TaskGraph, makespan_ps: int) -> None:
     """Refuse a path with a negative part, or whose parts do not add up to the makespan."""
-    causes = {
-        "service": path.service_ps,
-        "queueing": path.queueing_ps,
-        "latency": path.latency_ps,
-        "credits": path.credits_ps,
-    }
-    for cause, parts in causes.items():
+    for cause in CAUSES:
+        parts = path.of(cause)
         if parts.size and int(parts.min()) < 0:
             link = int(np.argmin(parts))
             where = graph.resources.name(int(path.resource[link]))
@@ -233,7 +291,7 @@ def _check(path: CriticalPath, graph: TaskGraph, makespan_ps: int) -> None:
         raise AssertionError(message)
 
 
-class Served:
+class ServedTasks:
     """Services of tasks, by resource and start: what was in service during a wait is one slice.
 
     Parameters
@@ -259,7 +317,7 @@ class Served:
         links: Links,
         num_resources: int,
         schedules: Iterable[tuple[IntArray, IntArray, Int64s, Int64s]],
-    ) -> Served:
+    ) -> ServedTasks:
         """Find the services of schedules that links may have waited for.
 
         Parameters

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.engine.checks import describe_deadlock
 from replay.engine.errors import EngineError
-from replay.engine.stuck import describe_deadlock
 from replay.engine.taskgraph import TaskGraph
-from replay.engine.timeline import Drawn, Timeline
+from replay.engine.timeline import LineDraws, Timeline
 
 if TYPE_CHECKING:
-    from replay.engine.kernels.layout import Plan
+    from replay.engine.kernels.layout import RunPlan
 
 
 def schedule(graph: TaskGraph) -> Timeline:
@@ -54,12 +54,12 @@ def schedule(graph: TaskGraph) -> Timeline:
         nothing = np.empty(0, np.int64)
         landed = np.full(graph.gates.num_members, -1, np.int32)
         none = np.empty(0, np.int8)
-        drawn = Drawn(*(np.empty(0, np.int64) for _ in range(4)))
+        drawn = LineDraws(*(np.empty(0, np.int64) for _ in range(4)))
         return Timeline(graph, nothing, nothing.copy(), landed, none, nothing.copy(), drawn)
     # Imported where a kernel is needed first: loading numba takes longer than most commands.
     from replay.engine.kernels import layout
     from replay.engine.kernels.loop import run
-    from replay.engine.plan import make_plan, read_times
+    from replay.engine.plan import make_plan
 
     plan = make_plan(graph)[0]  # the layout refers to the same arrays, and is given up at once
     done = run(plan)
@@ -67,20 +67,29 @@ def schedule(graph: TaskGraph) -> Timeline:
     if done < graph.num_tasks:
         missing = plan.arrays["tasks"]["missing"][:-1]
         raise EngineError(describe_deadlock(graph, missing == layout.STARTED, missing == 0))
+    return timeline_of(graph, plan)
+
+
+def timeline_of(graph: TaskGraph, plan: RunPlan) -> Timeline:
+    """Read the schedule off a plan that ran, which is given up."""
+    from replay.engine.plan import read_times
+
+    arrays = plan.arrays
     landed = np.full(graph.gates.num_members, -1, np.int32)
-    if graph.gates.num_members:
-        slot = plan.arrays["members"]["slot"]
-        landed[:] = plan.arrays["gate_slots"]["tile"][slot]
-    records, late, found = (plan.arrays[name] for name in ("tasks", "extra_latency", "found"))
-    drawn = Drawn.of(graph, plan.arrays["port_served"], plan.arrays["backing_served"])
-    del plan  # everything but the records is free before the result takes its place
+    slot = arrays["members"]["slot"]
+    has_slot = np.flatnonzero(slot >= 0)
+    landed[has_slot] = arrays["gate_slots"]["tile"][slot[has_slot]]
+    records, late, found = (arrays[name] for name in ("tasks", "extra_latency", "found"))
+    drawn = LineDraws.of(graph, arrays["port_served"], arrays["backing_served"])
+    del arrays
+    vars(plan).clear()  # all but the records is free before the result takes its place
     start_ps, end_ps = read_times(graph, records, late)
-    if len(graph.touches) == 0:
+    if not late.size:
         late = np.broadcast_to(np.int64(0), (graph.num_tasks,))
     return Timeline(graph, start_ps, end_ps, landed, found, late, drawn)
 
 
-def raise_if_failed(graph: TaskGraph, plan: Plan) -> None:
+def raise_if_failed(graph: TaskGraph, plan: RunPlan) -> None:
     """Say in words what ended a run.
 
     Raises

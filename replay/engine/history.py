@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.engine.critical_path import CriticalPath, Links, Served, path_of
-from replay.engine.piece import NEVER, Piece, Rows
-from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
+from replay.engine.critical_path import CriticalPath, Links, ServedTasks, path_of
+from replay.engine.piece import PartRows, Piece
+from replay.engine.taskgraph import NEVER, GraphPart, Int64s, TaskGraph
 
 UNKNOWN = -1
 
@@ -56,7 +56,7 @@ class PastPart:
         links = Links(nobody, graph.kind, graph.resource, ready, start, end, visible, cause)
         return cls(part.first_task, count, links, np.unique(part.outer_source).astype(np.int64))
 
-    def put(self, piece: Piece, done: Rows) -> None:
+    def put(self, piece: Piece, done: PartRows) -> None:
         """Note what has become of some of its tasks."""
         timeline, links, met = piece.timeline, self.links, piece.met
         for column, values in (
@@ -157,7 +157,7 @@ class History:
         schedules = [
             (of.resource, of.kind, of.start_ps, of.end_ps) for of in (part.links for part in near)
         ]
-        served = Served.meanwhile(links, len(self._graph.resources), schedules)
+        served = ServedTasks.meanwhile(links, len(self._graph.resources), schedules)
         queueing, behind = served.waits(self._graph, links)
         first = len(self._row)
         self._row |= {task: first + row for row, task in enumerate(links.task.tolist())}

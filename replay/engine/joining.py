@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from replay.engine.columns import EdgeBlocks, add_in_place, in_front
+from replay.engine.critical_path import LastMet
 from replay.engine.errors import GraphError
 from replay.engine.kernels.layout import SIGNAL
-from replay.engine.met import Met
 from replay.engine.state import FLYING, PAST, Keys
 from replay.engine.taskgraph import (
     NULL_RESOURCE,
@@ -21,14 +21,19 @@ from replay.engine.taskgraph import (
     Int32s,
     Int64s,
     Touches,
+    renumbered,
 )
-from replay.engine.windows import COLUMNS, Window, each, with_events
+from replay.engine.windows import COLUMNS, GraphWindow, each, with_events
+
+_Rows = TypeVar("_Rows", CreditTakes, Touches)
 
 #: Of a task that only stands for one that is over: a pure delay of nobody.
 _NOBODY = {"resource": NULL_RESOURCE, "rank": -1, "tag": -1}
 
 
-def with_part(window: Window, part: GraphPart, over_ids: Int64s, over_visible_ps: Int64s) -> Window:
+def with_part(
+    window: GraphWindow, part: GraphPart, over_ids: Int64s, over_visible_ps: Int64s
+) -> GraphWindow:
     """Add a part to a window, which is given up with it.
 
     Parameters
@@ -50,7 +55,7 @@ def with_part(window: Window, part: GraphPart, over_ids: Int64s, over_visible_ps
     return _joined(_reported(window, over_ids, over_visible_ps), part)
 
 
-def _reported(window: Window, over_ids: Int64s, over_visible_ps: Int64s) -> Window:
+def _reported(window: GraphWindow, over_ids: Int64s, over_visible_ps: Int64s) -> GraphWindow:
     """Put tasks in front that stand for those that are over: they are reported once more."""
     count = over_ids.size
     if not count:
@@ -64,7 +69,6 @@ def _reported(window: Window, over_ids: Int64s, over_visible_ps: Int64s) -> Wind
     def moved(tasks: Int32s) -> Int32s:
         return np.where(tasks >= 0, tasks + count, -1).astype(np.int32)
 
-    gates, takes, touches = graph.gates, graph.takes, graph.touches
     nothing = np.zeros(count, np.int64)
     is_task = graph.successors >= 0
     before = {
@@ -75,18 +79,12 @@ def _reported(window: Window, over_ids: Int64s, over_visible_ps: Int64s) -> Wind
         "extra_service_ps": nothing,
         "extra_latency_ps": nothing,
     }
-    return Window(
+    return GraphWindow(
         replace(
             graph,
-            takes=replace(takes, task=moved(takes.task), released_by=moved(takes.released_by)),
-            touches=replace(touches, task=moved(touches.task), charged=moved(touches.charged)),
-            gates=replace(
-                gates,
-                member_task=moved(gates.member_task),
-                member_waiter=moved(gates.member_waiter),
-                tile_first=moved(gates.tile_first),
-                tile_last=moved(gates.tile_last),
-            ),
+            takes=renumbered(graph.takes, moved),
+            touches=renumbered(graph.touches, moved),
+            gates=renumbered(graph.gates, moved),
             **each(COLUMNS, column),
             indptr=np.concatenate([np.zeros(count, np.int32), graph.indptr]),
             successors=np.where(is_task, graph.successors + count, graph.successors).astype(
@@ -102,11 +100,11 @@ def _reported(window: Window, over_ids: Int64s, over_visible_ps: Int64s) -> Wind
         ),
         window.touch_ids,
         np.concatenate([np.ones(count, np.bool_), window.is_counted]),
-        _met_of(Met.nobody(count), window.met),
+        _met_of(LastMet.nobody(count), window.met),
     )
 
 
-def _joined(window: Window, part: GraphPart) -> Window:
+def _joined(window: GraphWindow, part: GraphPart) -> GraphWindow:
     """Put a part behind a window."""
     graph, state, added = window.graph, window.state, part.graph
     count = graph.num_tasks
@@ -128,7 +126,7 @@ def _joined(window: Window, part: GraphPart) -> Window:
         pools=added.pools,
         tables=added.tables,
         takes=_joined_takes(graph.takes, added.takes, count),
-        touches=_joined_touches(graph.touches, added.touches, count),
+        touches=_behind(graph.touches, added.touches, count),
         gates=joined_gates,
         **each(COLUMNS, lambda name: in_front(getattr(graph, name), getattr(added, name))),
         indptr=np.concatenate([indptr[:count], added.indptr + indptr[-1]]),
@@ -146,7 +144,7 @@ def _joined(window: Window, part: GraphPart) -> Window:
             [window.ids, part.first_task + np.arange(added.num_tasks, dtype=np.int64)]
         ),
     )
-    return Window(
+    return GraphWindow(
         both,
         replace(
             state,
@@ -154,11 +152,11 @@ def _joined(window: Window, part: GraphPart) -> Window:
         ),
         np.append(window.touch_ids, part.first_touch + np.arange(num_touches, dtype=np.int64)),
         np.append(window.is_counted, np.zeros(added.num_tasks, np.bool_)),
-        _met_of(window.met, Met.nobody(added.num_tasks)),
+        _met_of(window.met, LastMet.nobody(added.num_tasks)),
     )
 
 
-def _places(window: Window, ids: Int64s | Int32s) -> Int64s:
+def _places(window: GraphWindow, ids: Int64s | Int32s) -> Int64s:
     """Where tasks that are not over, or are reported once more, stand in a window."""
     rows = np.flatnonzero(window.state.status != PAST)
     rows = rows[np.argsort(window.ids[rows], kind="stable")]
@@ -172,8 +170,8 @@ def _places(window: Window, ids: Int64s | Int32s) -> Int64s:
     return found
 
 
-def _met_of(one: Met, other: Met) -> Met:
-    return Met(np.append(one.ready_ps, other.ready_ps), np.append(one.cause, other.cause))
+def _met_of(one: LastMet, other: LastMet) -> LastMet:
+    return LastMet(np.append(one.ready_ps, other.ready_ps), np.append(one.cause, other.cause))
 
 
 def _renumbered(
@@ -192,42 +190,28 @@ def _renumbered(
 
 def _joined_takes(takes: CreditTakes, more: CreditTakes, count: int) -> CreditTakes:
     shares = int(takes.share.max(initial=-1)) + 1
-    share = more.share
-    if shares and (share >= 0).any():
-        share = np.where(share >= 0, share + shares, -1).astype(np.int32)
-    return CreditTakes(
-        in_front(takes.task, add_in_place(more.task, count)),
-        in_front(takes.pool, more.pool),
-        in_front(takes.units, more.units),
-        in_front(takes.released_by, add_in_place(more.released_by, count)),
-        in_front(takes.share, share),
-    )
+    if shares and (more.share >= 0).any():
+        share = np.where(more.share >= 0, more.share + shares, -1).astype(np.int32)
+        more = replace(more, share=share)
+    return _behind(takes, more, count)
 
 
-def _joined_touches(touches: Touches, more: Touches, count: int) -> Touches:
-    moved = replace(
-        more, task=add_in_place(more.task, count), charged=add_in_place(more.charged, count)
-    )
-    return Touches(
-        *(
-            in_front(getattr(touches, field.name), getattr(moved, field.name))
-            for field in fields(touches)
-        )
-    )
+def _behind(rows: _Rows, more: _Rows, count: int) -> _Rows:
+    """Takes or touches behind those of a window of so many tasks."""
+    moved = renumbered(more, lambda tasks: add_in_place(tasks, count))
+    names = [field.name for field in fields(rows)]
+    return replace(rows, **each(names, lambda of: in_front(getattr(rows, of), getattr(moved, of))))
 
 
 def _joined_gates(gates: Gates, more: Gates, count: int) -> Gates:
-    waiter = np.where(more.member_waiter >= 0, more.member_waiter + count, -1)
-    return Gates(
-        np.append(gates.member_indptr, more.member_indptr[1:] + gates.num_members),
-        np.append(gates.member_task, more.member_task + count).astype(np.int32),
-        np.append(gates.member_waiter, waiter).astype(np.int32),
-        np.append(gates.member_position, more.member_position),
-        np.append(gates.tile_indptr, more.tile_indptr[1:] + gates.num_tiles),
-        np.append(gates.tile_slots, more.tile_slots),
-        np.append(gates.tile_first, more.tile_first + count).astype(np.int32),
-        np.append(gates.tile_last, more.tile_last + count).astype(np.int32),
+    moved = renumbered(more, lambda of: np.where(of >= 0, of + count, -1).astype(np.int32))
+    moved = replace(
+        moved,
+        member_indptr=more.member_indptr[1:] + gates.num_members,
+        tile_indptr=more.tile_indptr[1:] + gates.num_tiles,
     )
+    names = [field.name for field in fields(gates)]
+    return Gates(**each(names, lambda of: np.append(getattr(gates, of), getattr(moved, of))))
 
 
 def _check_keys(known: Keys, touches: Touches, more: Touches) -> None:

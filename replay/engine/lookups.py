@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.kernels import layout
-from replay.engine.kernels.interning import Naming, Triples, number_keys, rehash
+from replay.engine.kernels.interning import KeyNaming, Triples, number_keys, rehash
 from replay.engine.kernels.packing import pack_touches
 from replay.engine.state import Keys
 from replay.engine.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
@@ -70,7 +70,7 @@ def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str,
         forms, form_table = grown(forms, room, int(sizes[layout.FORMS]))
         prices, price_table = grown(prices, room, int(sizes[layout.PRICES]))
         costs, cost_table = grown(costs, room, int(sizes[layout.COSTS]))
-        touching = layout.Touching(
+        touching = layout.PackedTouches(
             touches,
             first_place=place,
             num_touches=len(touches),
@@ -132,7 +132,7 @@ def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, 
         row = 0
         while row < number.size:
             names, table = grown(names, room, int(sizes[0]))
-            naming = Naming(
+            naming = KeyNaming(
                 rows,
                 first_row=row,
                 num_rows=number.size,

@@ -1,4 +1,4 @@
-"""What has become of a graph that is scheduled part by part, since somebody looked last."""
+"""What has become of a graph that is scheduled part by part, and what is remembered of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.met import Met
-from replay.engine.taskgraph import Bools, Int64s
+from replay.engine.critical_path import LastMet
+from replay.engine.errors import GraphError
+from replay.engine.taskgraph import Bools, GraphPart, Int64s
 from replay.engine.timeline import Timeline
 
-NEVER = 2**63 - 1
 
-
-class Rows(NamedTuple):
+class PartRows(NamedTuple):
     """Tasks of a part that became visible in a piece.
 
     Attributes
@@ -71,7 +70,7 @@ class Piece:
     is_done: Bools
     ids: Int64s
     touch_ids: Int64s
-    met: Met
+    met: LastMet
     now_ps: int
     begun_since_ps: int
     served_since_ps: int
@@ -86,17 +85,104 @@ class Piece:
         first = int(np.argmax(self.is_done))
         return first + np.searchsorted(self.ids[first:], ids)
 
-    def of(self, first: int, past: int) -> Rows:
+    def of(self, first: int, past: int) -> PartRows:
         """Those of a part, of tasks ``first`` to ``past - 1`` in the whole."""
         low, high = self.find(np.array([first, past])).tolist()
         is_done = self.is_done[low:high]
         count = int(np.count_nonzero(is_done))
         if not count:
-            return Rows(0, slice(0, 0), slice(0, 0))
+            return PartRows(0, slice(0, 0), slice(0, 0))
         # Most of a part is done in one piece, in which nothing is left out between its tasks: then
         # all of them are gone through, which is faster than to gather those that are done.
         place = int(self.ids[low]) - first
         if int(self.ids[high - 1]) - int(self.ids[low]) + 1 == high - low <= 2 * count:
-            return Rows(count, slice(place, place + high - low), slice(low, high), is_done)
+            return PartRows(count, slice(place, place + high - low), slice(low, high), is_done)
         rows = low + np.flatnonzero(is_done)
-        return Rows(count, self.ids[rows] - first, rows)
+        return PartRows(count, self.ids[rows] - first, rows)
+
+
+_UNKNOWN = -1
+
+
+class Recent:
+    """A number for each task of the last two parts, and for older ones that the last waits for."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, Int64s]] = []  # first task, and (task,) values
+        self._older: dict[int, int] = {}
+
+    def begin(self, part: GraphPart) -> Int64s:
+        """Make room for a part; returns the tasks of earlier parts that it waits for (task,).
+
+        Raises
+        ------
+        GraphError
+            If it waits for a task that has been forgotten.
+        """
+        asked: Int64s = np.unique(part.outer_source).astype(np.int64)
+        first = self._parts[-1][0] if self._parts else 0  # what is older is forgotten now
+        older = asked[asked < first]
+        self._older = dict(zip(older.tolist(), self.so_far(older).tolist(), strict=True))
+        unknown = np.full(part.graph.num_tasks, _UNKNOWN, np.int64)
+        self._parts = [*self._parts[-1:], (part.first_task, unknown)]
+        return asked
+
+    def put(self, piece: Piece, values: Int64s) -> None:
+        """Remember numbers from 0 on of what became visible in a piece.
+
+        Parameters
+        ----------
+        values
+            (task,): of the piece's tasks; of those that are long over none is remembered.
+        """
+        for first, known in self._parts:
+            piece.of(first, first + known.size).put(known, values)
+        if self._older:
+            asked = np.array(list(self._older), np.int64)
+            rows = np.minimum(piece.find(asked), piece.ids.size - 1)
+            found = (piece.ids[rows] == asked) & piece.is_done[rows]
+            rows = rows[found]
+            self._older |= dict(zip(asked[found].tolist(), values[rows].tolist(), strict=True))
+
+    def put_last(self, values: Int64s) -> None:
+        """Remember numbers of all tasks of the last part (task,)."""
+        self._parts[-1] = (self._parts[-1][0], values)
+
+    def of(self, ids: Int64s) -> Int64s:
+        """Numbers of tasks (task,).
+
+        Raises
+        ------
+        GraphError
+            If one is not known.
+        """
+        values = self.so_far(ids)
+        if np.any(values == _UNKNOWN):
+            _raise_over(int(ids[int(np.argmax(values == _UNKNOWN))]))
+        return values
+
+    def so_far(self, ids: Int64s) -> Int64s:
+        """Numbers of tasks (task,), -1 of those that are not known yet.
+
+        Raises
+        ------
+        GraphError
+            If one has been forgotten.
+        """
+        values = np.full(ids.size, _UNKNOWN, np.int64)
+        is_found = np.zeros(ids.size, np.bool_)
+        for first, known in self._parts:
+            inside = (ids >= first) & (ids < first + known.size)
+            values[inside] = known[ids[inside] - first]
+            is_found |= inside
+        for place in np.flatnonzero(~is_found).tolist():
+            task = int(ids[place])
+            if task not in self._older:
+                _raise_over(task)
+            values[place] = self._older[task]
+        return values
+
+
+def _raise_over(task: int) -> None:
+    message = f"a part waits for task {task}, which is long over"
+    raise GraphError(message)

@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 Parts = dict[str, Any]
 
 
-def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Laid]:
+def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.RunPlan, Laid]:
     """Lay out lanes, channels and stations, and fill the records.
 
     A resource is a *stream* if it has one server, all its tasks have one priority, and none of
@@ -129,7 +129,7 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Lai
     laid = Laid(station_of, packed.single_lane, of_single.size, packed.lanes, known_keys, parts)
     if state is not None:
         restore(laid, graph, state)
-    return k.Plan(graph, graph.takes, by_task, **parts), laid
+    return k.RunPlan(graph, graph.takes, by_task, **parts), laid
 
 
 def read_times(

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from replay.engine.engine import raise_if_failed
+from replay.engine.checks import describe_deadlock
+from replay.engine.critical_path import LastMet, last_met
+from replay.engine.engine import raise_if_failed, timeline_of
 from replay.engine.errors import EngineError
 from replay.engine.joining import with_part
-from replay.engine.met import Met, last_met
-from replay.engine.pausing import state_of
-from replay.engine.piece import NEVER, Piece
-from replay.engine.recent import Recent
+from replay.engine.piece import Piece, Recent
+from replay.engine.resuming import state_of
 from replay.engine.state import FIXED, FRESH, PAST, QUEUED, SERVING, State
-from replay.engine.stuck import describe_deadlock
-from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
-from replay.engine.timeline import Drawn, Timeline
-from replay.engine.windows import Window
+from replay.engine.taskgraph import NEVER, GraphPart, Int64s
+from replay.engine.timeline import Timeline
+from replay.engine.windows import GraphWindow
 
 #: Tasks that are over and that a part waits for, for which there is room without a copy.
 _MOST_REPORTED = 1024
@@ -38,7 +35,7 @@ class Scheduler:
     """
 
     def __init__(self) -> None:
-        self._window: Window | None = None
+        self._window: GraphWindow | None = None
         self._visible_ps = Recent()
         self._busy_until = np.zeros(0, np.int64)  # (resource,)
 
@@ -52,7 +49,7 @@ class Scheduler:
         """
         awaited = self._visible_ps.begin(part)
         if self._window is None:
-            self._window = Window.of(part)
+            self._window = GraphWindow.of(part)
         else:
             over = np.setdiff1d(awaited, self._window.ids[self._window.state.status != PAST])
             self._window = with_part(self._window, part, over, self._visible_ps.of(over))
@@ -102,7 +99,7 @@ class Scheduler:
         if not arrays["status"][layout.SIGNALS] and left.size:
             is_started = ~np.isin(state.status, (FRESH, QUEUED, FIXED))
             raise EngineError(describe_deadlock(graph, is_started, state.status == QUEUED))
-        timeline = _timeline(graph, arrays, state)
+        timeline = timeline_of(graph, plan)
         self._check_order(before, state, timeline)
         met, edges = last_met(timeline, is_over, window.met, left)
         # Of those whose start is fixed the records have lost since when they wait.
@@ -118,13 +115,13 @@ class Scheduler:
             **_since(timeline, met, state, left),
         )
         self._visible_ps.put(piece, state.visible_ps)
-        after = Window(graph, state, window.touch_ids, window.is_counted | is_over, met)
+        after = GraphWindow(graph, state, window.touch_ids, window.is_counted | is_over, met)
         self._window = after.rest(left, edges)
         return piece
 
     def _check_order(self, before: State, state: State, timeline: Timeline) -> None:
         """Refuse what began before the pause where something else happened or waited."""
-        from replay.engine.kernels.sums import Ends, find_last_ends
+        from replay.engine.kernels.sums import LastEnds, find_last_ends
 
         graph, start = timeline.graph, timeline.start_ps
         early = np.flatnonzero(start < before.now_ps)
@@ -134,7 +131,7 @@ class Scheduler:
         if early.size:
             self._check_early(early, before, timeline)
         find_last_ends(
-            Ends(
+            LastEnds(
                 num_tasks=graph.num_tasks,
                 resource=graph.resource,
                 status=state.status,
@@ -163,7 +160,7 @@ class Scheduler:
             raise OutOfOrderError(message)
 
 
-def _since(timeline: Timeline, met: Met, state: State, left: Int64s) -> dict[str, int]:
+def _since(timeline: Timeline, met: LastMet, state: State, left: Int64s) -> dict[str, int]:
     """Since when something is under way of the tasks that are left; see `Piece`."""
     status, start, ready = state.status[left], timeline.start_ps[left], met.ready_ps[left]
     has_server = timeline.graph.resource[left] >= 0
@@ -174,17 +171,3 @@ def _since(timeline: Timeline, met: Met, state: State, left: Int64s) -> dict[str
         "served_since_ps": int(start[begun].min(initial=NEVER)),
         "waits_since_ps": int(ready[waits].min(initial=NEVER)),
     }
-
-
-def _timeline(graph: TaskGraph, arrays: dict[str, Any], state: State) -> Timeline:
-    from replay.engine.plan import read_times
-
-    start, end = read_times(graph, arrays["tasks"], arrays["extra_latency"])
-    landed = np.full(graph.gates.num_members, -1, np.int32)
-    has_slot = np.flatnonzero(state.member_slot >= 0)
-    landed[has_slot] = arrays["gate_slots"]["tile"][state.member_slot[has_slot]]
-    late = arrays["extra_latency"]
-    if not late.size:
-        late = np.broadcast_to(np.int64(0), start.shape)
-    drawn = Drawn.of(graph, state.port_served, state.backing_served)
-    return Timeline(graph, start, end, landed, state.found, late, drawn)

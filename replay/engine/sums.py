@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay.engine.columns import IntArray, every
-from replay.engine.taskgraph import Bools, Int64s, TaskGraph
+from replay.engine.taskgraph import NEVER, Bools, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
-
-#: When tasks of a kind that has none begin.
-NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ FIFO, VOQ, TURNS, LINE = range(4)
 POLICIES = ("lru", "fifo")
 LRU, OLDEST = range(2)
 
+#: Of times: when what does not happen does.
+NEVER = 2**63 - 1
+
 Int8s = npt.NDArray[np.int8]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -28,28 +32,37 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Resources:
-    """Servers of tasks, one row per resource."""
+class Named:
+    """Things with a name and a group, one row each; `TYPES` are those of the columns in order."""
+
+    TYPES: ClassVar[tuple[type, ...]]
 
     names: tuple[str, ...]
     groups: tuple[str, ...]
-    servers: Int32s
-    discipline: Int8s
-    owner: Int32s
 
     def __len__(self) -> int:
         return len(self.names)
 
     @classmethod
-    def from_rows(cls, rows: list[tuple[str, str, int, int, int]]) -> Resources:
-        """Turn rows of (name, group, servers, discipline, owner) into columns."""
-        return cls(
-            tuple(row[0] for row in rows),
-            tuple(row[1] for row in rows),
-            np.array([row[2] for row in rows], np.int32),
-            np.array([row[3] for row in rows], np.int8),
-            np.array([row[4] for row in rows], np.int32),
-        )
+    def from_rows(cls, rows: list[tuple[Any, ...]]) -> Self:
+        """Turn rows of the columns' values into columns."""
+        given = list(zip(*rows, strict=True)) or [()] * len(cls.TYPES)
+        columns: list[Any] = [
+            column if kind is str else np.array(column, kind)
+            for column, kind in zip(given, cls.TYPES, strict=True)
+        ]
+        return cls(*columns)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphResources(Named):
+    """Servers of tasks, one row per resource."""
+
+    TYPES = (str, str, np.int32, np.int8, np.int32)
+
+    servers: Int32s
+    discipline: Int8s
+    owner: Int32s
 
     def name(self, resource: int) -> str:
         """Name of a resource; the null resource has one too."""
@@ -57,24 +70,12 @@ class Resources:
 
 
 @dataclass(frozen=True, eq=False)
-class CreditPools:
+class CreditPools(Named):
     """Counting pools, one row per pool."""
 
-    names: tuple[str, ...]
-    groups: tuple[str, ...]
+    TYPES = (str, str, np.int64)
+
     capacity: Int64s
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @classmethod
-    def from_rows(cls, rows: list[tuple[str, str, int]]) -> CreditPools:
-        """Turn rows of (name, group, capacity) into columns."""
-        return cls(
-            tuple(row[0] for row in rows),
-            tuple(row[1] for row in rows),
-            np.array([row[2] for row in rows], np.int64),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,8 @@ class CreditTakes:
     left its server. The units stand in the first of these rows, 0 in the others. A take with one
     releasing task has share -1.
     """
+
+    TASKS = ("task", "released_by")
 
     task: Int32s
     pool: IntArray
@@ -97,11 +100,11 @@ class CreditTakes:
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class Tables(Named):
     """Finite associative memories, one row per table; lines are resources, -1 for none."""
 
-    names: tuple[str, ...]
-    groups: tuple[str, ...]
+    TYPES = (str, str, np.int64, np.int8, np.int64, np.int32, np.int32, np.int64)
+
     room: Int64s
     policy: Int8s
     patience_ps: Int64s
@@ -109,27 +112,12 @@ class Tables:
     port: Int32s
     lag_ps: Int64s
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @classmethod
-    def from_rows(cls, rows: list[tuple[str, str, int, int, int, int, int, int]]) -> Tables:
-        """Turn rows of the columns' values into columns."""
-        return cls(
-            tuple(row[0] for row in rows),
-            tuple(row[1] for row in rows),
-            np.array([row[2] for row in rows], np.int64),
-            np.array([row[3] for row in rows], np.int8),
-            np.array([row[4] for row in rows], np.int64),
-            np.array([row[5] for row in rows], np.int32),
-            np.array([row[6] for row in rows], np.int32),
-            np.array([row[7] for row in rows], np.int64),
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Touches:
     """Look-ups in tables and their costs, one row per touch, as they were added."""
+
+    TASKS = ("task", "charged")
 
     task: Int32s
     table: IntArray
@@ -154,6 +142,8 @@ class Gates:
     the row number is the order of simultaneous arrivals. ``member_position`` is each row's place
     in the list the gate was made from. Rows of ``tile_*`` are tiles in the order they fill.
     """
+
+    TASKS = ("member_task", "member_waiter", "tile_first", "tile_last")
 
     member_indptr: Int64s
     member_task: Int32s
@@ -215,6 +205,14 @@ class Gates:
         edges.append(tasks, -1 - np.arange(events, dtype=np.int32), events)
 
 
+Part = TypeVar("Part", CreditTakes, Touches, Gates)
+
+
+def renumbered(part: Part, number: Callable[[Any], Any]) -> Part:
+    """Give tasks other numbers, those that takes, touches or gates name in their `TASKS`."""
+    return replace(part, **{name: number(getattr(part, name)) for name in part.TASKS})
+
+
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
     """A checked, immutable graph of tasks; made by :class:`~replay.engine.GraphBuilder`.
@@ -226,7 +224,7 @@ class TaskGraph:
     """
 
     kind_names: tuple[str, ...]
-    resources: Resources
+    resources: GraphResources
     pools: CreditPools
     takes: CreditTakes
     tables: Tables
@@ -268,19 +266,7 @@ class TaskGraph:
 
     @classmethod
     def from_edges(
-        cls,
-        *,
-        kind_names: tuple[str, ...],
-        resources: Resources,
-        pools: CreditPools,
-        takes: CreditTakes,
-        tables: Tables,
-        touches: Touches,
-        gates: Gates,
-        resource: IntArray,
-        kind: IntArray,
-        fields: dict[str, npt.NDArray[Any]],
-        edges: EdgeBlocks,
+        cls, *, edges: EdgeBlocks, gates: Gates, resource: IntArray, **columns: Any
     ) -> TaskGraph:
         """Sort the edges by source (a counting sort, stable) and count predecessors.
 
@@ -303,21 +289,14 @@ class TaskGraph:
         for array in (indptr, successors, num_predecessors):
             array.flags.writeable = False
         return cls(
-            kind_names=kind_names,
-            resources=resources,
-            pools=pools,
-            takes=takes,
-            tables=tables,
-            touches=touches,
             gates=gates,
             resource=resource,
-            kind=kind,
             indptr=indptr,
             successors=successors,
             num_predecessors=num_predecessors,
             is_numbered_forward=is_forward,
             num_edges=num_edges,
-            **fields,
+            **columns,
         )
 
     def edges(self) -> tuple[Int32s, Int32s]:
@@ -365,3 +344,40 @@ class GraphPart:
     first_touch: int
     outer_source: Int32s
     outer_target: Int32s
+
+
+def slowed(graph: TaskGraph, factors: npt.NDArray[np.float64]) -> TaskGraph:
+    """Multiply the times of tasks by factors of their kinds.
+
+    Parameters
+    ----------
+    graph
+        The tasks.
+    factors
+        (kind,): positive; 1 leaves a kind as it is.
+
+    Returns
+    -------
+    The graph with other durations and latencies, and other costs of look-ups, which are those of
+    the task that looks up; in whole picoseconds.
+    """
+    if (factors == 1).all():
+        return graph
+    of_task, touches = factors[graph.kind], graph.touches
+
+    def times(given: IntArray, factor: npt.NDArray[np.float64]) -> Int64s:
+        return np.rint(given * factor).astype(np.int64)
+
+    of_touch = of_task[touches.task]
+    return replace(
+        graph,
+        duration_ps=times(graph.duration_ps, of_task),
+        latency_ps=times(graph.latency_ps, of_task),
+        touches=replace(
+            touches,
+            miss_latency_ps=times(touches.miss_latency_ps, of_touch),
+            miss_duration_ps=times(touches.miss_duration_ps, of_touch),
+            evict_duration_ps=times(touches.evict_duration_ps, of_touch),
+            port_duration_ps=times(touches.port_duration_ps, of_touch),
+        ),
+    )

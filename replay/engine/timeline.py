@@ -7,7 +7,6 @@ from enum import IntFlag
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.engine.columns import IntArray
 from replay.engine.taskgraph import Bools, Int8s, Int32s, Int64s, TaskGraph
@@ -28,27 +27,8 @@ class Touched(IntFlag):
     EVICTED = 4
 
 
-@dataclass(frozen=True)
-class Span:
-    """Times of service of the tasks of one kind.
-
-    Attributes
-    ----------
-    start_ps
-        Start of the first.
-    end_ps
-        When the last one became visible.
-    busy_ps
-        Time in which at least one of them held a server.
-    """
-
-    start_ps: int
-    end_ps: int
-    busy_ps: int
-
-
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class LineDraws:
     """What touches of tables drew from lines, one row per draw.
 
     Attributes
@@ -65,7 +45,7 @@ class Drawn:
     touch: IntArray
 
     @classmethod
-    def of(cls, graph: TaskGraph, port_served: Int64s, backing_served: Int64s) -> Drawn:
+    def of(cls, graph: TaskGraph, port_served: Int64s, backing_served: Int64s) -> LineDraws:
         """Collect the draws from the times at which each touch's are served (touch,), 0 for none.
 
         Both are empty where no table has such a line.
@@ -130,8 +110,6 @@ class Timeline:
     >>> timeline = schedule(builder.build())
     >>> timeline.busy_ps().tolist(), timeline.makespan_ps
     ([20, 0], 25)
-    >>> timeline.utilisation()
-    {'uplink': 0.4}
     """
 
     graph: TaskGraph
@@ -140,7 +118,7 @@ class Timeline:
     landed_tile: Int32s
     touched: Int8s
     extra_latency_ps: Int64s
-    drawn: Drawn
+    drawn: LineDraws
 
     @property
     def service_ps(self) -> Int64s:
@@ -181,41 +159,6 @@ class Timeline:
             served = sum_by(self.graph.resource, self.service_ps, size)
         return served + sum_by(drawn.resource, drawn.end_ps - drawn.start_ps, size)
 
-    def utilisation(self) -> dict[str, float]:
-        """Share of the makespan that the servers of each group were in service (0 to 1)."""
-        busy = self.busy_ps()
-        shares = {}
-        groups = np.array(self.graph.resources.groups)
-        for group in dict.fromkeys(self.graph.resources.groups):
-            is_member = groups == group
-            servers = int(self.graph.resources.servers[is_member].sum(dtype=np.int64))
-            offered = servers * self.makespan_ps
-            shares[group] = int(busy[is_member].sum()) / offered if offered else 0.0
-        return shares
-
-    def spans(self) -> dict[str, Span]:
-        """First start, last end and time in service of every kind that occurs, by name."""
-        found = {}
-        for kind, name in enumerate(self.graph.kind_names):
-            of_kind = np.flatnonzero(self.graph.kind == kind)
-            if of_kind.size:
-                start, end = self.start_ps[of_kind], self.end_ps[of_kind]
-                last = int(self.visible_ps[of_kind].max())
-                found[name] = Span(int(start.min()), last, union_length(start, end))
-        return found
-
-    def bytes_by_resource(self) -> tuple[Int64s, Int64s]:
-        """Payload and wire bytes that passed each resource, by kind: two (resource, kind)."""
-        graph = self.graph
-        num_kinds = len(graph.kind_names)
-        shape = (len(graph.resources), num_kinds)
-        key = np.where(
-            graph.resource < 0, -1, graph.resource.astype(np.int64) * num_kinds + graph.kind
-        )
-        size = shape[0] * shape[1]
-        payload = sum_by(key, graph.payload_bytes, size).reshape(shape)
-        return payload, sum_by(key, graph.wire_bytes, size).reshape(shape)
-
 
 def sum_by(key: IntArray, values: IntArray | Bools, size: int) -> Int64s:
     """Exact sums of whole numbers by key; the key -1 is left out."""
@@ -224,48 +167,3 @@ def sum_by(key: IntArray, values: IntArray | Bools, size: int) -> Int64s:
     total = np.zeros(size + 1, np.int64)
     sum_keyed(Keyed(num_rows=key.size, key=key, value=values, nobody=size, total=total))
     return total[:-1]
-
-
-def union_length(starts: npt.NDArray[np.signedinteger], ends: npt.NDArray[np.signedinteger]) -> int:
-    """Length of what intervals cover together.
-
-    Parameters
-    ----------
-    starts, ends
-        The intervals (interval,), in any order; they may overlap.
-
-    Examples
-    --------
-    >>> union_length(np.array([5, 0, 1]), np.array([6, 2, 3]))
-    4
-    """
-    if starts.size == 0:
-        return 0
-    starts, ends = np.sort(starts), np.sort(ends)
-    # Nothing is covered between an end and a start before which as many have begun as have ended.
-    gaps = np.maximum(0, starts[1:] - ends[:-1])
-    return int(ends[-1] - starts[0] - gaps.sum())
-
-
-def difference_length(
-    starts: npt.NDArray[np.signedinteger],
-    ends: npt.NDArray[np.signedinteger],
-    other_starts: npt.NDArray[np.signedinteger],
-    other_ends: npt.NDArray[np.signedinteger],
-) -> int:
-    """Length of what the first intervals cover and the others do not.
-
-    Parameters
-    ----------
-    starts, ends
-        Intervals (interval,), such as those of communication.
-    other_starts, other_ends
-        Intervals (other,), such as those of computation.
-
-    Examples
-    --------
-    >>> difference_length(np.array([0]), np.array([10]), np.array([4, 8]), np.array([5, 20]))
-    7
-    """
-    both = union_length(np.concatenate([starts, other_starts]), np.concatenate([ends, other_ends]))
-    return both - union_length(other_starts, other_ends)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import EdgeBlocks
+from replay.engine.columns import EdgeBlocks, is_constant
+from replay.engine.critical_path import LastMet
 from replay.engine.kernels.edges import sort_edges
-from replay.engine.met import Met
 from replay.engine.state import FRESH, PAST, Keys, State
 from replay.engine.taskgraph import (
     Bools,
@@ -26,6 +26,7 @@ from replay.engine.taskgraph import (
     Int64s,
     TaskGraph,
     Touches,
+    renumbered,
 )
 
 Place = Callable[[Int32s | Int64s], Int64s]
@@ -38,7 +39,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class GraphWindow:
     """Tasks that are not over, and those they refer to.
 
     Attributes
@@ -60,7 +61,7 @@ class Window:
     state: State
     touch_ids: Int64s
     is_counted: Bools
-    met: Met
+    met: LastMet
 
     @property
     def ids(self) -> Int64s:
@@ -69,7 +70,7 @@ class Window:
         return self.graph.ids
 
     @classmethod
-    def of(cls, part: GraphPart) -> Window:
+    def of(cls, part: GraphPart) -> GraphWindow:
         """The first part of a graph."""
         graph = part.graph
         return cls(
@@ -77,10 +78,10 @@ class Window:
             State.at_first(graph),
             part.first_touch + np.arange(len(graph.touches), dtype=np.int64),
             np.zeros(graph.num_tasks, np.bool_),
-            Met.nobody(graph.num_tasks),
+            LastMet.nobody(graph.num_tasks),
         )
 
-    def rest(self, left: Int64s, waited: Met) -> Window:
+    def rest(self, left: Int64s, waited: LastMet) -> GraphWindow:
         """What is left: tasks that are not over, and those that something of them refers to.
 
         Parameters
@@ -112,9 +113,9 @@ class Window:
         def place(tasks: Int32s | Int64s) -> Int64s:
             return np.searchsorted(rows, tasks)
 
-        left_touches = _rows(touches, of_touch, task=place, charged=place)
+        left_touches = _rows(touches, of_touch, place)
         shares = np.cumsum(np.bincount(takes.share[of_take & shared], minlength=1) > 0) - 1
-        left_takes = _rows(takes, of_take, task=place, released_by=place)
+        left_takes = _rows(takes, of_take, place)
         if shared.any():
             share = np.where(left_takes.share >= 0, shares[left_takes.share], -1)
             left_takes = replace(left_takes, share=share.astype(np.int32))
@@ -144,10 +145,10 @@ class Window:
             keys=_left_keys(state.keys, left_touches),
             **_left_slots(state, gates, of_member, of_tile, is_open, place),
         )
-        met = Met.nobody(rows.size)
+        met = LastMet.nobody(rows.size)
         at = place(left)
         met.ready_ps[at], met.cause[at] = waited.ready_ps, waited.cause
-        return Window(kept, of_rows, self.touch_ids[of_touch], self.is_counted[rows], met)
+        return GraphWindow(kept, of_rows, self.touch_ids[of_touch], self.is_counted[rows], met)
 
 
 _OF_TASKS = (
@@ -163,17 +164,13 @@ def each(names: Iterable[str], make: Callable[[str], Any]) -> dict[str, Any]:
 
 def _column(column: npt.NDArray[Any], rows: Int64s) -> npt.NDArray[Any]:
     """Some rows; a column of one value stays one."""
-    if column.strides == (0,) and column.size:
-        return np.broadcast_to(column[0], rows.shape)
-    return column[rows]
+    return np.broadcast_to(column[0], rows.shape) if is_constant(column) else column[rows]
 
 
-def _rows(table: Any, some: Bools, **places: Place) -> Any:
-    """Some rows of takes or touches, with the tasks in some columns numbered anew."""
+def _rows(table: Any, some: Bools, place: Place) -> Any:
+    """Some rows of takes or touches, with the tasks that they name numbered anew."""
     columns = {field.name: getattr(table, field.name)[some] for field in fields(table)}
-    for name, place in places.items():
-        columns[name] = place(columns[name]).astype(np.int32)
-    return type(table)(**columns)
+    return renumbered(type(table)(**columns), lambda tasks: place(tasks).astype(np.int32))
 
 
 def _open_gates(gates: Gates, is_live: Bools) -> tuple[Bools, Bools, Bools]:

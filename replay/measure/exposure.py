@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.carried import NEVER
 from replay.engine.levels import Block, Intervals, Levels
 from replay.engine.scheduler import OutOfOrderError
+from replay.engine.taskgraph import NEVER
 from replay.engine.timeline import sum_by
 from replay.measure.parts import Exposure, SmTime, Waiting
 from replay.model.machine.kinds import ACKS, COMPUTE, KINDS, Kind, among

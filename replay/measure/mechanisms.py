@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine import Touched
-from replay.engine.carried import HighWater
-from replay.engine.levels import Block
+from replay.engine.levels import Block, HighWater
 from replay.engine.timeline import sum_by
 from replay.measure.noted import NotedTouches, Waits
 from replay.measure.parts import BufferUse, CacheUse, Mechanisms, PortBytes, TableUse, TileUse

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine import Touched
-from replay.engine.carried import NEVER
 from replay.engine.history import UNKNOWN
 from replay.engine.levels import Intervals
+from replay.engine.taskgraph import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

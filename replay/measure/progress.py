@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.carried import NEVER
 from replay.engine.columns import IntArray
+from replay.engine.taskgraph import NEVER
 
 if TYPE_CHECKING:
     from replay.engine import Timeline

@@ -23,8 +23,8 @@ from replay.steps.times import PassTimes, Timed
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
+    from replay.model.compute.dense import Between
     from replay.model.compute.dense_kernels import Weights
-    from replay.model.compute.dense_layers import DenseParts
     from replay.model.machine.host import Launch
     from replay.model.machine.machine import Machine
     from replay.schemes import Scheme
@@ -58,7 +58,7 @@ class LayerPasses:
     system: System
     scheme: Scheme
     launch: Launch | None
-    parts: DenseParts
+    parts: Between
     context: Context
     recompute: Recompute = "none"
     splits_backward: bool = False
@@ -172,7 +172,7 @@ class LayerPasses:
         dense = self.parts.again(machine, self.context, done, is_dense=False)
         return {"experts": done, "attention": dense}
 
-    def _joined(self, machine: Machine, after: Ints, parts: DenseParts) -> Ints:
+    def _joined(self, machine: Machine, after: Ints, parts: Between) -> Ints:
         """Norms of a token's row and of the next one's, and the projection that joins them."""
         kernels = Kernels(
             machine, parts.precision, after, is_backward=parts.is_backward,
@@ -279,7 +279,7 @@ class LayerPasses:
 
     # ---- both ------------------------------------------------------------------------------------
 
-    def _parts(self, weights: Weights, *, is_backward: bool) -> DenseParts:
+    def _parts(self, weights: Weights, *, is_backward: bool) -> Between:
         return dataclasses.replace(self.parts, is_backward=is_backward, weights=weights)
 
     def _stretch(self, add: Add, lead: Time) -> Stretch:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.model.compute.dense_layers import DenseParts
+from replay.model.compute.dense import Between
 from replay.model.compute.slices import Slices
 from replay.model.work.context import Context
 from replay.model.work.transformer_layer import Sizes
@@ -75,9 +75,9 @@ class Shared:
         return self.groups.collective_ps(what, nbytes, size, stride)
 
     @cached_property
-    def parts(self) -> DenseParts:
+    def parts(self) -> Between:
         """Dense parts of the layers, forward."""
-        return DenseParts(self.shape, self.precision, slices=self.slices)
+        return Between(self.shape, self.precision, slices=self.slices)
 
     @cached_property
     def context(self) -> Context:

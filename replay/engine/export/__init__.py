@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay.engine.errors import UserError
-from replay.engine.export.files import Written
+from replay.engine.export.programs import ExportedFiles
 from tracegen.shared import output
 from tracegen.shared.managed import ManagedFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from replay.engine.export.scene import Scene
     from replay.engine.timeline import Timeline
 
-__all__ = ["FORMATS", "WINDOWED", "Written", "check_export", "export"]
+__all__ = ["FORMATS", "WINDOWED", "ExportedFiles", "check_export", "export"]
 
 FORMATS = ("chakra", "chrome", "goal", "networkx")
 """Names that `export` knows."""
@@ -42,7 +40,7 @@ def export(
     window_ps: tuple[int, int] | None = None,
     max_events: int | None = None,
     scene: Scene | None = None,
-) -> Written:
+) -> ExportedFiles:
     """Write a schedule, or the graph it belongs to, in another program's format.
 
     Parameters
@@ -88,7 +86,13 @@ def export(
         from replay.engine.export.networkx_ import write_graphml
 
         return write_graphml(timeline, path, window_ps=window_ps)
-    return _program_writer(format_name)(timeline, path)
+    if format_name == "chakra":
+        from replay.engine.export.chakra import write_chakra
+
+        return write_chakra(timeline, path)
+    from replay.engine.export.goal import write_goal
+
+    return write_goal(timeline, path)
 
 
 def check_export(format_name: str, path: str | Path) -> None:
@@ -116,13 +120,3 @@ def check_export(format_name: str, path: str | Path) -> None:
         raise UserError(message)
     output.check(f"{prefix}.0.et")
     ManagedFolder(Path(prefix).parent).check(Path(f"{prefix}.0.et").name)
-
-
-def _program_writer(format_name: str) -> Callable[[Timeline, str | Path], Written]:
-    if format_name == "chakra":
-        from replay.engine.export.chakra import write_chakra
-
-        return write_chakra
-    from replay.engine.export.goal import write_goal
-
-    return write_goal

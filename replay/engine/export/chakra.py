@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replay.engine.errors import UserError
-from replay.engine.export.files import Written
 from replay.engine.export.programs import (
     CALCULATION,
     DELAY,
     RECEIVE,
     SEND,
+    ExportedFiles,
     Programs,
     Transfers,
     make_programs,
@@ -61,7 +61,7 @@ def write_chakra(
     *,
     unit_ps: int = _PS_PER_US,
     transfers: Transfers = "network",
-) -> Written:
+) -> ExportedFiles:
     """Write a schedule's graph as Chakra execution traces.
 
     Parameters
@@ -114,7 +114,7 @@ def write_chakra(
                 messages = nodes.rows(first, min(high, first + _CHUNK))
                 file.write(b"".join(map(_delimited, messages)))
         paths.append(path)
-    return Written(tuple(paths), len(programs), notes)
+    return ExportedFiles(tuple(paths), len(programs), notes)
 
 
 class _Nodes:
@@ -134,58 +134,43 @@ class _Nodes:
     def rows(self, low: int, high: int) -> Iterator[bytes]:
         """Messages ``Node`` of a part of the operations."""
         graph, programs = self._graph, self._programs
-        part = slice(low, high)
-        task = programs.task[part]
-        columns = (
-            programs.what[part], task, graph.kind[task], graph.resource[task],
-            programs.start_ps[part], programs.end_ps[part], programs.server[part],
-            programs.rank[part], programs.peer[part], programs.size_bytes[part],
-            programs.tag[part],
-        )  # fmt: skip
         bounds = programs.indptr[low : high + 1].tolist()
         needs = programs.needs[bounds[0] : bounds[-1]].tolist()
-        rows = zip(itertools.count(low), *(column.tolist() for column in columns))
-        for (
-            number,
-            what,
-            task_id,
-            kind,
-            resource,
-            start,
-            end,
-            server,
-            rank,
-            peer,
-            size,
-            tag,
-        ) in rows:
-            first, last = bounds[number - low] - bounds[0], bounds[number - low + 1] - bounds[0]
-            begin = start // self._unit_ps
+        spans = itertools.pairwise(bounds)
+        operations = zip(itertools.count(low), programs.operations(low, high), spans)
+        for number, one, (first, last) in operations:
+            what, begin = one.what, one.start_ps // self._unit_ps
             node = [
                 _number(_NODE_ID, number),
-                self._names[what][kind],
+                self._names[what][graph.kind[one.task]],
                 _number(_NODE_TYPE, _NODE_TYPE_OF[what]),
                 _number(_NODE_START_MICROS, begin),
-                _number(_NODE_DURATION_MICROS, end // self._unit_ps - begin),
+                _number(_NODE_DURATION_MICROS, one.end_ps // self._unit_ps - begin),
                 _IS_GPU_OP,
-                _attribute(_TASK + _varint(task_id)),
-                _attribute(_START_PS + _varint(start)),
+                _attribute(_TASK + _varint(one.task)),
+                _attribute(_START_PS + _varint(one.start_ps)),
             ]
             if last > first:
-                node.append(_bytes(_NODE_DATA_DEPS, b"".join(map(_varint, needs[first:last]))))
+                node.append(
+                    _bytes(
+                        _NODE_DATA_DEPS,
+                        b"".join(map(_varint, needs[first - bounds[0] : last - bounds[0]])),
+                    )
+                )
             if what in (SEND, RECEIVE):
-                source, target = (rank, peer) if what == SEND else (peer, rank)
+                ends = (one.rank, one.peer)
+                source, target = ends if what == SEND else reversed(ends)
                 node += (
-                    _attribute(_COMM_SIZE + _varint(size)),
+                    _attribute(_COMM_SIZE + _varint(one.size_bytes)),
                     _attribute(_COMM_SRC + _varint(source)),
                     _attribute(_COMM_DST + _varint(target)),
-                    _attribute(_COMM_TAG + _varint(tag)),
+                    _attribute(_COMM_TAG + _varint(one.tag)),
                 )
             else:
                 node += (
-                    _attribute(_DURATION_PS + _varint(end - start)),
-                    self._resources[resource],
-                    _attribute(_SERVER + _varint(server)),
+                    _attribute(_DURATION_PS + _varint(one.end_ps - one.start_ps)),
+                    self._resources[graph.resource[one.task]],
+                    _attribute(_SERVER + _varint(one.server)),
                 )
             yield b"".join(node)
 

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.engine.errors import UserError
-from replay.engine.export.files import Written
 from replay.engine.export.gauges import sampled
+from replay.engine.export.programs import ExportedFiles
 from replay.engine.export.scene import Scene
 from replay.engine.export.slices import Arrow, Slice, journey_slices, path_slices, spans
 from replay.engine.export.threads import (
@@ -39,10 +38,9 @@ from replay.engine.export.threads import (
     threads_of,
     together,
 )
+from replay.engine.taskgraph import Int64s
 from replay.engine.timeline import Timeline
 from tracegen.shared import output
-
-Int64s = npt.NDArray[np.int64]
 
 #: A browser still scrolls through so many events with ease; a file of them has about 150 MB.
 MAX_EVENTS = 1_000_000
@@ -61,7 +59,7 @@ def write_chrome(
     window_ps: tuple[int, int] | None = None,
     max_events: int = MAX_EVENTS,
     scene: Scene | None = None,
-) -> Written:
+) -> ExportedFiles:
     """Write a schedule as Chrome trace events.
 
     Every task becomes a complete event with its kind as name, its resource's group as category,
@@ -129,7 +127,7 @@ def write_chrome(
     }
     with output.opened(path) as file:
         num_events = _write(file, other, picture.names(), picture.events())
-    return Written((Path(path),), num_events, tuple(notes))
+    return ExportedFiles((Path(path),), num_events, tuple(notes))
 
 
 def tasks_in_window(timeline: Timeline, window_ps: tuple[int, int] | None) -> Int64s:

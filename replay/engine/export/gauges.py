@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.engine.columns import IntArray
 from replay.engine.export.scene import Gauge
 from replay.engine.sums import busy_by_window
+from replay.engine.taskgraph import Int64s
 from replay.engine.timeline import Timeline
-
-Int64s = npt.NDArray[np.int64]
 
 #: Parts of the time: a screen has room for about so many beside one another.
 MOST_PARTS = 1_000

@@ -30,25 +30,23 @@ from pathlib import Path
 import numpy as np
 
 from replay.engine.errors import UserError
-from replay.engine.export.files import Written
 from replay.engine.export.programs import (
     CALCULATION,
     DELAY,
     RECEIVE,
     SEND,
-    Int64s,
+    ExportedFiles,
     Programs,
     Transfers,
     make_programs,
 )
-from replay.engine.taskgraph import TaskGraph
+from replay.engine.taskgraph import Int64s, TaskGraph
 from replay.engine.timeline import Timeline
 from tracegen.shared import output
 
 #: LogGOPSim's times are whole numbers, nanoseconds by convention.
 _PS_PER_NS = 1_000
 _LETTER = {CALCULATION: "t", DELAY: "d", SEND: "s", RECEIVE: "r"}
-_CHUNK = 50_000
 
 
 def write_goal(
@@ -57,7 +55,7 @@ def write_goal(
     *,
     unit_ps: int = _PS_PER_NS,
     transfers: Transfers = "schedule",
-) -> Written:
+) -> ExportedFiles:
     """Write a schedule's graph as GOAL text.
 
     Parameters
@@ -102,14 +100,9 @@ def write_goal(
             f"num_ranks {programs.num_ranks}",
         ]
         file.write("\n".join(head).encode() + b"\n")
-        lines: list[str] = []
         for line in _lines(timeline, programs, held, unit_ps):
-            lines.append(line)
-            if len(lines) >= _CHUNK:
-                file.write("".join(lines).encode())
-                lines.clear()
-        file.write("".join(lines).encode())
-    return Written((Path(path),), len(programs) + num_held, tuple(notes))
+            file.write(line.encode())
+    return ExportedFiles((Path(path),), len(programs) + num_held, tuple(notes))
 
 
 def _held(programs: Programs, unit_ps: int) -> Int64s:
@@ -131,25 +124,23 @@ def _lines(timeline: Timeline, programs: Programs, held: Int64s, unit_ps: int) -
     if not len(programs):
         yield "\nrank 0 {\nempty: calc 0\n}\n"  # some readers take no empty programs
         return
-    columns = (
-        programs.what, programs.task, programs.start_ps // unit_ps, programs.end_ps // unit_ps,
-        programs.peer, programs.size_bytes, programs.tag, held,
-    )  # fmt: skip
     for rank, (low, high) in enumerate(programs.rows_of_ranks()):
         yield f"\n// {_place(timeline.graph, programs, low)}\nrank {rank} {{\n"
         labels: list[str] = []
-        rows = zip(*(column[low:high].tolist() for column in columns), strict=True)
-        for what, task, start, end, peer, size, tag, hold in rows:
+        rows = zip(programs.operations(low, high), held[low:high].tolist(), strict=True)
+        for one, hold in rows:
+            what, task, peer, size = one.what, one.task, one.peer, max(1, one.size_bytes)
             if hold:
                 labels.append(f"w{task}")
                 yield f"{labels[-1]}: calc {hold}\n"
             if what in (SEND, RECEIVE):
-                labels.append(f"{_LETTER[what]}{task}_{peer}_{tag}")
-                way = f"send {max(1, size)}b to" if what == SEND else f"recv {max(1, size)}b from"
-                yield f"{labels[-1]}: {way} {peer} tag {tag}\n"
+                labels.append(f"{_LETTER[what]}{task}_{peer}_{one.tag}")
+                way = f"send {size}b to" if what == SEND else f"recv {size}b from"
+                yield f"{labels[-1]}: {way} {peer} tag {one.tag}\n"
             else:
                 labels.append(f"{_LETTER[what]}{task}")
-                yield f"{labels[-1]}: calc {end - start}\n"
+                units = one.end_ps // unit_ps - one.start_ps // unit_ps
+                yield f"{labels[-1]}: calc {units}\n"
         for before, label in itertools.pairwise(labels):
             yield f"{label} requires {before}\n"
         yield "}\n"

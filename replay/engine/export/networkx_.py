@@ -10,8 +10,7 @@ import numpy as np
 
 from replay.engine.errors import UserError
 from replay.engine.export.chrome import tasks_in_window
-from replay.engine.export.files import Written
-from replay.engine.export.programs import resolved_edges
+from replay.engine.export.programs import ExportedFiles, resolved_edges
 from replay.engine.timeline import Timeline
 from tracegen.shared import output
 
@@ -99,7 +98,7 @@ def write_graphml(
     *,
     window_ps: tuple[int, int] | None = None,
     max_tasks: int = MAX_TASKS,
-) -> Written:
+) -> ExportedFiles:
     """Write the graph of `to_networkx` as GraphML; parameters and errors are the same.
 
     Returns
@@ -115,4 +114,4 @@ def write_graphml(
         file.write(text.getvalue())
     left_out = graph.graph["left_out"]
     notes = (f"{left_out} tasks lie outside the window and are left out",) if left_out else ()
-    return Written((Path(path),), graph.number_of_nodes(), notes)
+    return ExportedFiles((Path(path),), graph.number_of_nodes(), notes)

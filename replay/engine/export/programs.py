@@ -13,18 +13,19 @@ predecessor is (or successor, where it has none).
 
 from __future__ import annotations
 
+import heapq
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.export.lanes import interval_lanes
-from replay.engine.taskgraph import NULL_RESOURCE, TaskGraph
+from replay.engine.columns import IntArray
+from replay.engine.taskgraph import NULL_RESOURCE, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
-
-Int64s = npt.NDArray[np.int64]
 
 CALCULATION, DELAY, SEND, RECEIVE = range(4)
 #: Order of the operations of a task in its rank's program.
@@ -35,6 +36,39 @@ Transfers = Literal["network", "schedule"]
 
 OnePer = Literal["gpu", "server"]
 """What has a program of its own."""
+
+
+@dataclass(frozen=True)
+class ExportedFiles:
+    """Account of what an export wrote.
+
+    Attributes
+    ----------
+    paths
+        The files.
+    num_events
+        Events, nodes or operations in them.
+    notes
+        What the files do not hold or hold differently, a sentence each.
+    """
+
+    paths: tuple[Path, ...]
+    num_events: int
+    notes: tuple[str, ...] = ()
+
+
+class Operation(NamedTuple):
+    """A row of `Programs`."""
+
+    what: int
+    rank: int
+    task: int
+    start_ps: int
+    end_ps: int
+    server: int
+    peer: int
+    size_bytes: int
+    tag: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +117,11 @@ class Programs:
 
     def __len__(self) -> int:
         return int(self.what.size)
+
+    def operations(self, low: int, high: int) -> Iterator[Operation]:
+        """Some of the operations, one after the other."""
+        some = [getattr(self, name)[low:high].tolist() for name in Operation._fields]
+        return map(Operation._make, zip(*some, strict=True))
 
     def rows_of_ranks(self) -> list[tuple[int, int]]:
         """First row of each rank's program and the one behind its last, rank by rank."""
@@ -302,3 +341,59 @@ def _notes(
     if transfers == "network":
         notes.append("how long transfers take is left to the network of who runs this")
     return tuple(notes)
+
+
+# ---- servers -------------------------------------------------------------------------------------
+
+
+def interval_lanes(group: IntArray, start: IntArray, end: IntArray) -> Int64s:
+    """Give overlapping intervals of a group different lanes, as few as possible.
+
+    Intervals take the lowest lane that is free, in order of their start (then end, then
+    position); one that ends when another starts makes room for it. A group needs as many lanes
+    as intervals overlap at most: no more than servers, where the intervals are services.
+
+    Parameters
+    ----------
+    group
+        Whom the interval belongs to (interval,), such as a resource.
+    start, end
+        Its two ends (interval,).
+
+    Returns
+    -------
+    (interval,) lanes, counted from 0 in each group.
+
+    Examples
+    --------
+    >>> group, start = np.array([7, 7, 7, 8]), np.array([0, 1, 2, 0])
+    >>> interval_lanes(group, start, np.array([2, 5, 3, 9])).tolist()
+    [0, 1, 0, 0]
+    """
+    lanes = np.zeros(group.size, np.int64)
+    order = np.lexsort((end, start, group))
+    groups, starts, ends = group[order], start[order], end[order]
+    same = np.flatnonzero((groups[1:] == groups[:-1]) & (starts[1:] < ends[:-1]))
+    # Where no interval meets its successor none meets a later one: all are on lane 0.
+    for crowded in np.unique(groups[same]):
+        low, high = np.searchsorted(groups, [crowded, crowded + 1])
+        lanes[order[low:high]] = _greedy(starts[low:high], ends[low:high])
+    return lanes
+
+
+def _greedy(starts: IntArray, ends: IntArray) -> list[int]:
+    """Lanes of intervals in order of their start."""
+    busy: list[tuple[int, int]] = []  # (end, lane)
+    free: list[int] = []
+    used = 0
+    lanes = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            lane = heapq.heappop(free)
+        else:
+            lane, used = used, used + 1
+        heapq.heappush(busy, (end, lane))
+        lanes.append(lane)
+    return lanes

@@ -9,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.levels import Intervals
-from replay.engine.taskgraph import TaskGraph
+from replay.engine.taskgraph import Int64s, TaskGraph
 from replay.engine.timeline import Timeline
-
-Int64s = npt.NDArray[np.int64]
 
 #: Groups of a graph that nobody explains, of which utilisation is drawn.
 MOST_GROUPS = 8

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from replay.engine.export.lanes import interval_lanes
+from replay.engine.export.programs import interval_lanes
 from replay.engine.export.scene import Scene
-from replay.engine.taskgraph import TaskGraph
+from replay.engine.taskgraph import Int64s, TaskGraph
 from replay.engine.timeline import Timeline
-
-Int64s = npt.NDArray[np.int64]
 
 #: Number of GPU 0's process: 0 is the idle process, and Perfetto writes the number behind the name,
 #: where a small one could be taken for a GPU's.
@@ -26,8 +23,7 @@ SHARED, PATH = -1, -2
 JOURNEY, LAYER, PHASE, RESOURCE, DELAY = range(5)
 
 
-@dataclass(frozen=True)
-class Thread:
+class Thread(NamedTuple):
     """A row of the picture.
 
     Attributes
@@ -128,16 +124,14 @@ def place_of(process: int) -> tuple[bool, int]:
     return process < 0, abs(process)
 
 
-def shown_at(thread: Thread) -> tuple[tuple[bool, int], int, int, int, int]:
+def shown_at(thread: Thread) -> tuple[tuple[bool, int], Thread]:
     """Where a thread stands among all."""
-    return (
-        place_of(thread.process), thread.section, thread.place, thread.number, thread.lane,
-    )  # fmt: skip
+    return place_of(thread.process), thread
 
 
-def pool_of(thread: Thread) -> tuple[int, int, int, int]:
+def pool_of(thread: Thread) -> tuple[int | str, ...]:
     """What the threads of one pool of servers have in common."""
-    return thread.process, thread.section, thread.place, thread.number
+    return thread[:4]
 
 
 def pid_of(process: int) -> int:

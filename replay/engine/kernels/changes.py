@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 
 from replay.engine.kernels.compiling import entry, inlined
-from replay.engine.kernels.memory import Fixed, Memory, Stepped, Vector
+from replay.engine.kernels.memory import Fixed, KernelMemory, Stepped, Vector
 
 #: How many changes a window has, their sum, and the sum of those that add something.
 COUNT, NET, GAINED = range(3)
 NUM_SUMS = 3
 
 
-class Changes(Memory):
+class Changes(KernelMemory):
     """Changes of the levels of some owners, one a row, and windows of time (owner, window)."""
 
     num_rows = Fixed()

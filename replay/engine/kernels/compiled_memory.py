@@ -38,9 +38,9 @@ from replay.engine.kernels.memory import (
     IS_PLAIN,
     WORD_BYTES,
     Fixed,
-    Layout,
-    Memory,
+    KernelMemory,
     Number,
+    RecordLayout,
     Records,
     Stepped,
     Vector,
@@ -56,7 +56,7 @@ _POINTER = ir.IntType(8).as_pointer()
 class MemoryType(types.Type):
     """A memory of some class: the address of its words."""
 
-    def __init__(self, memory: type[Memory]) -> None:
+    def __init__(self, memory: type[KernelMemory]) -> None:
         self.memory = memory
         super().__init__(name=f"{memory.__module__}.{memory.__qualname__}")
 
@@ -79,7 +79,7 @@ class ColumnType(types.Type):
 class RecordsType(types.Type):
     """Address of the first of some records."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: RecordLayout) -> None:
         self.layout = layout
         super().__init__(name=f"records.{layout.name}")
 
@@ -87,7 +87,7 @@ class RecordsType(types.Type):
 class RecordType(types.Type):
     """Address of one record."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: RecordLayout) -> None:
         self.layout = layout
         super().__init__(name=f"record.{layout.name}")
 
@@ -112,7 +112,7 @@ def _memory_type(memory: Any) -> Any:
     return MemoryType(memory)
 
 
-@typeof_impl.register(Memory)
+@typeof_impl.register(KernelMemory)
 def _typeof_memory(value: Any, context: Any) -> Any:
     memory: Any = type(value)
     return _memory_type(memory)

@@ -23,10 +23,10 @@ from numba.core.typed_passes import NativeLowering
 
 from replay.engine.kernels.cache import KernelCache
 from replay.engine.kernels.compiled_memory import MemoryType
-from replay.engine.kernels.memory import IS_PLAIN, Memory
+from replay.engine.kernels.memory import IS_PLAIN, KernelMemory
 
 _INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_ENTRIES: list[tuple[Any, type[Memory]]] = []
+_ENTRIES: list[tuple[Any, type[KernelMemory]]] = []
 
 
 class _InnerLibrary(JITCodeLibrary):
@@ -97,7 +97,7 @@ def _without_literals(kernel: Any) -> Any:
     return kernel
 
 
-def entry(memory: type[Memory]) -> Callable[[Callable[..., Any]], Any]:
+def entry(memory: type[KernelMemory]) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function of one memory that Python calls, or take it from the cache."""
 
     def decorate(function: Callable[..., Any]) -> Any:

@@ -12,10 +12,10 @@ from replay.engine.columns import EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.layout import SIGNAL
-from replay.engine.kernels.memory import Fixed, Memory, Number, Stepped, Vector
+from replay.engine.kernels.memory import Fixed, KernelMemory, Number, Stepped, Vector
 
 
-class EdgeBlock(Memory):
+class EdgeBlock(KernelMemory):
     """A block of edges: edge ``i`` goes from ``source[i] + i * source_slope``; see `EdgeBlocks`."""
 
     count = Fixed()
@@ -121,7 +121,7 @@ def sort_edges(
     return indptr[: num_tasks + 1], successors, num_predecessors, int(totals[BETWEEN]), is_forward
 
 
-class Rows(Memory):
+class KeyedRows(KernelMemory):
     """Rows with a key each, to be sorted by it."""
 
     num_rows = Fixed()
@@ -131,7 +131,7 @@ class Rows(Memory):
     order = Vector(np.int32)
 
 
-@entry(Rows)
+@entry(KeyedRows)
 def _group_rows(r):
     """Counting sort with the counts and cursors in ``indptr``."""
     indptr = r.indptr
@@ -159,12 +159,12 @@ def group_rows(
     indptr = np.zeros(num_groups + 2, np.int32)
     order = np.empty(keys.size, np.int32)
     key = np.ascontiguousarray(keys, np.int32)
-    rows = Rows(num_rows=keys.size, num_groups=num_groups, key=key, indptr=indptr, order=order)
+    rows = KeyedRows(num_rows=keys.size, num_groups=num_groups, key=key, indptr=indptr, order=order)
     _group_rows(rows)
     return indptr[: num_groups + 1], order
 
 
-class Order(Memory):
+class Order(KernelMemory):
     """A graph with its gates, to be brought into an order."""
 
     num_tasks = Fixed()

@@ -7,7 +7,7 @@ import numpy as np
 
 from replay.engine.kernels.compiling import entry, inlined, inner
 from replay.engine.kernels.layout import TRIPLE
-from replay.engine.kernels.memory import Fixed, Memory, Records, Stepped, Vector
+from replay.engine.kernels.memory import Fixed, KernelMemory, Records, Stepped, Vector
 
 
 @inlined
@@ -43,7 +43,7 @@ def intern(table, room, triples, sizes, what, a, b, c):
     return number
 
 
-class Triples(Memory):
+class Triples(KernelMemory):
     """A table of triples, and where they are found."""
 
     size = Fixed()
@@ -64,7 +64,7 @@ def rehash(t):
         t.table[place] = number
 
 
-class Naming(Memory):
+class KeyNaming(KernelMemory):
     """Rows that name a key each, by its table and its name there, and the numbers of the keys."""
 
     first_row = Fixed()
@@ -79,7 +79,7 @@ class Naming(Memory):
     sizes = Vector(np.int64)  # how many keys there are
 
 
-@entry(Naming)
+@entry(KeyNaming)
 def number_keys(n):
     """Number the keys as they are named first: those that are wanted together lie together.
 

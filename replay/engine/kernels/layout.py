@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.kernels.memory import Fixed, Layout, Memory, Number, Records, Stepped, Vector
+from replay.engine.kernels.memory import (
+    Fixed,
+    KernelMemory,
+    Number,
+    RecordLayout,
+    Records,
+    Stepped,
+    Vector,
+)
 
 NEVER = 2**63 - 1
 #: Longest service and latency, of a task and with all that touches add: no sum of times overflows.
@@ -17,14 +25,14 @@ LONGEST = NEVER >> 2
 
 #: Successor that is no task: a `Scheduler` stops when its predecessor is visible.
 SIGNAL = -(2**31 - 1)
-#: How a run ends, in ``Plan.status``; the two tasks concerned follow, and what else is asked then.
+#: How a run ends, in ``RunPlan.status``; the two tasks concerned follow, and what else is asked.
 NOW, ROUND, SIGNALS, QUEUED, STATUS_SIZE = 3, 4, 5, 6, 7
 OK, TOO_LATE, EARLY_RELEASE, LATE_CHARGE = range(4)
 
 # --- Tasks --------------------------------------------------------------------------------------
 
 #: A task: 32 bytes, so that one cache line serves every step of its life.
-TASK = Layout(
+TASK = RecordLayout(
     "Task",
     duration=8,
     visible=8,  # while a task waits for a server: when it became ready
@@ -46,20 +54,20 @@ FIRST_WAY = -2
 
 # --- Channels: tasks on their way, by the time at which they become visible or leave -------------
 
-CHANNEL = Layout("Channel", head=8, tail=8, kind=8, latency=8, base=8, size=8)
+CHANNEL = RecordLayout("Channel", head=8, tail=8, kind=8, latency=8, base=8, size=8)
 #: ``kind``: in order of time by construction, in ``slots``, or kept in order by a heap.
 IN_ORDER, BY_HEAP = 0, 1
 #: Distinct latencies of one resource that get a channel each; the rest share a heap.
 MAX_CLASSES = 8
 #: How tasks with credits or touches leave: their channel, the lists of what they take and give
 #: back. ``gives`` is eight times the list of what is given back, and the flags.
-WAY = Layout("Way", channel=8, needs=8, gives=8)
+WAY = RecordLayout("Way", channel=8, needs=8, gives=8)
 WAY_FLAGS, MAY_BE_EARLY, LOOKS_UP, SHARES = 3, 1, 2, 4
 
 # --- Lanes, stations, pools -----------------------------------------------------------------------
 
 #: A queue in order of (ready time, id): ``slots[head:tail]``. Two cache lines.
-LANE = Layout(
+LANE = RecordLayout(
     "Lane",
     run=8,  # where what became ready at ``run_time`` begins; what has no start yet, in streams
     tail=8,
@@ -84,7 +92,7 @@ LANE = Layout(
     shares={"needs": "free_at", "is_line": "served"},
 )
 #: A resource that needs an event for each end.
-STATION = Layout(
+STATION = RecordLayout(
     "Station",
     free=8,  # servers
     rule=8,
@@ -97,47 +105,49 @@ STATION = Layout(
 )
 #: ``rule``: how a station treats lanes that lack credits, as in ``taskgraph.DISCIPLINES``.
 FIFO, VOQ, TURNS, LINE = range(4)
-POOL = Layout("Pool", free=8, waiting=8, touched=8)
+POOL = RecordLayout("Pool", free=8, waiting=8, touched=8)
 #: A list of (pool, units) that are taken or given back together.
-NODE = Layout("Node", next=8, pool=8, units=8)
+NODE = RecordLayout("Node", next=8, pool=8, units=8)
 #: A take that several tasks give back together: how many of them have not left yet.
-SHARE = Layout("Share", left=8, pool=8, units=8)
+SHARE = RecordLayout("Share", left=8, pool=8, units=8)
 #: Stations, then pools, that compete for the next start: a heap, and the place of each in it.
-RIVAL = Layout("Rival", heap=8, place=8)
+RIVAL = RecordLayout("Rival", heap=8, place=8)
 
 # --- Gates ----------------------------------------------------------------------------------------
 
-MEMBER = Layout("Member", gate=4, waiter=4, slot=4)
-SLOT = Layout("Slot", tile=4, waiter=4)
-TILE = Layout("Tile", base=8, open=8, first=8, is_done=8)
+MEMBER = RecordLayout("Member", gate=4, waiter=4, slot=4)
+SLOT = RecordLayout("Slot", tile=4, waiter=4)
+TILE = RecordLayout("Tile", base=8, open=8, first=8, is_done=8)
 
 # --- Tables and touches ---------------------------------------------------------------------------
 
 #: A table: its keys are a list from the one that leaves next to the one that came last.
 #: ``backing`` and ``port`` are lanes of lines, -1 for none.
-TABLE = Layout("Table", free=8, oldest=8, newest=8, policy=8, patience=8, backing=8, port=8, lag=8)
+TABLE = RecordLayout(
+    "Table", free=8, oldest=8, newest=8, policy=8, patience=8, backing=8, port=8, lag=8
+)
 #: ``policy``, as in ``taskgraph.POLICIES``.
 LRU, OLDEST = range(2)
 #: A key: ``form`` is that of the touch that brought it in, ``time`` when it was touched last, and
 #: in a table with a backing until when a task that touched it is in service; ``arrival`` is when it
 #: came, or will come, from the backing.
-KEY = Layout("Key", state=4, form=4, older=4, newer=4, time=8, arrival=8)
+KEY = RecordLayout("Key", state=4, form=4, older=4, newer=4, time=8, arrival=8)
 UNKNOWN, PRESENT, EVICTED = range(3)
 #: A touch; those of a task follow one another. ``row`` is its place in the order of adding.
-TOUCH = Layout("Touch", key=4, form=4, charged=4, row=4)
+TOUCH = RecordLayout("Touch", key=4, form=4, charged=4, row=4)
 #: What many touches have in common.
-FORM = Layout("Form", table=8, room=8, price=8)
+FORM = RecordLayout("Form", table=8, room=8, price=8)
 #: ``Form.room`` is twice the units that a key takes, and whether the touch drops it.
 ROOM_FLAGS, DROPS = 1, 1
-PRICE = Layout("Price", cost=8, port_duration=8, unused=8)
-COST = Layout("Cost", miss_latency=8, miss_duration=8, evict_duration=8)
+PRICE = RecordLayout("Price", cost=8, port_duration=8, unused=8)
+COST = RecordLayout("Cost", miss_latency=8, miss_duration=8, evict_duration=8)
 #: What a touch found, as in ``timeline.Touched``.
 HIT, NEW, MISSED, AND_EVICTED = 0, 1, 2, 4
 
 # --- Laying out -----------------------------------------------------------------------------------
 
 #: What is known of a resource before the layout; see `layout.survey`.
-SURVEY = Layout(
+SURVEY = RecordLayout(
     "Survey",
     tasks=8,
     first_priority=8,
@@ -153,15 +163,15 @@ SURVEY = Layout(
 )
 #: A latency at a place (a resource, the null one, the null one for tasks with credits), and the
 #: next one of that place.
-CLASS = Layout("Class", latency=8, next=8, count=8, kind=8, place=8)
+CLASS = RecordLayout("Class", latency=8, next=8, count=8, kind=8, place=8)
 #: Three numbers that got one: nodes, ways, lanes (resource, priority, needs), forms, costs.
-TRIPLE = Layout("Triple", a=8, b=8, c=8)
+TRIPLE = RecordLayout("Triple", a=8, b=8, c=8)
 #: What separates the lanes of a resource: nothing, the priority, or also what its tasks take, or
 #: from which pools they take.
 ONE_LANE, BY_PRIORITY, BY_NEEDS, BY_POOLS = 0, 1, 2, 3
 
 
-class Packing(Memory):
+class Packing(KernelMemory):
     """The graph as the layout reads it, and the tables that it fills: larger ones if one is full.
 
     Without takes or touches their ``indptr`` have size 1.
@@ -216,7 +226,7 @@ class Packing(Memory):
 LANES, NODES, WAYS, CLASSES, DIRECT = range(5)
 
 
-class Touching(Memory):
+class PackedTouches(KernelMemory):
     """Columns of the touches in the order in which they were added, and what becomes of them."""
 
     first_place = Fixed()
@@ -242,11 +252,11 @@ class Touching(Memory):
     sizes = Vector(np.int64)
 
 
-#: ``Touching.sizes``: what there is of each.
+#: ``PackedTouches.sizes``: what there is of each.
 FORMS, PRICES, COSTS = range(3)
 
 
-class Plan(Memory):
+class RunPlan(KernelMemory):
     """Everything a run changes, and what it reads of the graph."""
 
     # Of the graph

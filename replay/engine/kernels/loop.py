@@ -24,7 +24,7 @@ from replay.engine.kernels.layout import (
     QUEUED,
     ROUND,
     SIGNALS,
-    Plan,
+    RunPlan,
 )
 from replay.engine.kernels.starts import commit, commit_apart, order_lane, serve_stations
 
@@ -136,7 +136,7 @@ def _queue_again(p):
     p.num_queued = 0
 
 
-@entry(Plan)
+@entry(RunPlan)
 def run(p):
     """Replay the graph until its end or a signal; returns how many tasks became visible.
 

@@ -1,9 +1,9 @@
 """Memory that kernels reach by one pointer: tables of records with named fields, vectors, numbers.
 
-A subclass of :class:`Memory` declares its parts; an instance binds NumPy arrays and numbers to
-them. Compiled code gets the address of a list of addresses, one word a part::
+A subclass of :class:`KernelMemory` declares its parts; an instance binds NumPy arrays and numbers
+to them. Compiled code gets the address of a list of addresses, one word a part::
 
-    class Ring(Memory):
+    class Ring(KernelMemory):
         slots = Records(SLOT)     # ring.slots[i].owner is a field of a record
         order = Vector(np.int32)  # ring.order[i]
         size = Fixed()            # ring.size, the same for the whole run
@@ -34,7 +34,7 @@ WORD_BYTES = 8
 # --- Declarations -------------------------------------------------------------------------------
 
 
-class Layout:
+class RecordLayout:
     """Fields of a record, in memory in the order given.
 
     Parameters
@@ -70,7 +70,7 @@ class Layout:
         return array.reshape(-1).view(self.dtype)
 
 
-class Part:
+class MemoryPart:
     """A declared part of a memory: one word that kernels read."""
 
     name = ""
@@ -90,14 +90,14 @@ class Part:
         return value.data
 
 
-class Vector(Part):
+class Vector(MemoryPart):
     """An array of whole numbers of one width."""
 
     def __init__(self, dtype: type[np.generic]) -> None:
         self.dtype = np.dtype(dtype)
 
 
-class Stepped(Part):
+class Stepped(MemoryPart):
     """A column of whole numbers of any width, perhaps one number that stands for every row.
 
     The words are where it lies, the bytes from row to row, and the bits of a word that a number
@@ -114,10 +114,10 @@ class Stepped(Part):
         return [value.ctypes.data, value.strides[0], 8 * (WORD_BYTES - value.dtype.itemsize)]
 
 
-class Records(Part):
+class Records(MemoryPart):
     """A table of records of one layout."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: RecordLayout) -> None:
         self.layout = layout
         self.dtype = layout.dtype
 
@@ -126,7 +126,7 @@ class Records(Part):
         return _PlainRecords(value)
 
 
-class Fixed(Part):
+class Fixed(MemoryPart):
     """A whole number that stays the same while kernels run."""
 
     def words(self, value: Any) -> list[int]:
@@ -142,7 +142,7 @@ class Number(Fixed):
     """A whole number that kernels may set; 0 where no value is given."""
 
 
-class Memory:
+class KernelMemory:
     """Arrays and numbers bound to the declared parts; they live as long as the memory does.
 
     Parameters
@@ -164,11 +164,11 @@ class Memory:
         If a part is missing or unknown, or an array has another type than declared.
     """
 
-    parts: ClassVar[dict[str, Part]] = {}
+    parts: ClassVar[dict[str, MemoryPart]] = {}
     offsets: ClassVar[dict[str, int]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.parts = {name: part for name, part in vars(cls).items() if isinstance(part, Part)}
+        cls.parts = {name: part for name, part in vars(cls).items() if isinstance(part, MemoryPart)}
         cls.offsets, num_words = {}, 0
         for name, part in cls.parts.items():
             part.name = f"{cls.__name__}.{name}"
@@ -191,7 +191,7 @@ class Memory:
         self.address = self._words.__array_interface__["data"][0]
 
 
-def _found(part: Part, name: str, sources: tuple[object, ...]) -> Any:
+def _found(part: MemoryPart, name: str, sources: tuple[object, ...]) -> Any:
     """Attribute of the first source that has one for a part."""
     for source in sources:
         for known in (name, f"{name}_ps"):

@@ -37,10 +37,10 @@ from replay.engine.kernels.layout import (
     TASK,
     WAY_FLAGS,
     WAYS,
+    PackedTouches,
     Packing,
-    Touching,
 )
-from replay.engine.kernels.memory import Fixed, Memory, Records, Stepped, Vector
+from replay.engine.kernels.memory import Fixed, KernelMemory, Records, Stepped, Vector
 
 #: Edges of a task that :func:`_follows` looks at.
 MOST_ASKED = 4
@@ -49,7 +49,7 @@ MOST_ASKED = 4
 # --- Resources ----------------------------------------------------------------------------------
 
 
-class Surveyed(Memory):
+class Surveyed(KernelMemory):
     """Columns that the survey reads, and the resources, the null one last."""
 
     num_tasks = Fixed()
@@ -373,7 +373,7 @@ def pack(w):
 # --- Touches ------------------------------------------------------------------------------------
 
 
-@entry(Touching)
+@entry(PackedTouches)
 def pack_touches(t):
     """Write the record of every touch, in the order of the tasks.
 
@@ -404,7 +404,7 @@ def pack_touches(t):
 # --- After the run ------------------------------------------------------------------------------
 
 
-class Unpacking(Memory):
+class Unpacking(KernelMemory):
     """Records after a run, and the times in them."""
 
     num_tasks = Fixed()

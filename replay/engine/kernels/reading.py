@@ -8,10 +8,10 @@ import numpy as np
 from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.lanes import sort_ids
 from replay.engine.kernels.layout import LATE_LANE, NEVER, TASK
-from replay.engine.kernels.memory import Fixed, Memory, Number, Records, Stepped, Vector
+from replay.engine.kernels.memory import Fixed, KernelMemory, Number, Records, Stepped, Vector
 
 
-class Chain(Memory):
+class Chain(KernelMemory):
     """A graph in the order of `order_tasks`, and when each of its tasks could be ready."""
 
     num_tasks = Fixed()
@@ -80,7 +80,7 @@ def longest_chain(g):
     return longest
 
 
-class Causes(Memory):
+class Causes(KernelMemory):
     """A schedule, when each of its tasks became ready, and for whom it waited last."""
 
     num_tasks = Fixed()
@@ -140,7 +140,7 @@ def last_admitted(g):
             _blame(g, target, task)
 
 
-class Meanwhile(Memory):
+class Meanwhile(KernelMemory):
     """Services, and the times of interest at their resources."""
 
     num_services = Fixed()
@@ -170,7 +170,7 @@ def find_services(g):
     return num_found
 
 
-class Draws(Memory):
+class Draws(KernelMemory):
     """When what touches draw from a line of their tables is served, and rows for each draw."""
 
     num_touches = Fixed()
@@ -200,7 +200,7 @@ def find_draws(d):
     return d.num_found
 
 
-class Paused(Memory):
+class Paused(KernelMemory):
     """Records of tasks where a run was paused."""
 
     num_tasks = Fixed()

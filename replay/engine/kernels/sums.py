@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 
 from replay.engine.kernels.compiling import entry
-from replay.engine.kernels.memory import Fixed, Memory, Stepped, Vector
+from replay.engine.kernels.memory import Fixed, KernelMemory, Stepped, Vector
 
 #: Sums of a kind at a place, in this order.
 PAYLOAD, WIRE, DURATION, SERVICE, SHARE = range(5)
 NUM_SUMS = 5
 
 
-class Tallied(Memory):
+class Tallied(KernelMemory):
     """Tasks, and what those of one kind at one place, or on one resource, are together."""
 
     num_tasks = Fixed()
@@ -69,7 +69,7 @@ def tally(s):
         s.sums[at + SHARE] = s.sums[at + SHARE] + service
 
 
-class Keyed(Memory):
+class Keyed(KernelMemory):
     """Values with keys, and their sums by key; the last one is that of the key -1."""
 
     num_rows = Fixed()
@@ -89,7 +89,7 @@ def sum_keyed(s):
         s.total[key] = s.total[key] + s.value[row]
 
 
-class Services(Memory):
+class Services(KernelMemory):
     """Services, and the time in service of each resource by windows of time."""
 
     num_services = Fixed()
@@ -137,7 +137,7 @@ def sum_services(s):
             s.filled[at] = s.filled[at] - 1
 
 
-class Ends(Memory):
+class LastEnds(KernelMemory):
     """Tasks, and when the last service of each resource ends."""
 
     num_tasks = Fixed()
@@ -148,7 +148,7 @@ class Ends(Memory):
     last = Vector(np.int64)
 
 
-@entry(Ends)
+@entry(LastEnds)
 def find_last_ends(e):
     """Find the last end at each resource."""
     for task in range(e.num_tasks):

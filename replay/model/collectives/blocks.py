@@ -44,7 +44,7 @@ class Fed(NamedTuple):
     known: Ints
 
 
-class Blocks:
+class KernelBlocks:
     """The blocks of one kernel on every rank.
 
     Parameters

@@ -21,6 +21,7 @@ from replay.model.collectives.ring_chunks import (
     LEAST_BYTES,
     STEP_OF_BUFFER,
     block_times,
+    message_ps,
     pieces_of,
     told,
 )
@@ -123,12 +124,10 @@ def _passed(
 
 def _estimate_ps(machine: Machine, protocol: Protocol, nbytes: int, channels: int) -> int:
     """Time on idle ports: all chunks one after the other, the last on its way through all ranks."""
-    link, fabric = machine.system.link, machine.system.fabric
     chunks = _chunks(nbytes, protocol, channels)
     passing, copying = block_times(machine, protocol, int(chunks[0]), channels)
     pieces, each = pieces_of(int(protocol.stored_bytes(int(chunks[0]))))
-    of_piece = link.port_duration_ps(link.write_wire_bytes(each))
-    way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
+    of_piece, way = message_ps(machine, each)
     chunk = passing + Time(pieces * of_piece)
     hop = chunk + Time(of_piece + way) + told(machine, protocol)
     hops = max(machine.num_ranks - 1, 1)

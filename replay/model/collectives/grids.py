@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from replay.model.collectives.algorithm import Way
-from replay.model.collectives.blocks import Blocks
+from replay.model.collectives.blocks import KernelBlocks
 from replay.model.collectives.ring_chunks import share_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MOST_ROUNDS = 16
 
 
 @dataclass(frozen=True)
-class Grid:
+class BlockGrid:
     """Thread blocks of a kernel.
 
     Attributes
@@ -78,7 +78,7 @@ class Style:
         Whether all ranks meet behind the last: nobody goes on while others still write or read.
     """
 
-    grid: Grid
+    grid: BlockGrid
     meets_before: bool = True
     meets_after: bool = True
 
@@ -122,7 +122,7 @@ class Items(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class BlockWork:
     """What the blocks of a kernel do with their bytes, wave for wave.
 
     Attributes
@@ -177,7 +177,7 @@ class Kernel:
         self.nbytes = nbytes
         self._style = style.with_blocks(call.blocks)
         self._used = self._style.grid.used(nbytes)
-        self._blocks = Blocks(call.machine, call.kinds, self._used, call.beside)
+        self._blocks = KernelBlocks(call.machine, call.kinds, self._used, call.beside)
 
     @property
     def block_bytes(self) -> int:
@@ -212,7 +212,7 @@ class Kernel:
         """Give the SMs back: (rank,) last tasks."""
         return self._blocks.end(ended)
 
-    def walk(self, begun: Ints, work: Work) -> Walked:
+    def walk(self, begun: Ints, work: BlockWork) -> Walked:
         """Let every rank's blocks walk through the bytes.
 
         Threads ask for their next bytes as soon as the last have come. What an SM does with a round

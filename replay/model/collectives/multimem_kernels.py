@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, CollectiveCall
-from replay.model.collectives.grids import Grid, Items, Kernel, Style, Walked, Work
+from replay.model.collectives.grids import BlockGrid, BlockWork, Items, Kernel, Style, Walked
 from replay.model.machine import multimem
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints
 
-TORCH = Style(Grid(blocks=8, threads=1024))
-SAMPLE = Style(Grid(blocks=4, threads=1024), meets_before=False)
+TORCH = Style(BlockGrid(blocks=8, threads=1024))
+SAMPLE = Style(BlockGrid(blocks=4, threads=1024), meets_before=False)
 """NVIDIA's samples of NCCL's device API, as they were measured: who calls sees to it that all
 buffers are written before."""
 
@@ -58,10 +58,10 @@ def all_reduce_with_flags(call: CollectiveCall, begun: Ints, style: Style = SAMP
     return kernel.give_back(done)
 
 
-def sums(kernel: Kernel, touched: int) -> Work:
-    """Load sums that the switch makes, and write them; `touched` as in `Work`."""
+def sums(kernel: Kernel, touched: int) -> BlockWork:
+    """Load sums that the switch makes, and write them; `touched` as in `BlockWork`."""
     costs = kernel.machine.costs
-    return Work(kernel.kinds.receive, costs.sm_load, touched, partial(_load_sums, kernel))
+    return BlockWork(kernel.kinds.receive, costs.sm_load, touched, partial(_load_sums, kernel))
 
 
 def _load_sums(kernel: Kernel, items: Items) -> Ints:
@@ -90,9 +90,9 @@ def _spread(kernel: Kernel, begins: Ints, *, adds: bool) -> Walked:
 
     n, sends = machine.num_ranks, kernel.kinds.send
     work = (
-        Work(sends, machine.costs.sm_store, 2 * n, partial(_load_sums, kernel), store)
+        BlockWork(sends, machine.costs.sm_store, 2 * n, partial(_load_sums, kernel), store)
         if adds
-        else Work(sends, machine.costs.sm_store, 1 + n, store=store, trips=0)
+        else BlockWork(sends, machine.costs.sm_store, 1 + n, store=store, trips=0)
     )
     walked = kernel.walk(begins, work)
     # A rank waits for what comes to it, beside what it sent.

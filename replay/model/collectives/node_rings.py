@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.model.collectives.pair_rules import CHANNELS_OF_NIC, MOST_CHANNELS
+from replay.model.collectives.pair_rules import CHANNELS_OF_NIC, most_rails
 from replay.model.collectives.proxies import Crossing, cross, network_ps
 from replay.model.collectives.ring_chunks import (
     LEAST_BYTES,
     LEAST_PIECE,
     block_times,
     cut,
+    message_ps,
     share_of,
     told,
 )
@@ -66,7 +67,7 @@ def rails_for(machine: Machine, nbytes: int, *, payload: bool) -> int:
 
     There are no more channels than there are kilobytes. Rows use all rails, however few they are.
     """
-    most = min(machine.domains.size, MOST_CHANNELS // CHANNELS_OF_NIC)
+    most = most_rails(machine)
     return most if payload else max(1, min(most, nbytes // LEAST_BYTES))
 
 
@@ -181,15 +182,14 @@ def ring_ps(machine: Machine, nbytes: int, protocol: Protocol, steps: int, *, pa
     less than the chunks of all steps take on a network card, or those of all rails on a GPU's port,
     the port decides.
     """
-    link, fabric, costs = machine.system.link, machine.system.fabric, machine.costs
+    costs = machine.costs
     rails = rails_for(machine, nbytes, payload=payload)
     used, loops, chunk = cut(share_of(nbytes, rails - 1, rails), CHANNELS_OF_NIC)
     passing, copying = (int(time.ps) for time in block_times(machine, protocol, chunk, used))
     stored = int(protocol.stored_bytes(chunk))
     pieces = _pieces(stored)
     piece = -(-stored // pieces)
-    on_port = link.port_duration_ps(link.write_wire_bytes(piece))
-    way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
+    on_port, way = message_ps(machine, piece)
     stores = (pieces + 1) * on_port + way
     through, on_card = network_ps(machine, piece)
     relayed, step = machine.domains.size > 1, machine.system.nccl.proxy_step_ps

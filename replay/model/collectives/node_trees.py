@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.model.collectives.pair_rules import CHANNELS_OF_NIC, MOST_CHANNELS
+from replay.model.collectives.pair_rules import CHANNELS_OF_NIC, most_rails
 from replay.model.collectives.proxies import Crossing, cross, network_ps
-from replay.model.collectives.ring_chunks import LEAST_BYTES, STEP_OF_BUFFER, block_times, told
+from replay.model.collectives.ring_chunks import (
+    LEAST_BYTES,
+    STEP_OF_BUFFER,
+    block_times,
+    message_ps,
+    told,
+)
 from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
@@ -69,7 +75,7 @@ def node_parents(num_nodes: int, tree: int) -> list[int]:
 def _trees(machine: Machine, channels: int) -> _Trees:
     """The trees of the first `channels` channels."""
     domains, n = machine.domains, machine.num_ranks
-    size, rails = domains.size, _rails(machine)
+    size, rails = domains.size, most_rails(machine)
     members = [domains.members(node) for node in range(domains.num)]
     parent, depth = np.empty((2, channels, n), np.int64)
     for channel in range(channels):
@@ -91,13 +97,9 @@ def _trees(machine: Machine, channels: int) -> _Trees:
     )  # fmt: skip
 
 
-def _rails(machine: Machine) -> int:
-    return min(machine.domains.size, MOST_CHANNELS // CHANNELS_OF_NIC)
-
-
 def _cut(machine: Machine, nbytes: int, protocol: Protocol) -> tuple[int, int, int]:
     """Channels used, chunks of each, and bytes of a chunk."""
-    channels = max(1, min(CHANNELS_OF_NIC * _rails(machine), nbytes // LEAST_BYTES))
+    channels = max(1, min(CHANNELS_OF_NIC * most_rails(machine), nbytes // LEAST_BYTES))
     share = -(-nbytes // channels)
     chunks = max(1, -(-share // STEP_OF_BUFFER[protocol.name]))
     return channels, chunks, max(1, -(-share // chunks))
@@ -179,20 +181,19 @@ def all_reduce_ps(machine: Machine, nbytes: int, protocol: Protocol) -> int:
     The first chunk goes up and down the longest way; the others come behind it as fast as blocks
     pass them, or as the network card sends what its node has for its parents and children.
     """
-    link, fabric, costs = machine.system.link, machine.system.fabric, machine.costs
+    costs = machine.costs
     channels, chunks, chunk = _cut(machine, nbytes, protocol)
     passing, copying = (int(time.ps) for time in block_times(machine, protocol, chunk, 1))
     stored = int(protocol.stored_bytes(chunk))
-    way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
-    on_port = 2 * link.port_duration_ps(link.write_wire_bytes(stored)) + way
-    inside = passing + on_port + int(told(machine, protocol).ps)
+    on_port, way = message_ps(machine, stored)
+    inside = passing + 2 * on_port + way + int(told(machine, protocol).ps)
     through, on_card = network_ps(machine, stored)
     step, flag = machine.system.nccl.proxy_step_ps, int(costs.host_flag().ps)
     known = step + flag if protocol.fenced else int(costs.poll().ps)
     between = passing + flag + step + through + known
     sends = np.zeros(machine.domains.num, np.int64)
     height = 0
-    for tree in range(min(2, -(-channels // _rails(machine)))):
+    for tree in range(min(2, -(-channels // most_rails(machine)))):
         above = node_parents(machine.domains.num, tree)
         for up in above:
             if up >= 0:

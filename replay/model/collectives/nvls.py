@@ -29,7 +29,7 @@ from replay.model.collectives.algorithm import (
     CollectiveCall,
     Way,
 )
-from replay.model.collectives.blocks import Blocks, Fed, held_by
+from replay.model.collectives.blocks import Fed, KernelBlocks, held_by
 from replay.model.collectives.ring_chunks import share_of
 from replay.model.machine import multimem
 from replay.model.machine.kinds import flags_of
@@ -89,7 +89,7 @@ def exchange(call: CollectiveCall, begun: Ints, *, channels: int) -> Ints:
     n, ranks = machine.num_ranks, machine.ranks
     slices = _slices(nbytes, n, channels)
     size = _sizes(nbytes, n, slices)
-    blocks = Blocks(machine, kinds, channels, call.beside, name=held_by(collective))
+    blocks = KernelBlocks(machine, kinds, channels, call.beside, name=held_by(collective))
     started = machine.delay(
         kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
     )
@@ -154,7 +154,7 @@ def fed(
     """
     machine, kinds, collective, nbytes = call.machine, call.kinds, call.collective, call.nbytes
     n, ranks, costs = machine.num_ranks, machine.ranks, machine.costs
-    blocks = Blocks(machine, kinds, channels, call.beside)
+    blocks = KernelBlocks(machine, kinds, channels, call.beside)
     started = machine.delay(
         kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
     )

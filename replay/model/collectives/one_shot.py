@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 from replay.model.collectives import multimem_kernels, peer_loads
 from replay.model.collectives.algorithm import Algorithm, CollectiveCall
-from replay.model.collectives.grids import Grid, Kernel, Style
+from replay.model.collectives.grids import BlockGrid, Kernel, Style
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints
 
-ENGINE = Style(Grid(blocks=36, threads=512), meets_after=False)
+ENGINE = Style(BlockGrid(blocks=36, threads=512), meets_after=False)
 """vLLM's and SGLang's: at most 36 blocks. That all have read is signalled at the end, and waited
 for by the last block, beside the launch of the next kernel."""
-TORCH_IN_SWITCH = Style(Grid(blocks=8, threads=1024))
+TORCH_IN_SWITCH = Style(BlockGrid(blocks=8, threads=1024))
 
 
 def by_loads(call: CollectiveCall, begun: Ints, style: Style = ENGINE) -> Ints:

@@ -142,12 +142,9 @@ class PairRules:
         return channel
 
 
-def rules_of(
-    machine: Machine, *, group: Group = "all", channels: int = 0, **settings: Any
-) -> PairRules:
-    """NCCL's rules on a machine, for communicators of a `group`; see `rules_on`."""
-    of = communicators(machine.domains, group)
-    return _rules(machine.system, of.num_nodes, of.ranks_of_node, channels, settings)
+def rules_of(machine: Machine, *, group: Group = "all", **settings: Any) -> PairRules:
+    """NCCL's rules on a machine, for schemes, which do not see its system; see `rules_on`."""
+    return rules_on(machine.system, machine.num_ranks, group=group, **settings)
 
 
 def rules_on(
@@ -170,16 +167,15 @@ def rules_on(
         Other fields of `PairRules`.
     """
     of = communicators(Domains(system.fabric, num_ranks or system.num_gpus), group)
-    return _rules(system, of.num_nodes, of.ranks_of_node, channels, settings)
-
-
-def _rules(
-    system: System, num_nodes: int, ranks_of_node: int, channels: int, settings: dict[str, Any]
-) -> PairRules:
-    opened = min(CHANNELS_OF_NIC * ranks_of_node, MOST_CHANNELS)
-    if num_nodes == 1:
+    opened = min(CHANNELS_OF_NIC * of.ranks_of_node, MOST_CHANNELS)
+    if of.num_nodes == 1:
         opened = system.nccl.pair_channels
     return PairRules(channels or opened, **settings)
+
+
+def most_rails(machine: Machine) -> int:
+    """Rails that the channels of a communicator of several nodes reach."""
+    return min(machine.domains.size, MOST_CHANNELS // CHANNELS_OF_NIC)
 
 
 class Parcels(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.model.collectives.grids import Work
+from replay.model.collectives.grids import BlockWork
 
 if TYPE_CHECKING:
     from replay.model.collectives.grids import Items, Kernel
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from replay.model.machine.transfers import FanOut
 
 
-def add_up(kernel: Kernel, touched: int) -> Work:
+def add_up(kernel: Kernel, touched: int) -> BlockWork:
     """Load the same bytes of all peers' buffers, add them up, write the sum.
 
     Parameters
     ----------
     touched
-        See `Work`: those that ask a GPU for the same bytes find them in its cache.
+        See `BlockWork`: those that ask a GPU for the same bytes find them in its cache.
     """
     machine, n = kernel.machine, kernel.machine.num_ranks
 
@@ -30,10 +30,10 @@ def add_up(kernel: Kernel, touched: int) -> Work:
         return machine.costs.sm_add(n * of_block, of_block)
 
     read = partial(load, kernel, fan_out=all_pairs(machine))
-    return Work(kernel.kinds.receive, busy, touched, load=read)
+    return BlockWork(kernel.kinds.receive, busy, touched, load=read)
 
 
-def read_all(kernel: Kernel) -> Work:
+def read_all(kernel: Kernel) -> BlockWork:
     """Load each peer's share and write it."""
     machine, n = kernel.machine, kernel.machine.num_ranks
 
@@ -41,7 +41,7 @@ def read_all(kernel: Kernel) -> Work:
         return machine.costs.sm_load(n * of_block)
 
     read = partial(load, kernel, fan_out=all_pairs(machine))
-    return Work(kernel.kinds.receive, busy, touched=1 + n, load=read)
+    return BlockWork(kernel.kinds.receive, busy, touched=1 + n, load=read)
 
 
 class _Messages(NamedTuple):

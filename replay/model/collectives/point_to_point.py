@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.model.collectives.pair_rules import PairRules, Parcels, cut, cut_pairs, up
-from replay.model.collectives.proxies import Crossed, Crossing, cross, relays, return_room
+from replay.model.collectives.proxies import Crossed, Crossing, cross, return_room
 from replay.model.machine.communicators import communicators
 from replay.model.machine.times import Time
 from replay.model.work.ragged import firsts, places
@@ -154,7 +154,8 @@ def _leaving(machine: Machine, rules: PairRules, parcels: Parcels) -> _Leaving |
         return None
     lane = parcels.chunk_lane[chunk]
     src, dst = parcels.src[lane], parcels.dst[lane]
-    via = relays(machine, src, dst, pxn=rules.pxn)
+    domains = machine.domains
+    via = domains.peer(dst, domains.of(src)) if rules.pxn else src
     pieces = np.bincount(parcels.piece_chunk, minlength=len(parcels.chunk_lane))
     first = firsts(pieces)[chunk]
     crossing = Crossing(src, via, dst, parcels.channel[lane], lane, parcels.chunk_bytes[chunk])

@@ -65,17 +65,6 @@ class Crossed(NamedTuple):
     known: Ints
 
 
-def relays(machine: Machine, src: Ints, dst: Ints, *, pxn: bool) -> Ints:
-    """(message,): ranks whose network cards send what goes from `src` to `dst` in other domains.
-
-    Raises
-    ------
-    ValueError
-        If PXN wants a GPU that the sender's domain does not have.
-    """
-    return machine.domains.peer(dst, machine.domains.of(src)) if pxn else src
-
-
 def cross(
     machine: Machine,
     kinds: PhaseKinds,

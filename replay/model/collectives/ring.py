@@ -16,7 +16,7 @@ channels); nccl-tests' definition of sizes.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,11 +27,12 @@ from replay.model.collectives.algorithm import (
     CollectiveCall,
     Way,
 )
-from replay.model.collectives.blocks import HELD, Blocks, Fed, held_by
+from replay.model.collectives.blocks import HELD, Fed, KernelBlocks, held_by
 from replay.model.collectives.ring_chunks import (
     LARGEST_PIECE,
     block_times,
     cut,
+    message_ps,
     pieces_of,
     share_of,
     told,
@@ -84,13 +85,13 @@ def ring(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channels: int
     """
     machine, kinds, nbytes = call.machine, call.kinds, part_of(call)
     used, loops, _ = cut(nbytes, channels)
-    blocks = Blocks(machine, kinds, used, call.beside, name=held_by(call.collective))
+    blocks = KernelBlocks(machine, kinds, used, call.beside, name=held_by(call.collective))
     at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
     at = _pass_round(
         machine, kinds, blocks, at,
         collective=call.collective, nbytes=nbytes, loops=loops, protocol=protocol,
         payload=call.carries_payload,
-    ).end  # fmt: skip
+    ).ends  # fmt: skip
     return blocks.end(at)
 
 
@@ -132,7 +133,9 @@ def fed(
         of_part = share_of(share, part, parts)
         held = share_of(channels, part, parts)
         used = cut(of_part, held)[0]
-        blocks = Blocks(machine, kinds, used, call.beside, held=held, name=f"{HELD}, part {part}")
+        blocks = KernelBlocks(
+            machine, kinds, used, call.beside, held=held, name=f"{HELD}, part {part}"
+        )
         at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
         own = None if ready is None else ready[..., part]
         one = _pass_round(
@@ -140,33 +143,17 @@ def fed(
             collective=collective, nbytes=of_part, loops=loops, protocol=protocol, payload=True,
             ready=own,
         )  # fmt: skip
-        passed.append(Passed(blocks.end(one.end), one.known))
+        passed.append(Fed(blocks.end(one.ends), one.known))
     ends = machine.mark(machine.ranks, begun)
     for one in passed:
-        machine.order(one.end, ends)
+        machine.order(one.ends, ends)
     return Fed(ends, np.stack([one.known for one in passed], axis=-1))
-
-
-class Passed(NamedTuple):
-    """Chunks that were passed round.
-
-    Attributes
-    ----------
-    end
-        (rank,): last tasks.
-    known
-        (rank, owner, round): task at which a rank has the chunk of an owner; -1 for what it never
-        has.
-    """
-
-    end: Ints
-    known: Ints
 
 
 def _pass_round(
     machine: Machine,
     kinds: PhaseKinds,
-    blocks: Blocks,
+    blocks: KernelBlocks,
     at: Ints,
     *,
     collective: Collective,
@@ -175,8 +162,10 @@ def _pass_round(
     protocol: Protocol,
     payload: bool,
     ready: Ints | None = None,
-) -> Passed:
+) -> Fed:
     """Let blocks that have begun, `at` (rank,), pass chunks round; see `ring` and `fed`.
+
+    What is known of chunks is (rank, owner, round), -1 for what a rank never has.
 
     In the first of its steps a rank sends the chunk of the rank before it, or its own of an
     all-gather, and in each further one that of the rank before.
@@ -204,7 +193,7 @@ def _pass_round(
                 at, received = _store(machine, kinds, blocks, protocol, chunk, rows, block)
                 awaited = (received,)
             at = blocks.both(at, touched)
-    return Passed(at, known)
+    return Fed(at, known)
 
 
 def _touches(collective: Collective, step: int, num_ranks: int) -> int:
@@ -222,7 +211,7 @@ def _touches(collective: Collective, step: int, num_ranks: int) -> int:
 def _store(
     machine: Machine,
     kinds: PhaseKinds,
-    blocks: Blocks,
+    blocks: KernelBlocks,
     protocol: Protocol,
     chunk: int,
     rows: int,
@@ -265,23 +254,20 @@ def paces(machine: Machine, protocol: Protocol, nbytes: int, blocks: int) -> boo
     """Whether blocks of protocol Simple store so many bytes later than their link takes them."""
     if protocol.channel_rate is not None:
         return False
-    link = machine.system.link
     storing = machine.costs.sm_store(nbytes).shared_by(blocks)
-    return bool(storing.ps > link.port_duration_ps(link.write_wire_bytes(nbytes)))
+    return bool(storing.ps > message_ps(machine, nbytes)[0])
 
 
 def _estimate_ps(
     machine: Machine, nbytes: int, protocol: Protocol, steps: int, channels: int
 ) -> int:
     """Time of a ring on idle ports: steps one after the other, each a chunk on its way."""
-    link, fabric = machine.system.link, machine.system.fabric
     used, loops, chunk = cut(nbytes, channels)
     passing, copying = block_times(machine, protocol, chunk, used)
     pieces, each = pieces_of(protocol.stored_bytes(chunk), LARGEST_PIECE)
-    of_piece = link.port_duration_ps(link.write_wire_bytes(each))
+    of_piece, way = message_ps(machine, each)
     if paces(machine, protocol, each, used):
         of_piece = int(machine.costs.sm_store(each).shared_by(used).ps)
-    way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
     step = passing + Time((pieces + 1) * of_piece + way) + told(machine, protocol)
     return protocol.start_ps + loops * int((steps * step + copying).ps)
 

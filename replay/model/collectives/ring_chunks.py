@@ -50,6 +50,13 @@ def told(machine: Machine, protocol: Protocol) -> Time:
     return machine.costs.flag() if protocol.fenced else machine.costs.poll()
 
 
+def message_ps(machine: Machine, nbytes: int) -> tuple[int, int]:
+    """Times of a message on an idle port, and from there until it is visible at its target."""
+    link, fabric = machine.system.link, machine.system.fabric
+    way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
+    return link.port_duration_ps(link.write_wire_bytes(nbytes)), way
+
+
 def pieces_of(nbytes: int, largest: int | None = None) -> tuple[int, int]:
     """Messages that a chunk is stored as, and bytes of each, `largest` at most."""
     pieces = max(1, min(PIECES, nbytes // LEAST_PIECE))

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.algorithm import Algorithm, CollectiveCall, Way
-from replay.model.collectives.blocks import Blocks, held_by
+from replay.model.collectives.blocks import KernelBlocks, held_by
 from replay.model.collectives.ring import paces
 from replay.model.collectives.ring_chunks import (
     LEAST_BYTES,
     STEP_OF_BUFFER,
     block_times,
+    message_ps,
     pieces_of,
     told,
 )
@@ -69,7 +70,7 @@ def all_reduce(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channel
     """
     machine, kinds = call.machine, call.kinds
     n, ranks = machine.num_ranks, machine.ranks
-    blocks = Blocks(machine, kinds, channels, call.beside, name=held_by("all_reduce"))
+    blocks = KernelBlocks(machine, kinds, channels, call.beside, name=held_by("all_reduce"))
     chunks = _chunks(machine, call.nbytes, protocol, channels)
     begins = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
     chain = _Chain(machine, kinds, blocks, protocol, chunks, payload=call.carries_payload)
@@ -103,7 +104,7 @@ class _Chain:
         self,
         machine: Machine,
         kinds: PhaseKinds,
-        blocks: Blocks,
+        blocks: KernelBlocks,
         protocol: Protocol,
         chunks: Ints,
         *,
@@ -187,16 +188,14 @@ def _estimate_ps(machine: Machine, nbytes: int, protocol: Protocol, channels: in
 
     A port in the middle has every chunk twice.
     """
-    link, fabric, costs = machine.system.link, machine.system.fabric, machine.costs
     chunks = _chunks(machine, nbytes, protocol, channels)
     chunk = int(chunks[0])
     passing, copying = block_times(machine, protocol, chunk, channels)
     stored = int(protocol.stored_bytes(chunk))
     pieces, each = pieces_of(stored)
-    storing, of_piece = Time(0), link.port_duration_ps(link.write_wire_bytes(each))
+    storing, (of_piece, way) = Time(0), message_ps(machine, each)
     if paces(machine, protocol, each, channels):
-        storing = costs.sm_store(chunk).shared_by(channels) * 2
-    way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
+        storing = machine.costs.sm_store(chunk).shared_by(channels) * 2
     on_port = pieces * of_piece
     hop = passing + storing + Time(on_port + of_piece + way) + told(machine, protocol)
     hops = 2 * (machine.num_ranks - 1)

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from replay.model.collectives import peer_loads
 from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, CollectiveCall, Way
-from replay.model.collectives.grids import Grid, Kernel, Style, Work
+from replay.model.collectives.grids import BlockGrid, BlockWork, Kernel, Style
 from replay.model.collectives.one_shot import ENGINE
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints
     from replay.model.machine.times import Time
 
-TORCH = Style(Grid(blocks=24, threads=1024))
+TORCH = Style(BlockGrid(blocks=24, threads=1024))
 UNROLLED = (2, 4, 8)
 """Numbers of GPUs for which PyTorch's kernel is compiled: its threads ask all peers at once. With
 others they ask one after the other."""
@@ -58,7 +58,7 @@ def all_reduce_by_stores(call: CollectiveCall, begun: Ints, style: Style = TORCH
     def busy(of_block: int) -> Time:
         return machine.costs.sm_add(n * of_block, 0) + machine.costs.sm_store(n * of_block)
 
-    work = Work(
+    work = BlockWork(
         call.kinds.send,
         busy,
         touched=2 * n,

@@ -149,7 +149,7 @@ def separate_kernels(
     apart = quantises_apart and work.precision.gemm == "fp8"
 
     def multiply(gemm: Gemm, begin: Ints) -> Ints:
-        return gemm_kernel(machine, work, gemm, pool, begin, layout=layout, num_sms=num_sms)
+        return gemm_kernel(machine, work, gemm, pool, begin, layout=layout, num_sms=num_sms).end
 
     def gradient(projection: Projection, begin: Ints) -> Ints:
         return weight_gradient_kernel(machine, work, projection, pool, begin, num_sms)

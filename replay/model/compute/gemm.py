@@ -36,6 +36,11 @@ class Gemm:
         return cls(n, shape.hidden, kind, out)
 
     @classmethod
+    def of_matrices(cls, work: LayerWork) -> tuple[Gemm, Gemm]:
+        """Make both, one for each matrix of an expert's weights."""
+        return cls.first(work, fused_activation=False), cls.second(work)
+
+    @classmethod
     def second(cls, work: LayerWork) -> Gemm:
         """Make the GEMM whose output is combined."""
         shape, out = work.shape, work.result_row_bytes

@@ -304,25 +304,6 @@ def gemm_kernel(
     layout: str = "plain",
     tuned_rows: int | None = None,
     num_sms: int = 0,
-) -> Ints:
-    """Run one grouped GEMM as a kernel: (rank,) marks of its end; see `gemm_kernel_in_tiles`."""
-    return gemm_kernel_in_tiles(
-        machine, work, gemm, pool, after, launched_early=launched_early, layout=layout,
-        tuned_rows=tuned_rows, num_sms=num_sms,
-    ).end  # fmt: skip
-
-
-def gemm_kernel_in_tiles(
-    machine: Machine,
-    work: LayerWork,
-    gemm: Gemm,
-    pool: Ints,
-    after: Ints,
-    *,
-    launched_early: bool = False,
-    layout: str = "plain",
-    tuned_rows: int | None = None,
-    num_sms: int = 0,
     raster: Raster = "groups",
 ) -> GemmKernel:
     """Run one grouped GEMM as a kernel of its own on every rank.

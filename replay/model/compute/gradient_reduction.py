@@ -31,8 +31,7 @@ NUM_SMS = {"ultraep": 24, "moonep": 32}  # ULTRA_EP_GRAD_REDUCE_NUM_SMS; num_sms
 
 def gradient_bytes(work: LayerWork) -> tuple[int, ...]:
     """Bytes of the FP32 gradient of each matrix of an expert."""
-    gemms = Gemm.first(work, fused_activation=False), Gemm.second(work)
-    return tuple(ACCUMULATOR_BYTES * gemm.n * gemm.k for gemm in gemms)
+    return tuple(ACCUMULATOR_BYTES * gemm.n * gemm.k for gemm in Gemm.of_matrices(work))
 
 
 def reduce_gradients(machine: Machine, work: LayerWork, ends: Ints) -> Ints:

@@ -16,8 +16,7 @@ import numpy as np
 
 from replay.model.compute.experts import activation_bytes
 from replay.model.compute.gemm import Gemm
-from replay.model.compute.gemm_tiles import GemmKernel, gemm_kernel, gemm_kernel_in_tiles
-from replay.model.compute.weight_gradients import element_bytes
+from replay.model.compute.gemm_tiles import GemmKernel, gemm_kernel
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import Time
 from replay.model.work.precision import SCALE_BLOCK
@@ -63,7 +62,7 @@ def masked_kernels(
         write them.
     """
     done = masked_operands(machine, work, pool, after, slots, scales_in_order=scales_in_order)
-    return gemm_kernel(machine, work, Gemm.second(work), pool, done, layout="masked")
+    return gemm_kernel(machine, work, Gemm.second(work), pool, done, layout="masked").end
 
 
 def masked_operands(
@@ -76,12 +75,12 @@ def masked_operands(
     scales_in_order: bool,
 ) -> Ints:
     """Run all but the second GEMM: (rank,) marks when it may begin; see `masked_kernels`."""
-    has_scales = element_bytes(work) == 1
+    has_scales = work.precision.operand_bytes == 1
     hidden, intermediate = work.shape.hidden, work.shape.intermediate
     if has_scales and not scales_in_order:
         after = machine.memory_kernel(Kind.PERMUTE, scale_bytes(slots, hidden), after, SCALES)
     first = Gemm.first(work, fused_activation=False)
-    done = gemm_kernel(machine, work, first, pool, after, layout="masked")
+    done = gemm_kernel(machine, work, first, pool, after, layout="masked").end
     done = masked_activation(machine, work, done)
     if has_scales:
         done = machine.memory_kernel(
@@ -106,7 +105,7 @@ def signalling_kernel(
     after
         (rank,): what `masked_operands` gives.
     """
-    return gemm_kernel_in_tiles(
+    return gemm_kernel(
         machine, work, Gemm.second(work), pool, after, layout="masked", num_sms=num_sms,
         raster="experts",
     )  # fmt: skip

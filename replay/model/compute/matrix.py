@@ -48,7 +48,7 @@ def matrix_kernel(
         return _sliced(machine, work, gemm, grids, pool, begun)
     return gemm_kernel(
         machine, work, gemm, pool, after, launched_early=launched_early, layout="matrix"
-    )
+    ).end
 
 
 def _sliced(

@@ -24,7 +24,7 @@ MoonEP, ``moonep/planning.py`` and ``moonep/prefetch.py``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -63,41 +63,28 @@ MOONEP_GRID_BARRIERS = 10
 MOONEP_ROUND_SHUFFLES = 4  # largest and smallest of a register each, found by redux
 
 
-class SlotMemory(NamedTuple):
-    """Device memory that placement per step takes on every GPU.
-
-    Attributes
-    ----------
-    name
-        What lies in it.
-    nbytes
-        (rank,): its bytes on each GPU.
-    """
-
-    name: str
-    nbytes: Ints
-
-
-def memory(work: LayerWork, system: System) -> tuple[SlotMemory, ...]:
+def memory(work: LayerWork, system: System) -> dict[str, Ints]:
     """Device memory for replicas, in slots that all layers share; nothing where none are planned.
 
     A backward pass has their FP32 gradients besides.
+
+    Returns
+    -------
+    By what lies in it, (rank,) bytes on each GPU.
     """
     plan = work.step_plan
     if plan is None:
-        return ()
+        return {}
     one, n, num_experts = np.ones(work.num_ranks, np.int64), work.num_ranks, plan.num_experts
     matrices = expert_bytes(work, system)
     slots = plan.reserved * sum(matrices)
     flags = plan.reserved * len(matrices) * -(-max(matrices) // CHUNK_BYTES) * FLAG_BYTES
     tables = COUNT_BYTES * (work.num_experts + num_experts + 4 * num_experts * n)
     loads = COUNT_BYTES * num_experts * (n + 2)
-    gradients = plan.reserved * sum(gradient_bytes(work)) * one
-    return (
-        SlotMemory("weights of replicas", slots * one),
-        *([SlotMemory("gradients of replicas", gradients)] if work.is_backward else []),
-        SlotMemory("flags, plans and loads", (flags + tables + loads) * one),
-    )
+    found = {"weights of replicas": slots * one}
+    if work.is_backward:
+        found["gradients of replicas"] = plan.reserved * sum(gradient_bytes(work)) * one
+    return {**found, "flags, plans and loads": (flags + tables + loads) * one}
 
 
 def replicate(machine: Machine, work: LayerWork, start: Ints) -> Ints:
@@ -151,7 +138,8 @@ def _planned(machine: Machine, work: LayerWork, plan: StepPlan, start: Ints) -> 
     copied = _small(machine, 2 * COUNT_BYTES * num_experts, counted, "loads copied")
     begun = machine.kernel(copied, "loads gathered")
     sent = LL_FACTOR * COUNT_BYTES * num_experts
-    gathered = _told(machine, *_every_pair(n), sent, begun)
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    gathered = _told(machine, src, dst, sent, begun)
     summed = _small(machine, COUNT_BYTES * num_experts * (n + 1), gathered, "loads added up")
     tables = COUNT_BYTES * (work.num_experts + num_experts + 4 * num_experts * n)
     cleared = _small(machine, tables, summed, "plan cleared", TABLES)
@@ -212,11 +200,6 @@ def _ids(work: LayerWork) -> Ints:
 
 def _small(machine: Machine, nbytes: Ints | int, after: Ints, name: str, count: int = 1) -> Ints:
     return machine.small_kernels(Kind.PLAN, nbytes, after, name, count)
-
-
-def _every_pair(n: int) -> tuple[Ints, Ints]:
-    src, dst = np.nonzero(~np.eye(n, dtype=bool))
-    return src, dst
 
 
 def _told(machine: Machine, src: Ints, dst: Ints, nbytes: int, after: Ints) -> Ints:

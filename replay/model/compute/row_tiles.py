@@ -115,10 +115,15 @@ def row_tiles(
         tile_rows = CONTIGUOUS_ROWS
     grids = []
     for experts in work.experts_of_rank:
-        known = _expected_rows(rows[experts]) if grouped else rows[experts]
+        known = rows[experts]
         if tuned_rows is not None:
             known = np.full(len(experts), tuned_rows, np.int64)
-        height = _masked_rows(known) if layout == "masked" else tile_rows
+        elif grouped:  # what the host expects: their mean, rounded up
+            mean = -(-int(known.sum()) // max(len(experts), 1))
+            known = np.full(len(experts), mean, np.int64)
+        height = tile_rows
+        if layout == "masked":  # the lower one where it holds an expert's expected rows
+            height = MASKED_ROWS[int(known.max(initial=0)) > MASKED_ROWS[0]]
         grids.append(
             compute.gemm_tiles(
                 known, gemm.n, gemm.k, dtype,
@@ -143,17 +148,6 @@ def row_tiles(
         if layout == "matrix"
         else None,
     )
-
-
-def _expected_rows(rows: Ints) -> Ints:
-    """(expert,): rows per expert that the host expects, their mean rounded up."""
-    return np.full(len(rows), -(-int(rows.sum()) // max(len(rows), 1)), np.int64)
-
-
-def _masked_rows(expected: Ints) -> int:
-    """Height of a masked kernel's tile: the lower one where it holds an expert's expected rows."""
-    low, high = MASKED_ROWS
-    return low if int(expected.max(initial=0)) <= low else high
 
 
 def padded_rows(work: LayerWork, layout: str) -> Ints:

@@ -73,7 +73,7 @@ def rates_on(system: System, work: LayerWork, network: float = 0.0, gemm: float 
 
 
 def rates_of(machine: Machine, work: LayerWork, network: float = 0.0, gemm: float = 0.0) -> Rates:
-    """Rates of a machine; see `rates_on`."""
+    """Rates of a machine, for schemes, which do not see its system; see `rates_on`."""
     return rates_on(machine.system, work, network, gemm)
 
 
@@ -90,7 +90,7 @@ def choose(work: LayerWork, rates: Rates) -> Ints:
     With r and w seconds for a row and for the weights of an expert, experts of 90, 50 and 40 rows
     are worth one shadow where ``90 r > 50 r + w``, and another where ``50 r + w > 40 r + 2 w``.
     """
-    values = sum(gemm.n * gemm.k for gemm in _gemms(work))
+    values = sum(gemm.n * gemm.k for gemm in Gemm.of_matrices(work))
     of_row = ROW_PASSES * 2 * values / rates.gemm
     of_row += ROW_TRIPS * work.shape.hidden * VALUE_BYTES / rates.network
     of_weights = values * VALUE_BYTES / rates.network
@@ -103,11 +103,6 @@ def choose(work: LayerWork, rates: Rates) -> Ints:
             break
         best, count = takes, count + 1
     return np.sort(order[:count])
-
-
-def weight_bytes(work: LayerWork, system: System) -> int:
-    """Bytes of an expert's weights, as they are copied and broadcast."""
-    return sum(expert_bytes(work, system))
 
 
 # ---- kernels -------------------------------------------------------------------------------------
@@ -152,10 +147,6 @@ def add(machine: Machine, work: LayerWork, expert: int, after: Ints) -> Ints:
     return _copied(machine, work, ADD, after, home, read=2)
 
 
-def _gemms(work: LayerWork) -> tuple[Gemm, Gemm]:
-    return Gemm.first(work, fused_activation=False), Gemm.second(work)
-
-
 def _copied(
     machine: Machine,
     work: LayerWork,
@@ -188,5 +179,5 @@ def _chain(
     channels: int,
 ) -> Ints:
     begun = machine.kernel(after, BROADCAST if chain == "broadcast" else REDUCE)
-    home, nbytes = int(work.placement.expert_rank[expert]), weight_bytes(work, machine.system)
+    home, nbytes = int(work.placement.expert_rank[expert]), sum(expert_bytes(work, machine.system))
     return chains.run(machine, WEIGHTS, chain, nbytes, home, begun, channels=channels)

@@ -32,7 +32,7 @@ MESSAGE_BYTES = 2 * TILE_BYTES  # grain of the model; of an SM it is the time of
 FLAG_BYTES = 8
 
 
-class Messages(NamedTuple):
+class WeightMessages(NamedTuple):
     """Stores of weights, in the order in which the kernels take the tiles: (message,) arrays.
 
     Attributes
@@ -54,7 +54,7 @@ class Messages(NamedTuple):
     source_chunk: Ints
 
 
-class Sent(NamedTuple):
+class SentWeights(NamedTuple):
     """(message,) tasks: it is visible in the slot's memory; it has been written there."""
 
     arrived: Ints
@@ -63,8 +63,7 @@ class Sent(NamedTuple):
 
 def expert_bytes(work: LayerWork, system: System) -> tuple[int, ...]:
     """Bytes of each matrix of an expert as the GEMMs read it, scales included."""
-    gemms = Gemm.first(work, fused_activation=False), Gemm.second(work)
-    dtype = work.precision.gemm
+    dtype, gemms = work.precision.gemm, Gemm.of_matrices(work)
     return tuple(int(system.compute.weight_bytes(gemm.n, gemm.k, dtype)) for gemm in gemms)
 
 
@@ -102,7 +101,7 @@ def copy_weights(
     return _done(machine, relayed, _send(machine, relayed, pool, ready), done)
 
 
-def messages_of(copies: Sequence[Copy], matrices: tuple[int, ...]) -> Messages:
+def messages_of(copies: Sequence[Copy], matrices: tuple[int, ...]) -> WeightMessages:
     """Cut experts into messages: tile after tile of one expert after the other.
 
     Parameters
@@ -125,7 +124,7 @@ def messages_of(copies: Sequence[Copy], matrices: tuple[int, ...]) -> Messages:
     copy, piece = np.divmod(np.arange(len(slot) * len(size)), len(size))
     order = np.lexsort((copy, piece, group[copy]))
     copy, piece = copy[order], piece[order]
-    return Messages(
+    return WeightMessages(
         src=src[copy],
         dst=dst[copy],
         nbytes=size[piece],
@@ -135,7 +134,7 @@ def messages_of(copies: Sequence[Copy], matrices: tuple[int, ...]) -> Messages:
     )
 
 
-def _send(machine: Machine, messages: Messages, pool: Ints, after: Ints) -> Sent:
+def _send(machine: Machine, messages: WeightMessages, pool: Ints, after: Ints) -> SentWeights:
     """Read tiles and store them; `after` (message,) are tasks that the reads wait for."""
     src, dst, nbytes = messages.src, messages.dst, messages.nbytes
     _, first, of_read = np.unique(messages.read, return_index=True, return_inverse=True)
@@ -149,10 +148,10 @@ def _send(machine: Machine, messages: Messages, pool: Ints, after: Ints) -> Sent
         on=pool[src],
     ).arrived  # fmt: skip
     written = machine.stream(WEIGHTS.memory, MemoryTraffic(0, nbytes), dst, arrived)
-    return Sent(arrived, written)
+    return SentWeights(arrived, written)
 
 
-def _done(machine: Machine, messages: Messages, sent: Sent, after: Ints) -> Ints:
+def _done(machine: Machine, messages: WeightMessages, sent: SentWeights, after: Ints) -> Ints:
     """(rank,): what a GPU receives is written, and what it sent has been acknowledged."""
     left = machine.gather(sent.arrived, messages.src, after)
     sends = np.bincount(messages.src, minlength=len(after)) > 0
@@ -163,7 +162,7 @@ def _done(machine: Machine, messages: Messages, sent: Sent, after: Ints) -> Ints
     return machine.gather(sent.written, messages.dst, left)
 
 
-def _chunks_told(machine: Machine, messages: Messages, arrived: Ints) -> Ints:
+def _chunks_told(machine: Machine, messages: WeightMessages, arrived: Ints) -> Ints:
     """(chunk of any slot,): tasks in which the slot's GPU learns that the chunk is there."""
     chunk, first, of = np.unique(messages.chunk, return_index=True, return_inverse=True)
     src, dst = messages.src[first], messages.dst[first]

@@ -26,11 +26,6 @@ DOWN: Projection = "down"
 ACCUMULATOR_BYTES = 4  # gradients add up in FP32 over the micro-batches
 
 
-def element_bytes(work: LayerWork) -> int:
-    """Bytes of one GEMM operand element."""
-    return work.precision.operand_bytes
-
-
 def weight_gradient_tasks(
     machine: Machine,
     work: LayerWork,
@@ -81,7 +76,7 @@ def weight_gradient_tasks(
         height, width = heights[:, None], grid.columns_in_tile
         # As in `replay.model.compute.gemm_tiles`, neighbouring tiles load the larger operand once.
         shared = np.maximum(height, width) - np.maximum(height, width) // compute.cluster_tiles
-        loads = int((height + width - shared).sum()) * depth * element_bytes(work)
+        loads = int((height + width - shared).sum()) * depth * work.precision.operand_bytes
         return count, -(-work_ps // count), loads
 
     found = [of_rows(depth) for depth in rows_of_expert[experts].tolist()]
@@ -98,7 +93,7 @@ def weight_gradient_tasks(
         after=after[which],
     )
     # Both operands are read, each SM its share; the accumulated gradient is read and written.
-    read = rows_of_expert[experts] * (inner + shape.hidden) * element_bytes(work)
+    read = rows_of_expert[experts] * (inner + shape.hidden) * work.precision.operand_bytes
     read += 2 * ACCUMULATOR_BYTES * inner * shape.hidden
     machine.l2.read(
         "gradients", columns, rank_of[which],

@@ -5,6 +5,10 @@ What a rank has fewer of is filled up with rows of zeros, which travel and are m
 others; what it has more of is dropped. The layer that is carried out so is a layer itself
 (`Carried`): every row of zeros is a token of its rank that goes to one expert, and dropped slots
 are empty.
+
+So is a layer with shadowed experts, whose weights every rank has for a layer. A row for such an
+expert stays on its rank, which multiplies it by its own copy of the weights: each (shadowed expert,
+rank) is an expert of its own behind those of the layer, and gets the rank's rows.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from replay.model.work.layer import LayerWork
+from replay.model.work.placement import Placement
 from replay.model.work.ragged import Ints, places
 
 
@@ -98,7 +103,7 @@ def with_capacity(work: LayerWork, capacity: int) -> Carried:
     located = np.concatenate((location.reshape(-1, rows.shape[1]), where))[order]
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    made = _alike(work, ids.astype(np.int32), owner[order])
+    made = work.with_tokens(ids, owner[order])
     return Carried(made, place[: work.num_tokens], located[ids >= 0])
 
 
@@ -112,7 +117,7 @@ def with_equal_tokens(work: LayerWork) -> Carried:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     ids = np.concatenate((work.expert_ids, nobody))[order]
-    made = _alike(work, ids.astype(np.int64), owner[order])
+    made = work.with_tokens(ids, owner[order])
     return Carried(made, place[: work.num_tokens], _locations(made))
 
 
@@ -125,7 +130,7 @@ def cut(carried: Carried, parts: int, capacity: int) -> list[LayerWork]:
     for index in range(parts):
         has = (part == index).any(axis=1)
         ids = np.where(part[has] == index, work.expert_ids[has], -1)
-        made.append(_alike(work, ids, work.source_rank[has]))
+        made.append(work.with_tokens(ids, work.source_rank[has]))
     return made
 
 
@@ -139,9 +144,40 @@ def _locations(work: LayerWork) -> Ints:
     return location
 
 
-def _alike(work: LayerWork, ids: Ints, owner: Ints) -> LayerWork:
-    """A layer with other tokens."""
-    return LayerWork(
-        ids.astype(np.int32), owner.astype(np.int32), work.placement, work.shape, work.precision,
-        is_backward=work.is_backward, puts_off_weights=work.puts_off_weights,
-    )  # fmt: skip
+# ---- shadowed experts ----------------------------------------------------------------------------
+
+
+def with_shadows(work: LayerWork, shadowed: Ints) -> Carried:
+    """Give every rank a copy of some experts.
+
+    Parameters
+    ----------
+    shadowed
+        (shadow,): the experts, ascending.
+
+    Returns
+    -------
+    The layer whose rows for shadow s of rank r go to expert ``first + s N + r`` of N ranks, `first`
+    being the number behind those of the layer, its shared experts among them.
+    """
+    if not len(shadowed):
+        return as_it_is(work)
+    n, first = work.num_ranks, first_shadow(work)
+    at = np.full(work.num_experts, -1, np.int64)
+    at[shadowed] = first + n * np.arange(len(shadowed))
+    is_copied = np.where(work.expert_ids >= 0, at[work.expert_ids], -1)
+    ids = np.where(is_copied >= 0, is_copied + work.source_rank[:, None], work.expert_ids)
+    beyond = np.arange(first - work.num_experts)  # shared experts, to which no routed rows go
+    copies = np.tile(np.arange(n), len(shadowed))
+    ranks = np.concatenate((work.placement.expert_rank, beyond, copies)).astype(np.int32)
+    held = np.concatenate((np.arange(work.num_experts), 0 * beyond - 1, np.repeat(shadowed, n)))
+    placement = Placement(ranks, n, f"{work.placement.description}, {len(shadowed)} shadowed")
+    made = work.replaced(
+        expert_ids=ids.astype(np.int32), placement=placement, step_plan=None, sample=None
+    )
+    return as_it_is(made)._replace(expert=held)
+
+
+def first_shadow(work: LayerWork) -> int:
+    """Number of the first rank's copy of the first shadowed expert."""
+    return work.num_experts + (work.num_ranks if work.shared is not None else 0)

@@ -11,13 +11,12 @@ tests check) and eplb.py for the order in which ties are decided.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError
-from replay.model.work.ragged import Ints, places
+from replay.model.work.ragged import Ints
 
 Loads = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
@@ -25,28 +24,10 @@ MOST_SLOTS = 2**16
 """Slots of a layer, of which no engine has more than a few thousand; each is placed by itself."""
 
 
-class Rebalanced(NamedTuple):
-    """Experts of all slots.
-
-    Attributes
-    ----------
-    slot_expert
-        (layer, slot): the expert that each slot holds, ``phy2log`` of EPLB.
-    expert_slots
-        (layer, expert, most replicas): slots of each expert, ascending, then -1; ``log2phy``.
-    num_replicas
-        (layer, expert): slots that hold it; ``logcnt``.
-    """
-
-    slot_expert: Ints
-    expert_slots: Ints
-    num_replicas: Ints
-
-
 def rebalance_experts(
     loads: Loads, num_slots: int, num_groups: int, num_nodes: int, num_gpus: int
-) -> Rebalanced:
-    """Place experts as DeepSeek's EPLB does.
+) -> Ints:
+    """Place the experts of a layer as DeepSeek's EPLB does: (slot,) experts, ``phy2log``.
 
     Where the nodes divide the groups of experts, groups are dealt to nodes, experts are replicated
     within their node, and slots are dealt to the GPUs of the node (the hierarchical policy).
@@ -55,7 +36,7 @@ def rebalance_experts(
     Parameters
     ----------
     loads
-        (layer, expert): rows of each expert, or an estimate of them.
+        (expert,): rows of each expert, or an estimate of them.
     num_slots
         Slots of all GPUs.
     num_groups
@@ -68,7 +49,7 @@ def rebalance_experts(
     UserError
         If slots, groups, nodes and GPUs do not divide each other as the policy needs it.
     """
-    num_experts = np.shape(loads)[1]
+    num_experts = len(loads)
     check_slots(num_slots, num_experts, num_gpus)
     if num_groups < 1 or num_experts % num_groups:
         message = f"{num_groups} groups do not divide {num_experts} experts"
@@ -76,12 +57,17 @@ def rebalance_experts(
     check_nodes(num_nodes, num_gpus)
     if num_groups % num_nodes:
         num_groups = num_nodes = 1
-    layers = [_hierarchical(row, num_slots, num_groups, num_nodes, num_gpus) for row in loads]
-    return _rebalanced(layers, num_experts)
+    group_size = num_experts // num_groups
+    group_load = loads.reshape(num_groups, group_size).sum(axis=1)
+    nodes = [
+        (groups[:, None] * group_size + np.arange(group_size)).ravel()
+        for groups in packed(group_load, num_nodes)
+    ]
+    return within_nodes(loads, nodes, num_slots, num_gpus)
 
 
-def greedy(loads: Loads, num_slots: int, num_gpus: int) -> Rebalanced:
-    """Replicate the hottest experts, and deal slots to the GPU with the least load.
+def greedy(loads: Loads, num_slots: int, num_gpus: int) -> Ints:
+    """Replicate the hottest experts, deal slots to the GPU with the least load: (slot,) experts.
 
     Replicas are made as EPLB makes them. Slots are dealt from the heaviest down, each to the least
     loaded GPU with room that has no replica of the expert yet, if there is one; EPLB's packing does
@@ -97,8 +83,18 @@ def greedy(loads: Loads, num_slots: int, num_gpus: int) -> Rebalanced:
     UserError
         If there are fewer slots than experts, or GPUs do not divide the slots.
     """
-    check_slots(num_slots, np.shape(loads)[1], num_gpus)
-    return _rebalanced([_greedy(row, num_slots, num_gpus) for row in loads], np.shape(loads)[1])
+    check_slots(num_slots, len(loads), num_gpus)
+    experts = replicated(loads, num_slots)
+    share = (loads / np.bincount(experts, minlength=len(loads)))[experts]
+    held: list[list[int]] = [[] for _ in range(num_gpus)]
+    total = np.zeros(num_gpus)
+    for slot in np.argsort(-share, kind="stable").tolist():
+        expert = int(experts[slot])
+        free = [gpu for gpu in range(num_gpus) if len(held[gpu]) < num_slots // num_gpus]
+        gpu = min(free, key=lambda one: (expert in held[one], total[one], one))
+        held[gpu].append(expert)
+        total[gpu] += share[slot]
+    return np.array([expert for gpu in held for expert in sorted(gpu)], np.int64)
 
 
 def check_nodes(num_nodes: int, num_gpus: int) -> None:
@@ -132,29 +128,6 @@ def check_slots(num_slots: int, num_experts: int, num_gpus: int) -> None:
     if num_slots > MOST_SLOTS:
         message = f"{num_slots} slots; a layer has at most {MOST_SLOTS}"
         raise UserError(message)
-
-
-def _rebalanced(layers: list[Ints], num_experts: int) -> Rebalanced:
-    slot_expert = np.array(layers, np.int64)
-    counts = np.array([np.bincount(row, minlength=num_experts) for row in layers], np.int64)
-    slots = np.full((len(layers), num_experts, int(counts.max(initial=1))), -1, np.int64)
-    for layer, row in enumerate(slot_expert):
-        order = np.argsort(row, kind="stable")
-        slots[layer, row[order], places(counts[layer])] = order
-    return Rebalanced(slot_expert, slots, counts)
-
-
-def _hierarchical(
-    load: Loads, num_slots: int, num_groups: int, num_nodes: int, num_gpus: int
-) -> Ints:
-    """(slot,): expert of each slot of one layer."""
-    group_size = len(load) // num_groups
-    group_load = load.reshape(num_groups, group_size).sum(axis=1)
-    nodes = [
-        (groups[:, None] * group_size + np.arange(group_size)).ravel()
-        for groups in packed(group_load, num_nodes)
-    ]
-    return within_nodes(load, nodes, num_slots, num_gpus)
 
 
 def within_nodes(load: Loads, nodes: Sequence[Ints], num_slots: int, num_gpus: int) -> Ints:
@@ -216,18 +189,3 @@ def replicated(load: Loads, num_slots: int) -> Ints:
         slots.append(hottest)
         count[hottest] += 1
     return np.array(slots, np.int64)
-
-
-def _greedy(load: Loads, num_slots: int, num_gpus: int) -> Ints:
-    """(slot,): expert of each slot of one layer."""
-    experts = replicated(load, num_slots)
-    share = (load / np.bincount(experts, minlength=len(load)))[experts]
-    held: list[list[int]] = [[] for _ in range(num_gpus)]
-    total = np.zeros(num_gpus)
-    for slot in np.argsort(-share, kind="stable").tolist():
-        expert = int(experts[slot])
-        free = [gpu for gpu in range(num_gpus) if len(held[gpu]) < num_slots // num_gpus]
-        gpu = min(free, key=lambda one: (expert in held[one], total[one], one))
-        held[gpu].append(expert)
-        total[gpu] += share[slot]
-    return np.array([expert for gpu in held for expert in sorted(gpu)], np.int64)

@@ -43,7 +43,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from replay.errors import UserError, shown
 from replay.model.work import map_arrays
-from replay.model.work.map_arrays import Slots, WhichLayer, row_of
+from replay.model.work.map_arrays import LayerSlots, WhichLayer, row_of
 from replay.model.work.ragged import Ints
 
 Format = Literal["sglang", "vllm", "vllm-ascend", "tensorrt"]
@@ -66,10 +66,10 @@ class _Map(BaseModel):
 class _Sglang(_Map):
     physical_to_logical_map: list[list[int]]
 
-    def row(self, layer: WhichLayer) -> Slots | None:
+    def row(self, layer: WhichLayer) -> LayerSlots | None:
         rows = self.physical_to_logical_map
         number = row_of(layer, len(rows))
-        return Slots(_ints(rows[number])) if number < len(rows) else None
+        return LayerSlots(_ints(rows[number])) if number < len(rows) else None
 
 
 class _TensorRt(_Map):
@@ -88,14 +88,14 @@ class _TensorRt(_Map):
             for key, row in given.items()
         }
 
-    def row(self, layer: WhichLayer) -> Slots | None:
+    def row(self, layer: WhichLayer) -> LayerSlots | None:
         of_moe_layers = self.record_type == "eplb_initial_mapping"  # as vLLM counts them
         number = layer.position if of_moe_layers else layer.decoder_layer
         found = self.initial_global_assignments.get(number)
         if found is not None and self.num_slots is not None and len(found) != self.num_slots:
             message = f"layer {number} assigns {len(found)} slots; num_slots is {self.num_slots}"
             raise UserError(message)
-        return None if found is None else Slots(_ints(found))
+        return None if found is None else LayerSlots(_ints(found))
 
 
 class _Device(_Map):
@@ -109,7 +109,7 @@ class _AscendLayer(_Map):
 class _Ascend(_Map):
     layer_list: list[_AscendLayer]
 
-    def row(self, layer: WhichLayer) -> Slots | None:
+    def row(self, layer: WhichLayer) -> LayerSlots | None:
         number = row_of(layer, len(self.layer_list))
         if number >= len(self.layer_list):
             return None
@@ -166,7 +166,7 @@ def slots_of(
     return on_ranks(slots, num_experts, num_ranks)
 
 
-def _row(key: str, document: Mapping[Any, Any], layer: WhichLayer) -> Slots:
+def _row(key: str, document: Mapping[Any, Any], layer: WhichLayer) -> LayerSlots:
     try:
         slots = KINDS[key].model_validate(document).row(layer)
     except ValidationError as error:
@@ -189,7 +189,7 @@ def _unknown(document: Mapping[Any, Any]) -> UserError:
     return UserError(f"it has {shown(names)[1:-1]}; expected {known}, or a list of ranks")
 
 
-def on_ranks(slots: Slots, num_experts: int, num_ranks: int) -> tuple[Ints, Ints]:
+def on_ranks(slots: LayerSlots, num_experts: int, num_ranks: int) -> tuple[Ints, Ints]:
     """Check slots, and deal those without a rank.
 
     Returns

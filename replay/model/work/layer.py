@@ -6,6 +6,7 @@ that the tests check are sums over these arrays.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -123,20 +124,27 @@ class LayerWork:
 
     def of_tokens(self, tokens: Ints) -> LayerWork:
         """The same layer for some of its tokens (token,), in order."""
-        return LayerWork(
-            self.expert_ids[tokens], self.source_rank[tokens].astype(np.int32), self.placement,
-            self.shape, self.precision, is_backward=self.is_backward,
-            puts_off_weights=self.puts_off_weights,
-        )  # fmt: skip
+        return self.with_tokens(self.expert_ids[tokens], self.source_rank[tokens])
+
+    def with_tokens(self, expert_ids: npt.NDArray[np.integer[Any]], source_rank: Ints) -> LayerWork:
+        """The same layer for other tokens, without what was found out of the ones that it has.
+
+        Parameters
+        ----------
+        expert_ids, source_rank
+            (token, k) and (token,), see `LayerWork`.
+        """
+        ids, nothing = expert_ids.astype(np.int32), dict.fromkeys(("shared", "step_plan", "sample"))
+        return self.replaced(expert_ids=ids, source_rank=source_rank, **nothing)
+
+    def replaced(self, **changes: Any) -> LayerWork:
+        """The same layer, but for some of what it is made from."""
+        return LayerWork(**{name: getattr(self, name) for name in MADE_FROM} | changes)
 
     def putting_off_weights(self) -> LayerWork:
         """The same layer, backward, without the gradients of the experts' weights."""
         shared = None if self.shared is None else self.shared.putting_off_weights()
-        return LayerWork(
-            self.expert_ids, self.source_rank.astype(np.int32), self.placement, self.shape,
-            self.precision, is_backward=True, shared=shared, step_plan=self.step_plan,
-            sample=self.sample, puts_off_weights=True,
-        )  # fmt: skip
+        return self.replaced(is_backward=True, shared=shared, puts_off_weights=True)
 
     def with_shared(self, intermediate: int) -> LayerWork:
         """Add the work of shared experts beside the dispatch.
@@ -155,13 +163,11 @@ class LayerWork:
         placed = Placement(ranks.astype(np.int32), self.num_ranks, self.placement.description)
         shape = ExpertShape(self.shape.hidden, intermediate, self.shape.gated)
         ids = (self.num_experts + self.source_rank)[:, None].astype(np.int32)
-        owner, backward = self.source_rank.astype(np.int32), self.is_backward
         precision = Precision(self.precision.gemm)  # its rows do not travel
-        shared = LayerWork(ids, owner, placed, shape, precision, is_backward=backward)
-        return LayerWork(
-            self.expert_ids, owner, self.placement, self.shape, self.precision,
-            is_backward=backward, shared=shared, step_plan=self.step_plan,
-        )  # fmt: skip
+        shared = self.replaced(
+            expert_ids=ids, placement=placed, shape=shape, precision=precision, step_plan=None
+        )
+        return self.replaced(shared=shared)
 
     @property
     def dispatch_row_bytes(self) -> int:
@@ -258,11 +264,6 @@ class LayerWork:
         return np.bincount(self.pair_copy, minlength=len(self.copy_token))
 
     @cached_property
-    def remote_copies_of_token(self) -> Ints:
-        """(token,): number of distinct remote ranks of each token, r(t) in MECHANISMS.md."""
-        return np.bincount(self.copy_token[self.copy_is_remote], minlength=self.num_tokens)
-
-    @cached_property
     def rows_of_expert(self) -> Ints:
         """(expert,): number of rows routed to each expert."""
         return np.bincount(self.pair_expert, minlength=self.num_experts)
@@ -311,3 +312,7 @@ class LayerWork:
             if len(self.pair_token)
             else 1.0,
         }
+
+
+MADE_FROM = tuple(inspect.signature(LayerWork).parameters)
+"""What a layer's work is made from; everything else follows from it."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replay.errors import UserError, shown
+from replay.model.work.eplb import MOST_SLOTS
 from replay.model.work.ragged import Ints
 
 NAMES = {
@@ -24,7 +25,6 @@ NAMES = {
 """Form of an array by the name that it has in a file."""
 EMPTY = -1
 """Stands for no replica, or for an expert that a rank has not."""
-MOST_SLOTS = 2**16
 
 
 class WhichLayer(NamedTuple):
@@ -51,7 +51,7 @@ class WhichLayer(NamedTuple):
     num_positions: int = 0
 
 
-class Slots(NamedTuple):
+class LayerSlots(NamedTuple):
     """What the slots of one layer hold.
 
     Attributes
@@ -97,11 +97,11 @@ def row_of(layer: WhichLayer, num_rows: int) -> int:
     raise UserError(message)
 
 
-def of_ranks(held: Sequence[Ints]) -> Slots:
+def of_ranks(held: Sequence[Ints]) -> LayerSlots:
     """Slots of all ranks from the experts that each holds."""
     ranks = np.repeat(np.arange(len(held)), [len(one) for one in held])
     experts = np.concatenate(held) if held else np.zeros(0)
-    return Slots(experts.astype(np.int64), ranks.astype(np.int64), len(held))
+    return LayerSlots(experts.astype(np.int64), ranks.astype(np.int64), len(held))
 
 
 def first_of_outputs(table: Any) -> Any:
@@ -139,7 +139,7 @@ def slots_of_table(
     layer: WhichLayer,
     num_experts: int,
     num_ranks: int,
-) -> Slots:
+) -> LayerSlots:
     """Slots of one layer from an array.
 
     Parameters
@@ -172,7 +172,7 @@ def slots_of_table(
     if form == "ranks":
         return _checked_ranks(array, num_experts, num_ranks)
     if form == "slots":
-        return Slots(array)
+        return LayerSlots(array)
     if form == "held":
         return of_ranks(list(array))
     return _of_replicas(array) if form == "replicas" else _of_local(array, num_experts)
@@ -202,7 +202,7 @@ def _form(array: Ints, num_experts: int, num_ranks: int) -> str:
     return ""
 
 
-def _checked_ranks(array: Ints, num_experts: int, num_ranks: int) -> Slots:
+def _checked_ranks(array: Ints, num_experts: int, num_ranks: int) -> LayerSlots:
     if len(array) != num_experts or array.min() < 0 or array.max() >= num_ranks:
         raise _no_map(f"{len(array)} numbers up to {array.max()}", num_experts, num_ranks)
     if array.min() > 0 and num_ranks <= num_experts:
@@ -211,10 +211,10 @@ def _checked_ranks(array: Ints, num_experts: int, num_ranks: int) -> Slots:
             "Which slot has which expert is in phy2log"
         )
         raise UserError(message)
-    return Slots(None, array)
+    return LayerSlots(None, array)
 
 
-def _of_replicas(array: Ints) -> Slots:
+def _of_replicas(array: Ints) -> LayerSlots:
     """Slots from those of each expert, (expert, replica)."""
     experts, _ = np.nonzero(array != EMPTY)
     slots = array[array != EMPTY]
@@ -228,10 +228,10 @@ def _of_replicas(array: Ints) -> Slots:
         raise UserError(message)
     found = np.empty(len(slots), np.int64)
     found[slots] = experts
-    return Slots(found)
+    return LayerSlots(found)
 
 
-def _of_local(array: Ints, num_experts: int) -> Slots:
+def _of_local(array: Ints, num_experts: int) -> LayerSlots:
     """Slots from the local index of each expert on each rank, (rank, expert)."""
     if array.shape[1] != num_experts or array.min() < EMPTY:
         message = (

@@ -19,7 +19,7 @@ from replay.model.work import affinity, eplb
 from replay.model.work.expert_maps import slots_of
 from replay.model.work.map_arrays import WhichLayer
 from replay.model.work.map_files import LARGEST_FILE, files_of, load_document
-from replay.model.work.ragged import Ints, places
+from replay.model.work.ragged import Ints
 
 FITTED = ("eplb", "greedy", "affinity")
 """Placements that are computed from the loads of the layer's experts."""
@@ -71,14 +71,6 @@ class Placement:
     def has_replicas(self) -> bool:
         """Whether any expert has more than one slot."""
         return self.num_logical < self.num_experts
-
-    def local_index(self) -> npt.NDArray[np.int32]:
-        """int32 (expert,): position of each expert among the experts of its rank."""
-        order = np.argsort(self.expert_rank, kind="stable")
-        counts = np.bincount(self.expert_rank, minlength=self.num_ranks)
-        local = np.empty(self.num_experts, np.int32)
-        local[order] = places(counts)
-        return local
 
 
 def place(
@@ -310,7 +302,7 @@ def fitted(
     Parameters
     ----------
     loads, num_slots, num_ranks, num_nodes, num_groups
-        See `replay.model.work.eplb.rebalance_experts`; loads are (expert,).
+        See `replay.model.work.eplb.rebalance_experts`.
     together
         (expert, expert): how often tokens choose two experts, for ``affinity``.
 
@@ -326,10 +318,9 @@ def fitted(
         nodes = affinity.experts_of_nodes(together, loads, num_nodes)
         experts = eplb.within_nodes(loads, nodes, num_slots, num_ranks)
     elif kind == "greedy":
-        experts = eplb.greedy(loads[None], num_slots, num_ranks).slot_expert[0]
+        experts = eplb.greedy(loads, num_slots, num_ranks)
     else:
-        found = eplb.rebalance_experts(loads[None], num_slots, num_groups, num_nodes, num_ranks)
-        experts = found.slot_expert[0]
+        experts = eplb.rebalance_experts(loads, num_slots, num_groups, num_nodes, num_ranks)
     ranks = np.arange(num_slots) * num_ranks // num_slots
     return Placement(ranks.astype(np.int32), num_ranks, kind, experts)
 

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracegen.trace.arrays import place_in_group
+from tracegen.trace.arrays import place_in_group as places
+
+__all__ = ["Ints", "RunPieces", "cut_runs", "firsts", "pieces_from", "places", "places_in_runs"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -16,17 +18,6 @@ def firsts(counts: Ints) -> Ints:
     """First entry of each group, where groups of `counts` (group,) follow one another: (group,)."""
     begin: Ints = np.cumsum(counts) - counts
     return begin
-
-
-def places(counts: Ints) -> Ints:
-    """Position of every entry within its group: (entry,).
-
-    Examples
-    --------
-    >>> places(np.array([2, 0, 3])).tolist()
-    [0, 1, 0, 1, 2]
-    """
-    return place_in_group(counts)
 
 
 def places_in_runs(key: Ints) -> Ints:
@@ -44,7 +35,7 @@ def places_in_runs(key: Ints) -> Ints:
     return place
 
 
-class Pieces(NamedTuple):
+class RunPieces(NamedTuple):
     """Entries of runs, cut into pieces.
 
     Attributes
@@ -62,7 +53,7 @@ class Pieces(NamedTuple):
     of_entry: Ints
 
 
-def cut_runs(key: Ints, most: int) -> Pieces:
+def cut_runs(key: Ints, most: int) -> RunPieces:
     """Cut runs of equal keys (entry,) into pieces of `most` entries; a run's last may be shorter.
 
     Examples
@@ -73,9 +64,9 @@ def cut_runs(key: Ints, most: int) -> Pieces:
     return pieces_from(places_in_runs(key) % most == 0)
 
 
-def pieces_from(is_first: npt.NDArray[np.bool_]) -> Pieces:
+def pieces_from(is_first: npt.NDArray[np.bool_]) -> RunPieces:
     """Pieces that begin where `is_first` (entry,) says; the first entry begins one."""
     first = np.flatnonzero(is_first)
     size: Ints = np.diff(np.append(first, len(is_first)))
     of_entry: Ints = np.cumsum(is_first) - 1
-    return Pieces(first, size, of_entry)
+    return RunPieces(first, size, of_entry)

@@ -77,7 +77,7 @@ def choose(
     token, place = np.nonzero(expert_ids >= 0)
     expert = expert_ids[token, place].astype(np.int64)
     source = source_rank[token].astype(np.int64)
-    held = Held(placement)
+    held = ExpertSlots(placement)
     if rule == "hash":
         number = token - np.searchsorted(source_rank, source)
         slot = held.slot[held.first[expert] + number * HASH % 2**32 % held.count[expert]]
@@ -90,7 +90,7 @@ def choose(
     return chosen
 
 
-class Held:
+class ExpertSlots:
     """Slots by the expert that they hold.
 
     Attributes
@@ -114,7 +114,7 @@ class Held:
         self.num_ranks = placement.num_ranks
 
 
-def _index(rule: str, expert: Ints, source: Ints, held: Held, layer: int) -> Ints:
+def _index(rule: str, expert: Ints, source: Ints, held: ExpertSlots, layer: int) -> Ints:
     """(row,): number of the replica among those of its expert."""
     if rule in ("same-gpu", "nearest"):
         return _fixed(held, layer if rule == "same-gpu" else None)[expert, source]
@@ -128,7 +128,7 @@ def _index(rule: str, expert: Ints, source: Ints, held: Held, layer: int) -> Int
     return (_places_of_equals(group + expert) + place // BLOCK + source) % held.count[expert]
 
 
-def _fixed(held: Held, layer: int | None) -> Ints:
+def _fixed(held: ExpertSlots, layer: int | None) -> Ints:
     """(expert, rank): replica that rows of each rank go to, without knowing any load.
 
     Ranks without one share the replicas by the layer's random numbers; without a layer they all
@@ -151,7 +151,7 @@ def _fixed(held: Held, layer: int | None) -> Ints:
     return found
 
 
-def _by_load(expert: Ints, source: Ints, held: Held) -> Ints:
+def _by_load(expert: Ints, source: Ints, held: ExpertSlots) -> Ints:
     """(row,): slot of each, so that the busiest rank has as few rows as possible."""
     rows = np.bincount(expert, minlength=len(held.count))
     slot_of = np.full((len(rows), held.num_ranks), -1, np.int64)  # two on one GPU are as one

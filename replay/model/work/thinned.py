@@ -52,14 +52,5 @@ def thinned(work: LayerWork, sample: NodeSample) -> LayerWork:
     """Leave out the rows between nodes that are not sampled."""
     holds, ids = sample.holds, work.expert_ids
     meets = holds[work.source_rank][:, None] | holds[work.placement.expert_rank][ids]
-    return LayerWork(
-        np.where(meets, ids, -1).astype(ids.dtype),
-        work.source_rank.astype(np.int32),
-        work.placement,
-        work.shape,
-        work.precision,
-        is_backward=work.is_backward,
-        shared=work.shared,
-        sample=sample,
-        puts_off_weights=work.puts_off_weights,
-    )
+    left = np.where(meets, ids, -1).astype(ids.dtype)
+    return work.replaced(expert_ids=left, step_plan=None, sample=sample)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -188,30 +187,21 @@ def _of_experts(model: ModelShape) -> LayerShape:
     """The layer with experts of a model whose attention is plain."""
     if lacking := _lacks(model):
         raise UserError(lacking)
-    values: dict[str, Any] = {
-        "hidden": model.hidden,
-        "intermediate": model.moe_intermediate,
-        "gated": model.gated,
-        "num_heads": model.num_heads,
-        "num_kv_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "num_layers": model.num_layers,
-        "num_experts": model.num_experts,
-        "num_zero_experts": model.num_zero_experts,
-        "topk": model.topk,
-        "num_shared_experts": model.num_shared_experts,
-        "shared_intermediate": model.shared_intermediate,
-        "sequence_length": model.sequence_length,
-    }
+    alike = LayerShape.model_fields.keys() & ModelShape.model_fields.keys() - {"vocab", "sources"}
+    values = {name: getattr(model, name) for name in LayerShape.model_fields if name in alike}
+    values |= {"intermediate": model.moe_intermediate}
     sources = dict(model.sources)
     sources["intermediate"] = sources.pop("moe_intermediate", "")
     try:
         return LayerShape(
-            name=model.name,
-            title=model.title,
-            notes=model.notes,
-            sources={key: sources[key] for key in values if sources.get(key)},
-            **values,
+            **{
+                **values,
+                "sources": {
+                    key: sources[key]
+                    for key in LayerShape.model_fields
+                    if key in values and sources.get(key)
+                },
+            }
         )
     except ValidationError as error:  # a layer that is sliced must suit that, too
         message = f"{model.name}: {first_problem(error)}"

@@ -59,7 +59,7 @@ def kernel(machine: Machine, product: Product, kind: Kind, pool: Ints, after: In
     """
     work, gemm = work_of(machine.num_ranks, product), gemm_of(product, kind)
     if product.groups > 1:
-        return gemm_kernel(machine, work, gemm, pool, after)
+        return gemm_kernel(machine, work, gemm, pool, after).end
     return matrix_kernel(machine, work, gemm, pool, after)
 
 

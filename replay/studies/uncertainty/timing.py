@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.slow import slowed
+from replay.engine.taskgraph import slowed
 from replay.experiments.layer.setup import Setup, find_scheme
 from replay.measure.token_latency import us
 from replay.schemes.ep.base import LayerRefusedError

@@ -231,9 +231,9 @@ def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
     tuned = _tuned_rows(row)
     at = gemm_kernel(
         machine, work, Gemm.first(work, fused_activation=False), pool, at, tuned_rows=tuned
-    )
+    ).end
     at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at)
-    at = gemm_kernel(machine, work, Gemm.second(work), pool, at, tuned_rows=tuned)
+    at = gemm_kernel(machine, work, Gemm.second(work), pool, at, tuned_rows=tuned).end
     finished = MemoryTraffic(slower * rows * 2 * hidden, tokens * 2 * hidden)
     return machine.memory_kernel(Kind.UNPERMUTE, finished, at)
 

@@ -120,7 +120,7 @@ class Profile:
 
         def build(machine: Machine, start: Ints) -> Ints:
             pool = machine.sms.pool("sm", GEMM_SMS)
-            return gemm_kernel(machine, work, gemm, pool, start, layout=layout)
+            return gemm_kernel(machine, work, gemm, pool, start, layout=layout).end
 
         rows = int(work.rows_of_expert.sum())
         # Operands in one byte a value and a scale per 128, results in two.

@@ -124,9 +124,9 @@ def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Int
 
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     at = run(stack.SGLANG.before_experts, at)
-    at = gemm_kernel(machine, work, first, pool, after(at), layout=stack.SGLANG.layout)
+    at = gemm_kernel(machine, work, first, pool, after(at), layout=stack.SGLANG.layout).end
     at = run(stack.SGLANG.between, at)
-    at = gemm_kernel(machine, work, second, pool, after(at), layout=stack.SGLANG.layout)
+    at = gemm_kernel(machine, work, second, pool, after(at), layout=stack.SGLANG.layout).end
     return run(stack.SGLANG.after_experts, at)
 
 

@@ -15,7 +15,7 @@ from replay.experiments.collective.replay import bus_factor
 from replay.experiments.collective.spec import collective_of
 from replay.model.collectives import library
 from replay.model.collectives.nccl import NCCL
-from replay.model.collectives.pair_rules import rules_of
+from replay.model.collectives.pair_rules import rules_on
 from replay.model.collectives.point_to_point import all_to_all
 from replay.model.machine.kinds import DISPATCH
 from replay.studies.validate.bench import Bench
@@ -42,7 +42,7 @@ def build(collective: str, nbytes: int, machine: Machine, start: Ints) -> tuple[
     if collective != "alltoall":
         way = NCCL.way(machine, collective_of(collective), nbytes)
         return way.build(begun), way.name
-    n, rules = machine.num_ranks, rules_of(machine)
+    n, rules = machine.num_ranks, rules_on(machine.system, machine.num_ranks)
     channels = machine.sms.channels("nccl", rules.num_channels)
     share = np.full((n, n), max(1, nbytes // n))
     done = all_to_all(machine, DISPATCH, channels, rules, share, begun, payload=False).done

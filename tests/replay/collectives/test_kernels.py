@@ -16,7 +16,7 @@ import hwmodel
 from replay.engine import TaskGraph, schedule
 from replay.model.collectives import grids, multimem_kernels, one_shot, registered, two_shot
 from replay.model.collectives.algorithm import CollectiveCall
-from replay.model.collectives.grids import Grid, Style
+from replay.model.collectives.grids import BlockGrid, Style
 from replay.model.collectives.library import ALGORITHMS
 from replay.model.collectives.one_shot import ENGINE
 from replay.model.machine.kinds import DISPATCH, Kind
@@ -199,7 +199,7 @@ def test_multimem_all_gather_pushes_and_nobody_loads() -> None:
 
 
 def test_without_a_compiled_number_of_gpus_peers_are_asked_in_turn() -> None:
-    style = Style(Grid(1, 32), meets_before=False, meets_after=False)
+    style = Style(BlockGrid(1, 32), meets_before=False, meets_after=False)
 
     def run(n: int) -> int:
         return time_ps(lambda m, at: two_shot.all_reduce_by_stores(sums(m, 128 * n), at, style), n)
@@ -237,7 +237,7 @@ def test_few_blocks_are_a_limit_and_many_are_not(name: str, collective: str, nby
 
 @every("waves", [1, 4, 16, 40])
 def test_one_block_goes_there_and_back_for_every_wave(waves: int) -> None:
-    style = Style(Grid(1, 1024), meets_before=False, meets_after=False)
+    style = Style(BlockGrid(1, 1024), meets_before=False, meets_after=False)
     nbytes = waves * 16 * KIB
     took = time_ps(lambda m, at: one_shot.by_loads(sums(m, nbytes), at, style), 2)
     port = 2 * 16 * KIB * 9 // 8 + 2 * 2 * KIB  # data and its requests, out and in
@@ -247,7 +247,7 @@ def test_one_block_goes_there_and_back_for_every_wave(waves: int) -> None:
 
 def test_a_block_is_as_fast_as_its_sm() -> None:
     """On a machine whose SMs are slow, n waves take n times the SM's time and one trip."""
-    style = Style(Grid(1, 1024), meets_before=False, meets_after=False)
+    style = Style(BlockGrid(1, 1024), meets_before=False, meets_after=False)
     system = hwmodel.load(H100, {"gpu.sm_read_GB_per_s": 1.0, "gpu.sm_write_GB_per_s": 1.0})
 
     def run(waves: int) -> int:

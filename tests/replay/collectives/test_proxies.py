@@ -11,7 +11,7 @@ from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
 import hwmodel
 from replay.engine import Timeline, schedule
-from replay.model.collectives.pair_rules import PairRules, rules_of, rules_on
+from replay.model.collectives.pair_rules import PairRules, rules_on
 from replay.model.collectives.point_to_point import Exchanged, all_to_all
 from replay.model.machine.communicators import Group, communicators
 from replay.model.machine.domains import Domains
@@ -224,10 +224,10 @@ def test_channels_of_several_nodes() -> None:
     assert [rules_on(four, ranks).num_channels for ranks in (8, 9, 32)] == [32, 16, 16]
     assert rules_on(hwmodel.load("gb200-nvl72-x2")).num_channels == 32
     machine = machine_of(four, 32)
-    assert rules_of(machine).num_channels == 16
-    assert rules_of(machine, group="inside").num_channels == 32
-    assert rules_of(machine, group="rail").num_channels == 2
-    assert rules_of(machine, channels=5).num_channels == 8
+    assert rules_on(machine.system, machine.num_ranks).num_channels == 16
+    assert rules_on(machine.system, machine.num_ranks, group="inside").num_channels == 32
+    assert rules_on(machine.system, machine.num_ranks, group="rail").num_channels == 2
+    assert rules_on(machine.system, machine.num_ranks, channels=5).num_channels == 8
 
 
 def test_one_communicator_of_several_nodes_does_in_each_what_a_single_node_does() -> None:
@@ -236,7 +236,7 @@ def test_one_communicator_of_several_nodes_does_in_each_what_a_single_node_does(
 
     def ends(system: hwmodel.System, group: Group) -> list[int]:
         machine, nodes = machine_of(system, system.num_gpus), system.fabric.num_domains
-        rules = rules_of(machine, group=group)
+        rules = rules_on(machine.system, machine.num_ranks, group=group)
         channels = machine.sms.channels("nccl", rules.num_channels)
         nbytes = np.kron(np.eye(nodes, dtype=np.int64), sizes)
         exchanged = all_to_all(

@@ -124,7 +124,7 @@ def test_a_home_waits_for_a_gpu_that_is_late() -> None:
 
 def test_gradients_of_replicas_are_memory() -> None:
     forward, backward = (
-        {one.name: one.nbytes.tolist() for one in memory(work, round_machine())}
+        {name: nbytes.tolist() for name, nbytes in memory(work, round_machine()).items()}
         for work in (hot("ultraep", is_backward=False), hot("ultraep"))
     )
     assert backward == forward | {"gradients of replicas": [GRADIENT] * 4}

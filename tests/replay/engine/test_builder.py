@@ -158,4 +158,3 @@ def test_a_builder_builds_once() -> None:
 def test_graph_without_tasks() -> None:
     timeline = schedule(_builder().build())
     assert timeline.makespan_ps == 0
-    assert timeline.utilisation() == {"uplink": 0.0}

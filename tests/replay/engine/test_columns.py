@@ -8,7 +8,7 @@ import numpy as np
 from loops import every
 
 from replay.engine import GraphBuilder, TaskGraph, schedule
-from replay.engine.columns import Column, in_front
+from replay.engine.columns import GrowingColumn, in_front
 from replay.engine.sums import TaskSums
 
 WIDTHS = (np.int8, np.int16, np.int32, np.int64)
@@ -21,7 +21,7 @@ def span(values: np.ndarray) -> tuple[int, int]:
 @every("dtype", WIDTHS)
 @every("edge", ["min", "max"])
 def test_a_column_is_as_narrow_as_its_values(dtype: type, edge: str) -> None:
-    column = Column(np.int8)
+    column = GrowingColumn(np.int8)
     values = np.array([1, int(getattr(np.iinfo(dtype), edge))])
     column.append(values, 2, span(values))
     joined = column.join()
@@ -30,7 +30,7 @@ def test_a_column_is_as_narrow_as_its_values(dtype: type, edge: str) -> None:
 
 
 def test_one_that_becomes_wider_keeps_its_rows() -> None:
-    column = Column(np.int8)
+    column = GrowingColumn(np.int8)
     column.append(-7, 3)
     column.append(np.array([1, 2]), 2, (1, 2))
     column.append(300, 1)
@@ -42,14 +42,14 @@ def test_one_that_becomes_wider_keeps_its_rows() -> None:
 
 
 def test_an_array_is_copied() -> None:
-    column, values = Column(np.int8), np.array([1, 2])
+    column, values = GrowingColumn(np.int8), np.array([1, 2])
     column.append(values, 2, (1, 2))
     values[:] = 9
     assert column.join().tolist() == [1, 2]
 
 
 def test_one_value_takes_no_memory() -> None:
-    column = Column(np.int8)
+    column = GrowingColumn(np.int8)
     column.append(1000, 5)
     column.append(1000, 5)
     joined = column.join(room=8, less=1)
@@ -59,7 +59,7 @@ def test_one_value_takes_no_memory() -> None:
 
 
 def test_rows_of_earlier_parts_come_in_front_where_there_is_room_for_them() -> None:
-    column = Column(np.int32)
+    column = GrowingColumn(np.int32)
     column.append(np.arange(10, 15), 5, (10, 14))
     first = column.join(room=2)
     both = in_front(np.array([1, 2], np.int32), first)
@@ -78,7 +78,7 @@ def test_rows_of_earlier_parts_come_in_front_where_there_is_room_for_them() -> N
 
 def test_a_column_is_no_narrower_in_later_parts() -> None:
     """What is left of the parts before has to fit in front of it."""
-    column = Column(np.int8)
+    column = GrowingColumn(np.int8)
     column.append(np.array([0, 300]), 2, (0, 300))
     assert column.join().dtype == np.int16
     column.append(np.array([0, 3]), 2, (0, 3))
@@ -88,7 +88,7 @@ def test_a_column_is_no_narrower_in_later_parts() -> None:
 
 
 def test_wider_rows_in_front_are_not_cut() -> None:
-    column = Column(np.int8)
+    column = GrowingColumn(np.int8)
     column.append(np.array([1, 2]), 2, (1, 2))
     both = in_front(np.array([1000], np.int16), column.join(room=1))
     assert both.tolist() == [1000, 1, 2]

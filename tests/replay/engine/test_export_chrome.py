@@ -22,7 +22,7 @@ from replay.engine import GraphBuilder, Timeline, UserError, critical_path, sche
 from replay.engine.export import export
 from replay.engine.export.chrome import write_chrome
 from replay.engine.export.gauges import in_service, sampled
-from replay.engine.export.lanes import interval_lanes
+from replay.engine.export.programs import interval_lanes
 from replay.engine.export.scene import Gauge, Journey, Scene, Stage
 from replay.engine.levels import Intervals
 from replay.measure.scene import scene

@@ -25,8 +25,8 @@ from replay.engine import (
     schedule,
 )
 from replay.engine.bounds import LongestChain
+from replay.engine.critical_path import last_met
 from replay.engine.history import History
-from replay.engine.met import last_met
 from replay.engine.piece import Piece
 from replay.engine.scheduler import OutOfOrderError, Scheduler
 from replay.engine.taskgraph import GraphPart

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replay.engine import GraphBuilder, schedule
-from replay.engine.slow import slowed
+from replay.engine.taskgraph import slowed
 
 
 def graph():

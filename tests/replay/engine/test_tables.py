@@ -18,10 +18,12 @@ from replay.engine import (
     EngineError,
     GraphBuilder,
     GraphError,
+    TaskGraph,
     Timeline,
     Touched,
     critical_path,
-    lower_bounds,
+    least_work_ps,
+    longest_chain_ps,
     schedule,
 )
 from replay.engine.export.chrome import write_chrome
@@ -30,6 +32,12 @@ from replay.engine.export.programs import DELAY, make_programs
 
 HIT, NEW, MISSED = Touched.HIT, Touched.NEW, Touched.MISSED
 NEW_EVICTED, MISSED_EVICTED = NEW + Touched.EVICTED, MISSED + Touched.EVICTED
+
+
+def _busiest_ps(graph: TaskGraph) -> dict[str, int]:
+    """Time that the resource of each group needs at least; here a group has one."""
+    least = -(-least_work_ps(graph) // graph.resources.servers)
+    return dict(zip(graph.resources.groups, least.tolist(), strict=True))
 
 
 def _in_turn(
@@ -237,13 +245,13 @@ def test_what_touches_add_is_seen_by_all_who_read_the_schedule(tmp_path: Path) -
     timeline = schedule(graph)
     assert timeline.end_ps.tolist() == [10, 20, 60, 563]
     assert timeline.service_ps.tolist() == [10, 10, 40, 1]
-    assert timeline.utilisation() == {"port": 61 / 563}
-    assert (timeline.spans()["x"].end_ps, timeline.spans()["x"].busy_ps) == (562, 60)
+    assert timeline.busy_ps().tolist() == [61]
+    assert timeline.visible_ps[:3].max() == 562
     path = critical_path(timeline)
     assert path.task.tolist() == [2, last]
     assert path.by_cause() == {"service": 41, "queueing": 20, "latency": 502, "credits": 0}
     # A bound may not count on evictions: it knows the graph's own times only.
-    assert lower_bounds(graph).largest_ps == 31
+    assert (longest_chain_ps(graph), _busiest_ps(graph)) == (13, {"port": 31})
     assert to_networkx(timeline).nodes[2]["visible_ps"] == 562
     write_chrome(timeline, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -377,7 +385,7 @@ def test_whoever_finds_a_block_on_its_way_waits_for_it() -> None:
 def test_a_block_that_is_written_is_not_asked_for() -> None:
     timeline = _cached([1, 1, 2], servers=1, miss_duration_ps=[0, 50, 50])
     assert timeline.end_ps.tolist() == [10, 20, 72]
-    assert lower_bounds(timeline.graph).busiest_ps["memory"] == 50
+    assert _busiest_ps(timeline.graph)["memory"] == 50
 
 
 def test_every_touch_passes_the_port() -> None:
@@ -385,8 +393,7 @@ def test_every_touch_passes_the_port() -> None:
     # Served after 6, 12, 18 and 24, and worked on for 2; the first still multiplies then.
     assert timeline.end_ps.tolist() == [10, 14, 20, 26]
     assert timeline.busy_ps().tolist() == [10 + 14 + 20 + 26, 7, 24]
-    bounds = lower_bounds(timeline.graph)
-    assert bounds.busiest_ps == {"sm": 10, "memory": 7, "port": 24}
+    assert _busiest_ps(timeline.graph) == {"sm": 10, "memory": 7, "port": 24}
 
 
 def test_keys_take_room_by_their_units() -> None:
@@ -396,7 +403,7 @@ def test_keys_take_room_by_their_units() -> None:
     assert timeline.touched.tolist() == [NEW, NEW, NEW_EVICTED, MISSED_EVICTED]
     fits = _cached([1, 2, 3, 1], room=5, units=sizes)
     assert fits.touched.tolist() == [NEW, NEW, NEW, HIT]
-    assert lower_bounds(timeline.graph).busiest_ps["memory"] == 21
+    assert _busiest_ps(timeline.graph)["memory"] == 21
     with pytest.raises(
         GraphError, match="key 2 takes 3 units of table 'cache', which has room for"
     ):

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.engine import GraphBuilder, schedule
-from replay.engine.carried import HighWater
-from replay.engine.levels import Block
+from replay.engine.levels import Block, HighWater
 from replay.measure.mechanisms import _SharedTakes, _takes
 from replay.measure.progress import Progress
 

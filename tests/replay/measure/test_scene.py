@@ -16,8 +16,7 @@ from replay import Result, UserError
 from replay.engine.export.gauges import in_service
 from replay.engine.export.programs import resolved_edges
 from replay.engine.export.scene import Gauge, Journey
-from replay.engine.export.slices import journey_slices, spans
-from replay.engine.export.ways import Ways
+from replay.engine.export.slices import Ways, journey_slices, spans
 from replay.measure.parts import Utilisation
 from replay.measure.pools import SMS
 from replay.measure.replayed import Replayed

@@ -27,8 +27,8 @@ from replay.model.compute.shadows import Rates
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
+from replay.model.work.capacity import with_shadows
 from replay.model.work.layer import ExpertShape, LayerWork
-from replay.model.work.shadowed import with_shadows
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
@@ -127,9 +127,6 @@ def test_rates_are_the_machines_own_unless_given() -> None:
     assert rates.network == system.link.payload_bytes_per_s(both_ways=True)
     assert rates.gemm == system.compute.peak_flop_per_s("bf16")
     assert shadows.rates_on(system, work, 6.25, 11.5) == Rates(6.25e9, 11.5e12)
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, graph, 2)
-    assert shadows.rates_of(machine, work) == rates
 
 
 def test_off_by_default() -> None:

@@ -67,7 +67,7 @@ def test_shared_experts_beside_the_dispatch_are_work_as_well() -> None:
     system = hwmodel.load("dgx-h100", ROUND)
     alone, both = (
         int(schedule(graph).visible_ps[ends].max())
-        for graph, ends in (
+        for graph, ends, _ in (
             build_layer(one, system, SCHEMES["ideal"])
             for one in (layer(), layer().with_shared(INNER))
         )

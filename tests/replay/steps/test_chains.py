@@ -13,7 +13,7 @@ from loops import every
 import hwmodel
 from replay.chains.replay import Replay
 from replay.experiments.layer.setup import set_up, spec_of
-from replay.model.compute.dense_layers import DenseParts
+from replay.model.compute.dense import Between
 from replay.schemes.registry import COMPARED
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.times import Ints, Timed
@@ -46,7 +46,7 @@ def timed_links(ready: Replay) -> list[Timed]:
         assert between is not None
         assert context is not None
         values = {one.name: getattr(between, one.name) for one in dataclasses.fields(between)}
-        parts = DenseParts(**{**values, "is_backward": False})
+        parts = Between(**{**values, "is_backward": False})
         passes = LayerPasses(ready.system, ready.scheme, ready.launch, parts, context)
         shape, before = parts.shape, link.decoder_layer - 1
         while before in shape.dense_layers:

@@ -9,8 +9,8 @@ import pytest
 
 import hwmodel
 from replay.engine import GraphBuilder
+from replay.model.compute.dense import Between
 from replay.model.compute.dense_kernels import Kernels
-from replay.model.compute.dense_layers import DenseParts
 from replay.model.compute.slices import Slices
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -83,7 +83,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
 
 def layer(shape: ModelShape, tp: int, cp: int, **between: Any) -> None:
     """One MoE layer's dense parts, with what a GPU owns under ``tp * cp = 8``."""
-    parts = DenseParts(shape, "bf16", slices=slices(tp, cp), **between)
+    parts = Between(shape, "bf16", slices=slices(tp, cp), **between)
     machine = Machine(H100, GraphBuilder(KIND_NAMES), 1)
     context = Context(np.array([OWN]), np.array([POSITIONS]), np.array([PAIRS]))
     parts.layer(machine, context, machine.mark(machine.ranks), is_dense=False)

@@ -9,7 +9,7 @@ import pytest
 
 import hwmodel
 from replay.engine import GraphBuilder
-from replay.model.compute.dense_layers import DenseParts
+from replay.model.compute.dense import Between
 from replay.model.compute.slices import Slices
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -174,7 +174,7 @@ def exchanged(shape: ModelShape, *, tp: int = 1, cp: int = 1, **between: Any) ->
         seen.append((group, what, nbytes))
         return 1000
 
-    parts = DenseParts(shape, "bf16", slices=Slices(tp, cp, note), **between)
+    parts = Between(shape, "bf16", slices=Slices(tp, cp, note), **between)
     machine = Machine(H100, GraphBuilder(KIND_NAMES), 1)
     context = Context(np.array([8]), np.array([8 * tp * cp]), np.array([64]))
     parts.layer(machine, context, machine.mark(machine.ranks), is_dense=False)

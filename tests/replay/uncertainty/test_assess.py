@@ -15,7 +15,7 @@ import hwmodel
 import replay
 from hwmodel.specs import SystemSpec
 from replay.engine import schedule
-from replay.engine.slow import slowed
+from replay.engine.taskgraph import slowed
 from replay.errors import UserError
 from replay.experiments.layer.setup import Setup
 from replay.model.machine.kinds import Kind

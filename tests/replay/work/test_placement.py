@@ -47,11 +47,6 @@ def test_random_is_the_same_again_and_differs_by_seed_and_layer() -> None:
     assert tuple(place("random", 64, 8).expert_rank.tolist()) == given[0, 0]
 
 
-def test_local_index_numbers_the_experts_of_a_rank() -> None:
-    placed = place("round-robin", 7, 3)
-    assert placed.local_index().tolist() == [0, 0, 0, 1, 1, 1, 2]
-
-
 def test_file_gives_one_list_or_one_a_layer(tmp_path: Path) -> None:
     path = tmp_path / "placement.json"
     path.write_text(json.dumps([1, 1, 0, 2]))

@@ -25,7 +25,9 @@ def test_counts_are_those_of_counting(name: str) -> None:
     assert list(zip(layer.copy_token, layer.copy_rank, strict=True)) == copies
     for (token, expert), copy in zip(pairs, layer.pair_copy.tolist(), strict=True):
         assert copies[copy] == (token, routing.expert_rank[expert])
-    assert layer.remote_copies_of_token.tolist() == [len(set(routing.remote(t))) for t in tokens]
+    assert np.bincount(
+        layer.copy_token[layer.copy_is_remote], minlength=layer.num_tokens
+    ).tolist() == [len(set(routing.remote(t))) for t in tokens]
     assert layer.copy_pairs.tolist() == [routing.ranks(t).count(rank) for t, rank in copies]
     rows = Counter(expert for _, expert in pairs)
     assert layer.rows_of_expert.tolist() == [rows[e] for e in range(layer.num_experts)]

@@ -227,9 +227,9 @@ class ElasticDeepEp(StagedScheme):
             if engine is None:
                 return separate_kernels(machine, work, pool, operands, layout=self._layout)
             first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
-            done = gemm_kernel(machine, work, first, pool, operands, layout=self._layout)
+            done = gemm_kernel(machine, work, first, pool, operands, layout=self._layout).end
             done = stack.run(engine.between, work, machine, done)
-            return gemm_kernel(machine, work, second, pool, done, layout=self._layout)
+            return gemm_kernel(machine, work, second, pool, done, layout=self._layout).end
         operands = cast_received(machine, work, copies, after)
         row, back = work.operand_row_bytes, work.combine_row_bytes
         moved = MemoryTraffic(copies * row, pairs * row, pairs)

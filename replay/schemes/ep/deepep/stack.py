@@ -321,7 +321,7 @@ def experts(stack: Stack, work: LayerWork, machine: Machine, pool: Ints, after: 
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     operands = cast_received(machine, work, Sizes.of(work).copies, after)
     ready = run(stack.before_experts, work, machine, operands)
-    done = gemm_kernel(machine, work, first, pool, ready, layout=stack.layout)
+    done = gemm_kernel(machine, work, first, pool, ready, layout=stack.layout).end
     done = run(stack.between, work, machine, done)
-    done = gemm_kernel(machine, work, second, pool, done, layout=stack.layout)
+    done = gemm_kernel(machine, work, second, pool, done, layout=stack.layout).end
     return run(stack.after_experts, work, machine, done)

@@ -22,9 +22,10 @@ import numpy as np
 from replay.model.collectives import point_to_point
 from replay.model.compute import shadows
 from replay.model.compute.shared import shared_before_wait
+from replay.model.compute.weight_copies import expert_bytes
 from replay.model.machine.kinds import COMBINE, DISPATCH, PhaseKinds
+from replay.model.work.capacity import first_shadow, with_shadows
 from replay.model.work.ragged import places
-from replay.model.work.shadowed import first_shadow, with_shadows
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.fastermoe import around
 from replay.schemes.ep.fastermoe.experts import compute, computed
@@ -138,7 +139,7 @@ class FasterMoe(SendsByNccl):
         owned, got = pairs.sum(axis=1) * row, pairs.sum(axis=0) * row
         shadowed = self._shadowed(work, partial(shadows.rates_on, system))
         copies = len(shadowed) + bool(len(shadowed))  # and the weights that make room for them
-        nbytes = np.full(work.num_ranks, copies * shadows.weight_bytes(work, system))
+        nbytes = np.full(work.num_ranks, copies * sum(expert_bytes(work, system)))
         return (
             self.options.fifos(work.num_ranks, system),
             *([Buffer("weights of shadowed experts", nbytes)] if copies else []),

@@ -16,7 +16,7 @@ from replay.model.collectives.nccl import NCCL
 from replay.model.compute import shadows
 from replay.model.compute.calls import Call
 from replay.model.machine.kinds import COUNTS, Kind
-from replay.model.work.shadowed import first_shadow
+from replay.model.work.capacity import first_shadow
 from replay.schemes.ep.fastermoe.around import NUMBER_BYTES
 from replay.schemes.ep.fastermoe.experts import compute, computed
 from replay.schemes.ep.software import Listed

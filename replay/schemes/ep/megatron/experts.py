@@ -123,7 +123,7 @@ def _grouped(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints
     """Grouped GEMMs whose arguments are copied first."""
 
     def multiply(gemm: Gemm, begin: Ints) -> Ints:
-        return gemm_kernel(machine, work, gemm, pool, _copied(machine, begin))
+        return gemm_kernel(machine, work, gemm, pool, _copied(machine, begin)).end
 
     def gradient(projection: Projection, begin: Ints) -> Ints:
         return weight_gradient_kernel(machine, work, projection, pool, _copied(machine, begin))
