@@ -120,6 +120,9 @@ def test_models_are_those_within_the_budget_and_the_others_are_counted() -> None
     assert [sizes for sizes, _ in found] == kept
     assert 0 < len(kept) < len(every)
     assert left_out.total() + len(kept) == len(every)
+    exact = small(f"[budget]\ntotal = {total}\nactive = {active}\ntolerance = 0.0\n")
+    ((sizes, _),) = shapes.within(exact, base)[0]
+    assert all(getattr(base, name) == size for name, size in sizes)
     assert shapes.TOTAL in left_out
     assert shapes.ACTIVE in left_out
 
