@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from replay.studies.validate import deepep, nccl
-from replay.studies.validate.table import Bound
+from replay.studies.validate.table import Bound, has
 
 NCCL = replace(
     nccl.TABLE,
@@ -23,8 +23,8 @@ DEEPEP = replace(
     title="DeepEP V1 normal kernels, 8 x B200",
     systems=("hgx-b200",),
     bounds=(
-        Bound("dispatch", 10, lambda row: row["phase"] == "dispatch"),
-        Bound("combine", 10, lambda row: row["phase"] == "combine"),
+        Bound("dispatch", 10, has(phase="dispatch")),
+        Bound("combine", 10, has(phase="combine")),
     ),
 )
 LOW_LATENCY = replace(
@@ -32,5 +32,5 @@ LOW_LATENCY = replace(
     name="deepep_low_latency_b200",
     title="DeepEP V1 low-latency kernels, 8 x B200",
     systems=("hgx-b200",),
-    bounds=(Bound("all", 10, lambda row: True),),
+    bounds=(Bound("all", 10, has()),),
 )

@@ -6,7 +6,6 @@ sends and receives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +20,6 @@ from replay.studies.validate.bench import Bench
 from replay.studies.validate.table import Bound, Prediction, Row, Table
 
 if TYPE_CHECKING:
-    from replay.model.collectives.algorithm import Algorithm
     from replay.model.machine.machine import Ints, Machine
 
 MEGABYTE = 1 << 20
@@ -58,37 +56,24 @@ def timed(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int
     return Prediction(bench.time_us(bench.system(system), num_gpus, added), names[0])
 
 
-def predict(bench: Bench, rows: Sequence[Row]) -> list[float | Prediction]:
-    """Predict times in microseconds."""
-    return [
-        timed(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
-        for row in rows
-    ]
+def predict(bench: Bench, row: Row) -> Prediction:
+    """Predict a time in microseconds."""
+    return timed(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
 
 
-def predict_bus(bench: Bench, rows: Sequence[Row]) -> list[float | Prediction]:
-    """Predict bus bandwidths in GB/s."""
-    found: list[float | Prediction] = []
-    for row in rows:
-        what, nbytes = collective_of(row["collective"]), row["bytes"]
-        algorithm = library.find(row["algorithm"])
-        names: list[str] = []
+def predict_bus(bench: Bench, row: Row) -> Prediction:
+    """Predict a bus bandwidth in GB/s."""
+    what, nbytes = collective_of(row["collective"]), row["bytes"]
+    algorithm = library.find(row["algorithm"])
+    names: list[str] = []
 
-        def added(
-            machine: Machine,
-            start: Ints,
-            what: nccl.Collective = what,
-            nbytes: int = nbytes,
-            algorithm: Algorithm = algorithm,
-            names: list[str] = names,
-        ) -> None:
-            names.append(algorithm.picked(machine, what, nbytes))
-            algorithm.build(machine, DISPATCH, what, nbytes, machine.kernel(start))
+    def added(machine: Machine, start: Ints) -> None:
+        names.append(algorithm.picked(machine, what, nbytes))
+        algorithm.build(machine, DISPATCH, what, nbytes, machine.kernel(start))
 
-        time_us = bench.time_us(bench.system(row["system"]), row["num_gpus"], added)
-        bus = nbytes / time_us / 1e3 * bus_factor(what, row["num_gpus"])
-        found.append(Prediction(bus, names[0]))
-    return found
+    time_us = bench.time_us(bench.system(row["system"]), row["num_gpus"], added)
+    bus = nbytes / time_us / 1e3 * bus_factor(what, row["num_gpus"])
+    return Prediction(bus, names[0])
 
 
 TABLE = Table(
