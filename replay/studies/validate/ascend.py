@@ -13,6 +13,7 @@ dies, so that no replay has more than `MOST_TOKENS`; by then a bandwidth is that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from replay.schemes.ep.cann_ep import CannEp
@@ -54,7 +55,6 @@ def predict_gemm(bench: Bench, row: Row) -> float:
 CANN_EP = Table(
     name="cann_ep",
     title="CANN's dispatch and combine, 8 to 256 dies of a CloudMatrix384",
-    unit="us",
     size="ep_size",
     bounds=(
         Bound("dispatch", 15, has(phase="dispatch")),
@@ -65,22 +65,17 @@ CANN_EP = Table(
     systems=(SYSTEM,),
     schemes=("cann-ep",),
 )
-CANN_EP_NORMAL = Table(
+CANN_EP_NORMAL = replace(
+    CANN_EP,
     name="cann_ep_normal",
     title="DeepEP-Ascend's normal kernels, 8 to 128 dies of a CloudMatrix384",
-    unit="GB/s",
-    size="ep_size",
     bounds=(Bound("combine", 20, has()),),
     predict=predict_bandwidth,
     measured="bandwidth_GB_per_s",
-    is_outlier=is_unsure,
-    systems=(SYSTEM,),
-    schemes=("cann-ep",),
 )
 GEMM = Table(
     name="ascend_gemm",
     title="decoding projections on one die of an Atlas A3, BF16, 16 rows",
-    unit="us",
     size="k",
     bounds=(
         Bound("24 cores", 15, lambda row: row["blocks"] >= 24),

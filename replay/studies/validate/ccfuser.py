@@ -96,7 +96,6 @@ def _kernel(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
 TABLE = Table(
     name="ccfuser",
     title="CCFuser's two fused kernels, 4 x A100 whose GPUs exchange 8 GB/s",
-    unit="us",
     size="remote_tiles",
     bounds=(
         Bound("get and GEMM-1", 15, has(kernel="get_gemm1")),

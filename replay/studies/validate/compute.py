@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -205,7 +206,6 @@ def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
 GEMM = Table(
     name="gemm",
     title="Dense GEMM, BF16 (cuBLAS) and block-scaled FP8 (TensorRT-LLM, DeepGEMM), H100",
-    unit="us",
     size="m",
     bounds=(
         Bound("BF16, m >= 256", 8, lambda row: row["m"] >= SMALL_M and not _is_fp8(row)),
@@ -216,23 +216,19 @@ GEMM = Table(
     is_outlier=gemm_outliers,
 )
 
-GEMM_FEW_TILES = Table(
+GEMM_FEW_TILES = replace(
+    GEMM,
     name="gemm_few_tiles",
     title="Dense GEMM with few output tiles, H100",
-    unit="us",
-    size="m",
     bounds=(
         Bound("BF16", 20, lambda row: not _is_fp8(row)),
         Bound("FP8", 20, _is_fp8),
     ),
-    predict=predict_gemm,
-    is_outlier=gemm_outliers,
 )
 
 MOE_SKEWED = Table(
     name="moe_skewed",
     title="Expert computation of one rank (TensorRT-LLM), skewed routing, H100",
-    unit="us",
     size="global_tokens",
     bounds=(
         Bound("balanced", 10, has(distribution="balanced")),
@@ -245,7 +241,6 @@ MOE_SKEWED = Table(
 MOE = Table(
     name="moe_compute",
     title="Expert computation of one rank (TensorRT-LLM), balanced routing, H100",
-    unit="us",
     size="global_tokens",
     bounds=(
         Bound("fewer pairs than experts", 10, _is_small),

@@ -52,7 +52,6 @@ def predict(bench: Bench, row: Row) -> Prediction:
 TABLE = Table(
     name="custom_allreduce",
     title="One-shot, two-shot and NCCL all-reduce of inference engines, 2, 4 and 8 x H100",
-    unit="us",
     size="bytes",
     bounds=(Bound("all", 20, has()),),
     predict=predict,

@@ -8,6 +8,7 @@ are replayed with an even routing, so that their difference is not one of two ra
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,6 @@ def predict_internode_notify(bench: Bench, row: Row) -> float:
 TABLE = Table(
     name="deepep_normal",
     title="DeepEP V1 normal kernels, 8 x H100",
-    unit="us",
     size="tokens_per_rank",
     bounds=(
         Bound("dispatch", 6, has(phase="dispatch")),
@@ -122,40 +122,49 @@ TABLE = Table(
     predict=predict,
     schemes=("deepep",),
 )
+B200 = replace(
+    TABLE,
+    name="deepep_normal_b200",
+    title="DeepEP V1 normal kernels, 8 x B200",
+    systems=("hgx-b200",),
+    bounds=(
+        Bound("dispatch", 10, has(phase="dispatch")),
+        Bound("combine", 10, has(phase="combine")),
+    ),
+)
 LOW_LATENCY = Table(
     name="deepep_low_latency",
     title="DeepEP V1 low-latency kernels, 8 x H100",
-    unit="us",
     size="tokens_per_rank",
     bounds=(Bound("all", 10, has()),),
     predict=predict_low_latency,
     schemes=("deepep-ll",),
 )
-LOW_LATENCY_INTERNODE = Table(
+LOW_LATENCY_B200 = replace(
+    LOW_LATENCY,
+    name="deepep_low_latency_b200",
+    title="DeepEP V1 low-latency kernels, 8 x B200",
+    systems=("hgx-b200",),
+)
+LOW_LATENCY_INTERNODE = replace(
+    LOW_LATENCY,
     name="deepep_low_latency_internode",
     title="DeepEP V1 low-latency kernels, 16 x H100 on two nodes",
-    unit="us",
-    size="tokens_per_rank",
     bounds=(Bound("all", 15, has()),),
-    predict=predict_low_latency,
-    schemes=("deepep-ll",),
 )
-INTERNODE = Table(
+INTERNODE = replace(
+    TABLE,
     name="deepep_internode",
     title="DeepEP V1 normal kernels, 16 x H100 on two nodes, without notify",
-    unit="us",
-    size="tokens_per_rank",
     bounds=(Bound("all", 10, has()),),
     predict=predict_internode,
     measured="transmit_us",
     others=("notify_us",),
-    schemes=("deepep",),
 )
-INTERNODE_NOTIFY = Table(
+INTERNODE_NOTIFY = replace(
+    INTERNODE,
     name="deepep_internode_notify",
     title="DeepEP V1 notify kernels before them, layout known, 16 x H100 on two nodes",
-    unit="us",
-    size="tokens_per_rank",
     bounds=(
         Bound("up to 16 tokens", 15, lambda row: row["tokens_per_rank"] <= 16),
         Bound("more", 50, lambda row: row["tokens_per_rank"] > 16),
@@ -164,5 +173,4 @@ INTERNODE_NOTIFY = Table(
     measured="notify_us",
     file="deepep_internode",
     others=("transmit_us",),
-    schemes=("deepep",),
 )

@@ -114,7 +114,6 @@ def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Int
 TABLE = Table(
     name="moe_deepgemm",
     title="Expert computation of one rank (SGLang, DeepGEMM), even and skewed routing, H100",
-    unit="us",
     size="global_tokens",
     bounds=(
         Bound("contiguous, even", 6, has(layout="contiguous", distribution="uniform")),

@@ -45,7 +45,6 @@ def predict(bench: Bench, row: Row) -> float:
 TABLE = Table(
     name="links",
     title="NVLink bandwidth, 8 x H800 and 8 x H100",
-    unit="GB/s",
     size="bandwidth_GB_per_s",
     bounds=(Bound("all", 3, has()),),
     predict=predict,

@@ -6,6 +6,7 @@ sends and receives.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from replay.model.collectives.pair_rules import rules_of
 from replay.model.collectives.point_to_point import all_to_all
 from replay.model.machine.kinds import DISPATCH
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Prediction, Row, Table
+from replay.studies.validate.table import Bound, Prediction, Row, Table, has
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
@@ -79,7 +80,6 @@ def predict_bus(bench: Bench, row: Row) -> Prediction:
 TABLE = Table(
     name="nccl_collectives",
     title="NCCL collectives, 2, 4 and 8 x H100",
-    unit="us",
     size="bytes",
     bounds=(
         Bound("1 MB and more", 10, lambda row: row["bytes"] >= MEGABYTE),
@@ -88,22 +88,23 @@ TABLE = Table(
     predict=predict,
     schemes=SCHEMES,
 )
+B200 = replace(
+    TABLE,
+    name="nccl_collectives_b200",
+    title="NCCL collectives, 2, 4 and 8 x B200",
+    systems=("hgx-b200",),
+    bounds=(
+        Bound("1 MB and more", 10, lambda row: row["bytes"] >= MEGABYTE),
+        Bound("less than 1 MB", 10, lambda row: row["bytes"] < MEGABYTE),
+    ),
+)
 BUS = Table(
     name="nccl_bus_bandwidth",
     title="Bus bandwidth of large collectives by number of GPUs, H100, H200 and H800",
-    unit="GB/s",
     size="bytes",
     bounds=(
-        Bound(
-            "all-reduce, as NCCL runs",
-            10,
-            lambda row: row["collective"] == "all_reduce" and row["algorithm"] == "nccl",
-        ),
-        Bound(
-            "all-reduce, rings",
-            10,
-            lambda row: row["collective"] == "all_reduce" and row["algorithm"] == "ring",
-        ),
+        Bound("all-reduce, as NCCL runs", 10, has(collective="all_reduce", algorithm="nccl")),
+        Bound("all-reduce, rings", 10, has(collective="all_reduce", algorithm="ring")),
         Bound("gather and scatter", 10, lambda row: row["collective"] != "all_reduce"),
     ),
     predict=predict_bus,

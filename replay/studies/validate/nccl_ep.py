@@ -26,7 +26,6 @@ def predict(bench: Bench, row: Row) -> float:
 TABLE = Table(
     name="nccl_ep",
     title="NCCL EP's low-latency kernels, 8 to 64 x H100 on one to eight nodes",
-    unit="GB/s",
     size="ep_size",
     bounds=(Bound("all", 10, has()),),
     predict=predict,

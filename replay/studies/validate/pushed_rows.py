@@ -103,7 +103,6 @@ def _is_slow(row: Row) -> bool:
 HYBRID_EP = Table(
     name="hybrid_ep",
     title="HybridEP's kernels alone, 8 x B200, 8 to 36 x GB200",
-    unit="GB/s",
     size="num_gpus",
     bounds=(
         Bound("dispatch, FP8", 15, lambda row: row["rows"] == "fp8" and not _is_slow(row)),
@@ -120,7 +119,6 @@ HYBRID_EP = Table(
 HYBRID_EP_INTERNODE = Table(
     name="hybrid_ep_internode",
     title="HybridEP's kernels alone, 16 to 64 x H100 on two to eight nodes",
-    unit="GB/s",
     size="num_gpus",
     bounds=(
         Bound("4 SMs", 20, has(num_sms=FEWEST_SMS)),
@@ -134,7 +132,6 @@ HYBRID_EP_INTERNODE = Table(
 DEEPEP_V2 = Table(
     name="deepep_v2",
     title="DeepEP V2's kernels without epilogue, 8 x B200",
-    unit="GB/s",
     size="num_sms",
     bounds=(Bound("all", 20, has()),),
     predict=partial(_bandwidth, replayed=_elastic_us),

@@ -113,8 +113,6 @@ class Table:
     ----------
     name, title
         Name on the command line; a line for people.
-    unit
-        Unit of the measured value.
     size
         Column that tells how much was moved or computed, for the picture of error by size.
     bounds
@@ -137,7 +135,6 @@ class Table:
 
     name: str
     title: str
-    unit: str
     size: str
     bounds: tuple[Bound, ...]
     predict: Callable[[Bench, Row], float | Prediction]
@@ -147,6 +144,11 @@ class Table:
     file: str = ""
     others: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """Unit of the measured value, which its column's name ends with."""
+        return "us" if self.measured.endswith("_us") else "GB/s"
 
     def rows(self) -> tuple[Row, ...]:
         """All measurements of the table."""
