@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import UserError, check_kind
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import load_result
-from replay.experiments.base.result import ComparisonBase, ResultBase, TimedResult
-from replay.studies.differences.outcome import Numbers, changed
-from replay.studies.differences.parts import Outcome, Quantity
-from replay.studies.differences.path import ps
+from replay.experiments.base.result import ComparisonBase, ResultBase
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment
+
+Numbers = dict[tuple[str, str], float]
+"""By name and unit."""
 
 BY_VALUE = ("system", "scheme", "overrides", "options", "prefill_scheme", "prefill_options")
 """Settings of a spec that a result describes by value."""
@@ -74,29 +74,6 @@ def entered(result: ResultBase) -> dict[str, Any]:
             said = {key: one for key, one in described.items() if isinstance(one, str)}
             found |= {f"{path}.{key}": one for key, one in said.items()} | options
     return found
-
-
-def outcome(name: str, before: TimedResult, after: TimedResult) -> Outcome:
-    """Compare what came out of two results: the time, and every number by its path.
-
-    Numbers whose share of change is largest come first; of a list of numbers it is the mean.
-    """
-    numbers = sorted(changed(came_out(before), came_out(after)), key=lambda one: -_share(one))
-    times = before.headline_us, after.headline_us
-    return Outcome(
-        name=name, before_us=times[0], after_us=times[1],
-        change_us=(ps(times[1]) - ps(times[0])) / 1e6,
-        by_cause=[], by_phase=[], quantities=numbers,
-    )  # fmt: skip
-
-
-def is_same(before: TimedResult, after: TimedResult) -> bool:
-    """Whether all that came out is the same."""
-    return came_out(before) == came_out(after)
-
-
-def _share(one: Quantity) -> float:
-    return abs(one.after / one.before - 1) if one.before else float("inf")
 
 
 def came_out(result: ResultBase) -> Numbers:

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.result import ComparisonBase, ResultBase
-from replay.experiments.layer.experiment import EXPERIMENT as LAYER
-from replay.experiments.layer.result import Comparison, Result
 from replay.studies.differences import any_experiment as of_any
-from replay.studies.differences.inputs import changes, changes_of
-from replay.studies.differences.outcome import outcome
+from replay.studies.differences.inputs import changes
+from replay.studies.differences.outcome import is_same, outcome
 from replay.studies.differences.pairs import Pair, pair
 from replay.studies.differences.parts import Change, Difference
 
 if TYPE_CHECKING:
+    from replay.experiments.base.result import TimedResult
     from replay.studies.differences.parts import Outcome
 
 Given = ResultBase | ComparisonBase[Any] | str | Path
@@ -38,67 +37,29 @@ def diff(before: Given, after: Given) -> Difference:
     """
     one, other = of_any.loaded(before), of_any.loaded(after)
     experiment = of_any.experiment_of(one, other, "diff")
-    if experiment is not LAYER:
-        return _of_others(experiment.name, one, other)
     paired = pair(_results(one), _results(other))
     inputs = changes(paired.pairs) + _of_comparisons(one, other)
-    pairs = sorted(paired.pairs, key=lambda each: each.before.totals.makespan_us)
+    pairs = sorted(paired.pairs, key=lambda each: each.before.headline_us)
     outcomes = [outcome(each) for each in pairs]
-    then = [each.name for each in pairs]
-    now = [each.name for each in sorted(pairs, key=lambda each: each.after.totals.makespan_us)]
+    now = [each.name for each in sorted(pairs, key=lambda each: each.after.headline_us)]
     alone = paired.only_before + paired.only_after
-    same_out = not alone and all(_is_same(each) for each in pairs)
+    same_out = not alone and all(is_same(each) for each in pairs)
     return Difference(
+        experiment=experiment.name,
         is_same=same_out and not inputs,
         inputs=inputs,
         outcomes=outcomes,
         only_before=paired.only_before,
         only_after=paired.only_after,
-        order_before=then,
+        order_before=[each.name for each in pairs],
         order_after=now,
         swapped=_swapped(outcomes),
         notes=list(_notes(pairs, inputs, same_out=same_out)),
     )
 
 
-def _of_others(experiment: str, one: Any, other: Any) -> Difference:
-    """What is not the same in results of another experiment than layers."""
-    before, after = ({each.name: each for each in _results_of(given)} for given in (one, other))
-    pairs = [(name, before[name], after[name]) for name in before if name in after]
-    if len(before) == len(after) == 1:
-        names = dict.fromkeys([*before, *after])
-        pairs = [(" -> ".join(names), *before.values(), *after.values())]
-        before, after = {pairs[0][0]: pairs[0][1]}, {pairs[0][0]: pairs[0][2]}
-    inputs = changes_of([(name, of_any.entered(a), of_any.entered(b)) for name, a, b in pairs])
-    inputs += _of_comparisons(one, other)
-    pairs = sorted(pairs, key=lambda each: each[1].headline_us)
-    outcomes = [of_any.outcome(*each) for each in pairs]
-    alone = [name for name in before if name not in after]
-    new = [name for name in after if name not in before]
-    same_out = not alone + new and all(of_any.is_same(a, b) for _, a, b in pairs)
-    notes = [] if pairs else ["the files have no scheme in common"]
-    if pairs and not same_out and not inputs and not alone + new:
-        notes = ["nothing else entered otherwise: other code gives other results"]
-    return Difference(
-        experiment=experiment,
-        is_same=same_out and not inputs,
-        inputs=inputs,
-        outcomes=outcomes,
-        only_before=alone,
-        only_after=new,
-        order_before=[name for name, _, _ in pairs],
-        order_after=[name for name, _, _ in sorted(pairs, key=lambda each: each[2].headline_us)],
-        swapped=_swapped(outcomes),
-        notes=notes,
-    )
-
-
-def _results_of(given: Any) -> list[Any]:
+def _results(given: TimedResult | ComparisonBase[Any]) -> list[TimedResult]:
     return list(given.results) if isinstance(given, ComparisonBase) else [given]
-
-
-def _results(given: Result | Comparison) -> list[Result]:
-    return given.results if isinstance(given, Comparison) else [given]
 
 
 def _of_comparisons(one: object, other: object) -> list[Change]:
@@ -115,12 +76,6 @@ def _of_comparisons(one: object, other: object) -> list[Change]:
     return found
 
 
-def _is_same(each: Pair) -> bool:
-    """Whether all that was measured is the same."""
-    one, other = each.before, each.after
-    return (one.layers, one.chain, one.totals) == (other.layers, other.chain, other.totals)
-
-
 def _swapped(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
     """Pairs of schemes whose order is another."""
     return [
@@ -135,7 +90,7 @@ def _notes(pairs: Sequence[Pair], inputs: Sequence[Change], *, same_out: bool) -
         return ["the files have no scheme in common"]
     if same_out or not pairs:
         return []
-    moved = [one.name for one in pairs if not _is_same(one)]
+    moved = [one.name for one in pairs if not is_same(one)]
     if moved and not [one for one in inputs if not one.what.startswith("version")]:
         if all(one.before.run_id == one.after.run_id for one in pairs):
             return ["both say that they are one replay, by one code: a file was changed by hand"]

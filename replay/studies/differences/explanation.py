@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from replay.errors import UserError, listed, unknown
-from replay.experiments.base.names import LACKING, row_names
+from replay.experiments.base.names import LACKING
 from replay.experiments.base.result import ComparisonBase, Document
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import size_text
@@ -18,6 +18,7 @@ from replay.experiments.layer.result import Comparison
 from replay.studies.differences import any_experiment as of_any
 from replay.studies.differences.inputs import changes_of
 from replay.studies.differences.outcome import changed
+from replay.studies.differences.pairs import names_of
 from replay.studies.differences.parts import Change, Quantity
 from replay.studies.differences.sides import Side, side_of
 from tracegen.shared.display.frames import flat
@@ -131,30 +132,29 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
     experiment = of_any.experiment_of(before, after, "explain")
     _check_single(one, before)
     _check_single(other, after)
-    if experiment is LAYER:
-        return _explained(*_sides_of_layers(before, after))
     first, second = side_of(experiment, before), side_of(experiment, after)
+    if experiment is LAYER:
+        _check_layers(before, after)
+        names = names_of([before, after])
+        return _explained(first._replace(name=names[0]), second._replace(name=names[1]))
     if first.name == second.name:
         first = first._replace(name=f"{first.name} (1)")
         second = second._replace(name=f"{second.name} (2)")
     return _explained(first, second, experiment.name)
 
 
-def _sides_of_layers(first: Result, second: Result) -> tuple[Side, Side]:
-    """Results of the same layers; their names tell options and placements apart.
+def _check_layers(first: Result, second: Result) -> None:
+    """Refuse results of another number of layers.
 
     Raises
     ------
     UserError
-        If they are not of the same number.
+        With both numbers.
     """
     numbers = first.totals.num_layers, second.totals.num_layers
     if numbers[0] != numbers[1]:
         message = f"the results are of {numbers[0]} and {numbers[1]} layers: explain takes the same"
         raise UserError(message)
-    names = row_names([first, second], marked=False)
-    one, other = side_of(LAYER, first), side_of(LAYER, second)
-    return one._replace(name=names[0]), other._replace(name=names[1])
 
 
 def _explained(one: Side, other: Side, experiment: str | None = None) -> Explanation:
@@ -256,10 +256,8 @@ def _check_single(given: object, found: Any) -> None:
     UserError
         With the names that there are.
     """
-    if isinstance(found, Comparison):
-        names = row_names(found.results, marked=False)
-    elif isinstance(found, ComparisonBase):
-        names = [one.name for one in found.results]
+    if isinstance(found, ComparisonBase):
+        names = names_of(found.results)
     elif isinstance(found, CollectiveResult) and len(found.rows) > 1:
         names = [f"{row.algorithm}, {size_text(row.bytes)}" for row in found.rows]
     else:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodel.units import unit_of
 from replay.experiments.base.identity import BY_VALUE
+from replay.experiments.layer.result import Result
+from replay.studies.differences import any_experiment as of_any
 from replay.studies.differences.parts import Change
 
 if TYPE_CHECKING:
-    from replay.experiments.layer.result import Result
+    from replay.experiments.base.result import ResultBase
     from replay.studies.differences.pairs import Pair
 
 BY_RESULT = BY_VALUE | {"precision", "gemm_type", "dispatch_rows", "combine_rows", "launch"}
@@ -20,8 +22,10 @@ RESTS_ON = ("source", "assumes", "traffic")
 """What a scheme says of itself in sentences: a revision of the scheme, if it is not the same."""
 
 
-def entered(result: Result) -> dict[str, Any]:
-    """Everything that entered a replay, by dotted name."""
+def entered(result: ResultBase) -> dict[str, Any]:
+    """Everything that entered a result, by dotted name."""
+    if not isinstance(result, Result):
+        return of_any.entered(result)
     found: dict[str, Any] = {"version of moereplay": result.version}
     found |= _dotted("trace", result.trace.model_dump(mode="json"))
     found |= {"system.name": result.system.name, "system.num_gpus": result.system.num_gpus}

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from replay.experiments.layer.result import Result
+from replay.studies.differences.any_experiment import Numbers, came_out
 from replay.studies.differences.parts import Outcome, Part, Quantity
 from replay.studies.differences.path import by_cause, by_phase, ps
 
@@ -17,22 +19,39 @@ if TYPE_CHECKING:
     from replay.studies.differences.path import Ps
 
 
-Numbers = dict[tuple[str, str], float]
-"""By name and unit."""
-
-
 def outcome(pair: Pair) -> Outcome:
-    """Compare the results of one scheme."""
-    before, after = pair.before.totals.makespan_us, pair.after.totals.makespan_us
+    """Compare the results of one scheme.
+
+    Causes and phases are those of layers. Of others every number of the result is a quantity, the
+    largest share of change first; of a list of numbers it is the mean.
+    """
+    then, now = pair.before, pair.after
+    is_of_layers = isinstance(then, Result)
+    if is_of_layers:
+        quantities = changed(numbers_of(then), numbers_of(now))
+    else:
+        quantities = sorted(changed(came_out(then), came_out(now)), key=lambda one: -_share(one))
     return Outcome(
         name=pair.name,
-        before_us=before,
-        after_us=after,
-        change_us=(ps(after) - ps(before)) / 1e6,
-        by_cause=_parts(by_cause(pair.before), by_cause(pair.after)),
-        by_phase=_parts(by_phase(pair.before), by_phase(pair.after)),
-        quantities=changed(numbers_of(pair.before), numbers_of(pair.after)),
+        before_us=then.headline_us,
+        after_us=now.headline_us,
+        change_us=(ps(now.headline_us) - ps(then.headline_us)) / 1e6,
+        by_cause=_parts(by_cause(then), by_cause(now)) if is_of_layers else [],
+        by_phase=_parts(by_phase(then), by_phase(now)) if is_of_layers else [],
+        quantities=quantities,
     )
+
+
+def is_same(pair: Pair) -> bool:
+    """Whether all that came out is the same."""
+    one, other = pair.before, pair.after
+    if isinstance(one, Result) and isinstance(other, Result):
+        return (one.layers, one.chain, one.totals) == (other.layers, other.chain, other.totals)
+    return came_out(one) == came_out(other)
+
+
+def _share(one: Quantity) -> float:
+    return abs(one.after / one.before - 1) if one.before else float("inf")
 
 
 def _parts(before: Ps, after: Ps) -> list[Part]:

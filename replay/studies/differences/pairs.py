@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from replay.experiments.base.names import row_names
+from replay.experiments.layer.result import Result
 
 if TYPE_CHECKING:
-    from replay.experiments.layer.result import Result
+    from replay.experiments.base.result import TimedResult
 
 
 class Pair(NamedTuple):
     """Results of one scheme in two files, under the name it has in tables."""
 
     name: str
-    before: Result
-    after: Result
+    before: TimedResult
+    after: TimedResult
 
 
 class Paired(NamedTuple):
@@ -31,15 +32,15 @@ class _Row(NamedTuple):
     """A result, and its name in the tables of its file."""
 
     name: str
-    result: Result
+    result: TimedResult
 
     @property
     def scheme(self) -> str:
-        return self.result.scheme.name
+        return self.result.name
 
     @property
     def placement(self) -> str:
-        return self.result.placement
+        return self.result.placement if isinstance(self.result, Result) else ""
 
 
 SAME: tuple[Callable[[_Row], tuple[str, ...]], ...] = (
@@ -51,7 +52,7 @@ SAME: tuple[Callable[[_Row], tuple[str, ...]], ...] = (
 row on either side may have it, or it would be a guess."""
 
 
-def pair(before: Sequence[Result], after: Sequence[Result]) -> Paired:
+def pair(before: Sequence[TimedResult], after: Sequence[TimedResult]) -> Paired:
     """Pair results of the same name and placement, and then of the same scheme if one is left.
 
     Two files of one result each are about this one, whatever its scheme.
@@ -71,15 +72,18 @@ def pair(before: Sequence[Result], after: Sequence[Result]) -> Paired:
     return Paired(found, [row.name for row in left], [row.name for row in right])
 
 
-def _rows(results: Sequence[Result]) -> list[_Row]:
-    return [
-        _Row(name, result)
-        for name, result in zip(row_names(results, marked=False), results, strict=True)
-    ]
+def _rows(results: Sequence[TimedResult]) -> list[_Row]:
+    return [_Row(name, result) for name, result in zip(names_of(results), results, strict=True)]
+
+
+def names_of(results: Sequence[TimedResult]) -> list[str]:
+    """Names of results beside each other: of layers with placements and options, as in tables."""
+    layers = [one for one in results if isinstance(one, Result)]
+    return row_names(layers, marked=False) if layers else [one.name for one in results]
 
 
 def _both(one: _Row, other: _Row) -> str:
     """Name of two: the scheme's, with what tells it from others in the file where there are any."""
     if one.scheme != other.scheme:
-        return " -> ".join(row_names([one.result, other.result], marked=False))
+        return " -> ".join(names_of([one.result, other.result]))
     return one.name if other.name == other.scheme else other.name

@@ -10,11 +10,10 @@ from replay.experiments.collective.replay import carry_out
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.setup import CollectiveSetup
 from replay.experiments.collective.spec import size_text
-from replay.experiments.layer.result import Result
 from replay.measure.measured import described
-from replay.studies.differences.any_experiment import came_out, entered
+from replay.studies.differences.any_experiment import came_out
 from replay.studies.differences.gpus import of_gpus
-from replay.studies.differences.inputs import entered as entered_of_layers
+from replay.studies.differences.inputs import entered
 from replay.studies.differences.outcome import numbers_of
 from replay.studies.differences.path import by_phase_and_cause, of_paths, ps
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment
     from replay.experiments.base.result import ResultBase, TimedResult
     from replay.measure.parts import CriticalPath
-    from replay.studies.differences.outcome import Numbers
+    from replay.studies.differences.any_experiment import Numbers
 
 Parts = dict[tuple[str, str], int]
 """Picoseconds by where, and by what they were spent on."""
@@ -87,7 +86,7 @@ def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:
         gpus=of_gpus(result),
         spans_us=spans,
         numbers=numbers_of(result, phases),
-        entered=entered_of_layers(result) if isinstance(result, Result) else entered(result),
+        entered=entered(result),
     )
 
 

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
+from replay.studies.sweeps import columns
 from replay.studies.sweeps.points import check_labels, is_meant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Mapping
 
-    from replay.studies.sweeps.points import Choice
-    from replay.studies.sweeps.study import Claim, Column, Grid
+    from replay.studies.sweeps.study import Claim, Column
+    from replay.studies.sweeps.table import GridTable
 
 HEADINGS = ["paper", "published", "replayed", "replayed / published"]
 NUM_LABELS = 2
-
-
-class Mean(Protocol):
-    """What a column says of a point: `replay.studies.sweeps.table.Cell`."""
-
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-
-
-class Filled(Protocol):
-    """What claims ask of a table, which is `replay.studies.sweeps.table.GridTable`."""
-
-    grid: Grid
-    where: str
-    axes: dict[str, list[Choice]]
-    columns: list[Column]
-
-    def rows(self) -> Iterable[tuple[str, ...]]:
-        """Labels of every point."""
-
-    def cell(self, labels: tuple[str, ...], column: Column) -> Mean | None:
-        """Return what a column says of a point."""
 
 
 @dataclass(frozen=True)
@@ -66,51 +43,48 @@ class Replayed:
         return f"{self.value:,.{digits}f}" + (of if self.num_found < self.num_wanted else "")
 
 
-def check_claim(claim: Claim, table: Filled) -> None:
-    """Refuse a claim about what its grid has not.
+def check_claims(table: GridTable) -> None:
+    """Refuse claims about what their grid has not.
 
     Raises
     ------
     UserError
         Saying what the grid has.
     """
-    where = f"{table.where}: claim {claim.says!r}"
     headers = [column.header for column in table.columns]
-    if claim.column not in headers:
-        message = f"{where}: {unknown('column', claim.column, headers)}"
-        raise UserError(message)
-    check_labels(claim.where, table.axes, where)
-    if claim.published <= 0:
-        message = f"{where}: published = {claim.published:g} must be above 0"
-        raise UserError(message)
+    for claim in table.grid.claims:
+        where = f"{table.where}: claim {claim.says!r}"
+        if claim.column not in headers:
+            message = f"{where}: {unknown('column', claim.column, headers)}"
+            raise UserError(message)
+        check_labels(claim.where, table.axes, where)
+        if claim.published <= 0:
+            message = f"{where}: published = {claim.published:g} must be above 0"
+            raise UserError(message)
 
 
-def replayed(claim: Claim, table: Filled) -> Replayed:
+def replayed(claim: Claim, table: GridTable) -> Replayed:
     """What the points that a claim is about come to, each as the mean over its seeds."""
     column = column_of(claim, table)
     points = [labels for labels in table.rows() if is_meant(claim.where, table.axes, labels)]
     cells = [table.cell(labels, column) for labels in points]
     values = [cell.mean for cell in cells if cell is not None]
-    value = _reduced(claim.reduce, values) if values else None
+    value = REDUCE[claim.reduce](values) if values else None
     return Replayed(value, len(values), len(points))
 
 
-def column_of(claim: Claim, table: Filled) -> Column:
+def column_of(claim: Claim, table: GridTable) -> Column:
     """The column that a claim is about."""
     return next(column for column in table.columns if column.header == claim.column)
 
 
-def _reduced(how: str, values: list[float]) -> float | None:
-    if how == "geomean":
-        if min(values) <= 0:
-            return None
-        return math.exp(sum(map(math.log, values)) / len(values))
-    if how == "mean":
-        return sum(values) / len(values)
-    return min(values) if how == "min" else max(values)
+REDUCE: Mapping[str, Callable[[list[float]], float | None]] = {
+    **columns.REDUCE,
+    "geomean": columns.geometric_mean,
+}
 
 
-def claim_lines(table: Filled) -> list[list[str]]:
+def claim_lines(table: GridTable) -> list[list[str]]:
     """Rows of the table of claims, under `HEADINGS`; the first `NUM_LABELS` come from the study."""
     rows = []
     for claim in table.grid.claims:
@@ -121,7 +95,7 @@ def claim_lines(table: Filled) -> list[list[str]]:
     return rows
 
 
-def claims_json(table: Filled) -> list[dict[str, Any]]:
+def claims_json(table: GridTable) -> list[dict[str, Any]]:
     """Claims as objects, each with the number that was replayed."""
     found = [(claim, replayed(claim, table)) for claim in table.grid.claims]
     return [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError
+from replay.studies.sweeps.claims import check_claims
 from replay.studies.sweeps.points import Point, place, points_of
 from replay.studies.sweeps.source import forget_files
 from replay.studies.sweeps.study import Study, load_study
@@ -62,6 +63,8 @@ def plan_sweep(study: Study | str | Path, *, allow_code: AllowCode = False) -> P
         study = load_study(study)
     forget_files()
     tables = [GridTable(study, number) for number in range(len(study.grids))]
+    for table in tables:
+        check_claims(table)
     points = points_of(study)
     tasks: dict[str, tuple[AnyTask, list[Point]]] = {}
     first_of_trace: dict[str, int] = {}

@@ -34,7 +34,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, shown, unknown
 from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
@@ -298,6 +298,19 @@ def check_setting(experiment: str, key: str, value: Scalar, where: str) -> None:
     except UserError as error:
         message = f"{where}: {error}"
         raise UserError(message) from None
+
+
+def grouped(settings: Mapping[str, Scalar]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings without a group, and those of each group that there is, by name."""
+    plain: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
+        group, dot, name = key.partition(".")
+        if dot:
+            groups.setdefault(group, {})[name] = value
+        else:
+            plain[key] = value
+    return plain, groups
 
 
 def plain_settings(experiment: AnyExperiment) -> list[str]:

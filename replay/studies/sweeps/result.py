@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines
+from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
 from replay.studies.sweeps.plan import Plan
 from replay.studies.sweeps.rows import Row
 from replay.studies.sweeps.study import LAYER
@@ -82,6 +82,7 @@ class SweepResult(Shown):
             "grids": [
                 {
                     **table.to_json(),
+                    "claims": claims_json(table),
                     "points": [
                         {
                             "labels": list(point.labels),

@@ -194,9 +194,8 @@ def _parameters(kind: str, given: Mapping[str, Scalar]) -> tuple[BaseModel, dict
     try:
         complete: BaseModel = tracegen.GENERATORS[kind](**parameters)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = f"trace.{where}: {first['msg'].removeprefix('Value error, ').lower()}"
+        where, problem = _first(error, "trace")
+        message = f"{where}: {problem.lower()}"
         raise UserError(message) from None
     return complete, parameters
 
@@ -213,7 +212,12 @@ def _shape(model: str, changes: Mapping[str, Scalar]) -> ModelShape:
     try:
         return ModelShape(**{**shape.model_dump(), **changes, "sources": sources})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(("shape", *map(str, first["loc"])))
-        message = f"{where} of model {model!r}: {first['msg'].removeprefix('Value error, ')}"
+        where, problem = _first(error, "shape")
+        message = f"{where} of model {model!r}: {problem}"
         raise UserError(message) from None
+
+
+def _first(error: ValidationError, group: str) -> tuple[str, str]:
+    """Setting that is wrong first, and what is wrong with it."""
+    first = error.errors(include_url=False)[0]
+    return ".".join((group, *map(str, first["loc"]))), first["msg"].removeprefix("Value error, ")

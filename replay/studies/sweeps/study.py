@@ -84,6 +84,11 @@ class Column(StrictDocument):
     speedup_over: dict[str, Scalar] | None = Field(default=None, min_length=1)
     relative_to: dict[str, Scalar] | None = Field(default=None, min_length=1)
 
+    @property
+    def baseline(self) -> dict[str, Scalar] | None:
+        """Values of axes of the point that it divides by or that is divided by it."""
+        return self.speedup_over if self.relative_to is None else self.relative_to
+
 
 class Claim(StrictDocument):
     """A number that a paper publishes, to stand beside the one that is replayed.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError, unknown
+from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.studies.sweeps.claims import check_claim, claims_json
-from replay.studies.sweeps.columns import check_path
-from replay.studies.sweeps.points import Choice, axes_of, is_meant, place, show
+from replay.studies.sweeps.columns import check_path, geometric_mean
+from replay.studies.sweeps.points import Choice, axes_of, check_labels, is_meant, place, show
 from replay.studies.sweeps.study import LAYER, Column
 from tracegen.shared.display import escape
 
@@ -82,37 +80,26 @@ class GridTable:
                 message = f"{self.where}: two columns are called {column.header!r}"
                 raise UserError(message)
             check_path(column, experiment.result, self.where)
-            self._baseline(column, tuple(choices[0].label for choices in self.axes.values()))
-        for claim in self.grid.claims:
-            check_claim(claim, self)
+            self._check_baseline(column)
 
     @property
     def seeds(self) -> list[int | None]:
         """Seeds of every point, or the one that is not named."""
         return list(self.grid.seeds) or [None]
 
+    def _check_baseline(self, column: Column) -> None:
+        where = f"{self.where}: column {column.header!r}"
+        if column.speedup_over is not None and column.relative_to is not None:
+            message = f"{where}: speedup_over and relative_to exclude each other"
+            raise UserError(message)
+        check_labels(column.baseline or {}, self.axes, where)
+
     def _baseline(self, column: Column, labels: Labels) -> Labels | None:
         """Labels of the point that a column divides by or that is divided by it."""
-        if column.speedup_over is not None and column.relative_to is not None:
-            message = (
-                f"{self.where}: column {column.header!r}: "
-                "speedup_over and relative_to exclude each other"
-            )
-            raise UserError(message)
-        given = column.speedup_over if column.relative_to is None else column.relative_to
-        if given is None:
+        if column.baseline is None:
             return None
         chosen = dict(zip(self.axes, labels, strict=True))
-        for name, value in given.items():
-            where = f"{self.where}: column {column.header!r}"
-            if name not in self.axes:
-                message = f"{where}: {unknown('axis', name, self.axes)}"
-                raise UserError(message)
-            known = [choice.label for choice in self.axes[name]]
-            if show(value) not in known:
-                message = f"{where}: {unknown(f'value of axis {name!r}', show(value), known)}"
-                raise UserError(message)
-            chosen[name] = show(value)
+        chosen |= {name: show(value) for name, value in column.baseline.items()}
         return tuple(chosen.values())
 
     def cell(self, labels: Labels, column: Column) -> Cell | None:
@@ -156,7 +143,7 @@ class GridTable:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Axes, columns, claims, and for each point its labels, cells, and why it has none."""
+        """Axes, columns, and for each point its labels, cells, and why it has none."""
         return {
             "title": self.grid.title,
             "notes": self.grid.notes,
@@ -168,7 +155,6 @@ class GridTable:
                 for name, choices in self.axes.items()
             },
             "columns": [column.model_dump(exclude_none=True) for column in self.columns],
-            "claims": claims_json(self),
             "rows": [
                 {
                     "labels": dict(zip(self.axes, labels, strict=True)),
@@ -235,7 +221,7 @@ class GridTable:
                 for name, label in zip(down, key, strict=True)
             )
             groups.setdefault(tuple(over), []).append(row)
-        is_ratio = [bool(one.speedup_over or one.relative_to or one.per) for one in columns]
+        is_ratio = [bool(one.baseline or one.per) for one in columns]
         return {
             key: [
                 _geometric_mean(cells) if ratio else ""
@@ -261,7 +247,7 @@ class GridTable:
 
     def _is_own_baseline(self, column: Column, across: str, block: str) -> bool:
         """Whether a column would hold nothing but ones."""
-        given = column.speedup_over if column.relative_to is None else column.relative_to
+        given = column.baseline
         return given is not None and set(given) == {across} and show(given[across]) == block
 
     def _nothing(self, labels: Labels, notes: list[str]) -> str:
@@ -276,10 +262,8 @@ class GridTable:
 def _geometric_mean(cells: Iterable[Cell | str]) -> Cell | str:
     """That of the means that are there; nothing where there is none."""
     means = [cell.mean for cell in cells if not isinstance(cell, str)]
-    if not means or min(means) <= 0:
-        return ""
-    mean = math.exp(sum(map(math.log, means)) / len(means))
-    return Cell(mean, mean, mean, len(means))
+    mean = geometric_mean(means)
+    return "" if mean is None else Cell(mean, mean, mean, len(means))
 
 
 def _default_column(experiment: AnyExperiment, where: str) -> Column:

@@ -15,7 +15,7 @@ from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
 from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.schemes.registry import EVERY, find
-from replay.studies.sweeps.points import Point
+from replay.studies.sweeps.points import Point, grouped
 from replay.studies.sweeps.study import LAYER
 from replay.studies.sweeps.traced import TracedTask, traced_task
 
@@ -140,16 +140,9 @@ def spec_of(point: Point, allow_code: AllowCode = False) -> Spec:
     Parameters and errors as those of `make_task`.
     """
     experiment = EXPERIMENTS.find(point.experiment)
-    settings: dict[str, Any] = {}
-    options: dict[str, dict[str, Any]] = {}
-    for key, value in point.settings.items():
-        group, dot, name = key.partition(".")
-        if not dot:
-            settings[key] = value
-        elif group == "system":
-            settings.setdefault("overrides", {})[name] = value
-        else:
-            options.setdefault(group, {})[name] = value
+    settings, options = grouped(point.settings)
+    if "system" in options:
+        settings["overrides"] = options.pop("system")
     for other, given in options.items():  # mistakes in the options of others are mistakes too
         EVERY[other].with_options({name: str(value) for name, value in given.items()})
     scheme = settings.pop("scheme", None)

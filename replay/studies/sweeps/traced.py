@@ -15,7 +15,7 @@ from replay.experiments.layer.replay import carry_out
 from replay.experiments.layer.setup import Setup, find_scheme, set_up, spec_of
 from replay.schemes import Scheme
 from replay.schemes.registry import COMPARED
-from replay.studies.sweeps.points import GROUPS, Point
+from replay.studies.sweeps.points import GROUPS, Point, grouped
 from replay.studies.sweeps.source import Source, generated, recorded
 
 if TYPE_CHECKING:
@@ -71,14 +71,8 @@ class TracedTask:
 
 def traced_task(point: Point, allow_code: AllowCode = False) -> TracedTask:
     """Make the task of a point of layers; parameters and errors as those of `make_task`."""
-    groups: dict[str, dict[str, Scalar]] = {name: {} for name in (*GROUPS, "system", *COMPARED)}
-    settings: dict[str, Any] = {}
-    for key, value in point.settings.items():
-        group, dot, name = key.partition(".")
-        if dot:
-            groups[group][name] = value
-        else:
-            settings[key] = value
+    settings, given = grouped(point.settings)
+    groups = {name: given.get(name, {}) for name in (*GROUPS, "system", *COMPARED)}
     scheme = _scheme(settings.pop("scheme", None), groups, allow_code)
     system = _system(
         settings.pop("system", DEFAULT_SYSTEM), tuple(sorted(groups["system"].items()))

@@ -69,9 +69,6 @@ class Timer:
             is_chain = setup.chain_settings.makes_chain(len(ready.links))
             self._ready.append((is_chain, ready))
 
-    def __len__(self) -> int:
-        return len(self._ready)
-
     def time_us(self, index: int, system: System, factors: npt.NDArray[np.float64]) -> float | None:
         """Time of all layers of a result, in microseconds.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,11 +12,16 @@ from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
-from replay.model.work.placement import place
+from replay.model.work.placement import Placement, place
+from replay.schemes.ep.deepep.messages import NODE_GPUS
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints
+
+Made = TypeVar("Made")
+Build = Callable[[Machine, "Ints"], Any]
+"""Adds tasks to a machine; the second argument is (rank,) marks of the start."""
 
 PS_PER_US = 1_000_000
 POOL = 4096  # tokens that an evenly spread routing is drawn from
@@ -37,6 +42,7 @@ class Bench:
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         self._overrides = dict(overrides or {})
         self._systems: dict[tuple[str, str], System] = {}
+        self._made: dict[Hashable, Any] = {}
 
     def system(self, name: str, **settings: Any) -> System:
         """Load a system; `settings` are dotted keys with two underscores for the dot."""
@@ -48,9 +54,18 @@ class Bench:
             self._systems[identity] = hwmodel.load(name, {**self._overrides, **dotted})
         return self._systems[identity]
 
-    def time_us(
-        self, system: System, num_ranks: int, build: Callable[[Machine, Ints], Any]
-    ) -> float:
+    def of_nodes(self, name: str, num_gpus: int) -> System:
+        """Load a system with as many nodes as GPUs need; tables mark several by a suffix."""
+        return self.system(name.removesuffix("-ib"), fabric__num_domains=-(-num_gpus // NODE_GPUS))
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Make something the first time that it is asked for, such as what several rows take."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: Made = self._made[key]
+        return made
+
+    def time_us(self, system: System, num_ranks: int, build: Build) -> float:
         """Makespan of the tasks that `build` adds, in microseconds.
 
         Parameters
@@ -60,18 +75,31 @@ class Bench:
         num_ranks
             GPUs that take part.
         build
-            Adds tasks to the machine; its second argument is (rank,) marks of the start.
+            Adds tasks to the machine.
         """
         return self.timeline(system, num_ranks, build).makespan_ps / PS_PER_US
 
-    def timeline(
-        self, system: System, num_ranks: int, build: Callable[[Machine, Ints], Any]
-    ) -> Timeline:
+    def timeline(self, system: System, num_ranks: int, build: Build) -> Timeline:
         """When each task runs that `build` adds, which is called as by `time_us`."""
         graph = GraphBuilder(KIND_NAMES)
         machine = Machine(system, graph, num_ranks)
         build(machine, machine.mark(machine.ranks))
         return schedule(graph.build())
+
+
+def one_rank(
+    rows: Ints | list[int], shape: ExpertShape, precision: str, *, is_backward: bool = False
+) -> LayerWork:
+    """Experts of one rank by itself, each with so many rows: (local expert,)."""
+    expert = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
+    return LayerWork(
+        expert[:, None],
+        np.zeros(len(expert), np.int32),
+        Placement(np.zeros(len(rows), np.int32), 1, "one rank"),
+        shape,
+        Precision(precision),
+        is_backward=is_backward,
+    )
 
 
 @lru_cache(maxsize=32)

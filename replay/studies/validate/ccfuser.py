@@ -15,7 +15,6 @@ given that rate, and nothing else of the benchmark is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from replay.model.work.placement import place
 from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, Blocks
 from replay.schemes.ep.ccfuser.kernels import gemm2_and_put, get_and_gemm1
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table
+from replay.studies.validate.table import Bound, Row, Table, has
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
@@ -49,8 +48,8 @@ def exchanged_GB_per_s() -> float:
     return float(TOKENS * ROW_BYTES / ms_per_share / 1e6)
 
 
-def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
-    """Predict times in microseconds."""
+def predict(bench: Bench, row: Row) -> float:
+    """Predict a time in microseconds."""
     plain = bench.system(SYSTEM)
     link = plain.link
     mbytes = 1 << 20
@@ -58,7 +57,7 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
     alternating = mbytes / int(link.fan_out_duration_ps(wire)) * 1000  # GB/s
     efficiency = plain.spec.link.efficiency.value * exchanged_GB_per_s() / alternating
     system = bench.system(SYSTEM, link__efficiency=efficiency)
-    return [bench.time_us(system, GPUS, partial(_kernel, work_of(row), row)) for row in rows]
+    return bench.time_us(system, GPUS, partial(_kernel, work_of(row), row))
 
 
 def work_of(row: Row) -> LayerWork:
@@ -97,11 +96,10 @@ def _kernel(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
 TABLE = Table(
     name="ccfuser",
     title="CCFuser's two fused kernels, 4 x A100 whose GPUs exchange 8 GB/s",
-    unit="us",
     size="remote_tiles",
     bounds=(
-        Bound("get and GEMM-1", 15, lambda row: row["kernel"] == "get_gemm1"),
-        Bound("GEMM-2 and put", 15, lambda row: row["kernel"] == "gemm2_put"),
+        Bound("get and GEMM-1", 15, has(kernel="get_gemm1")),
+        Bound("GEMM-2 and put", 15, has(kernel="gemm2_put")),
     ),
     predict=predict,
     systems=(SYSTEM,),

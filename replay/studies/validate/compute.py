@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,14 @@ from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.matrix import matrix_kernel
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.model.work.layer import ExpertShape, LayerWork, Precision
-from replay.model.work.placement import Placement
-from replay.studies.validate.bench import Bench
+from replay.model.work.layer import ExpertShape
+from replay.studies.validate.bench import Bench, one_rank
 from replay.studies.validate.skew import draws
-from replay.studies.validate.table import Bound, Row, Table
+from replay.studies.validate.table import Bound, Row, Table, has
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
 
 SYSTEM = "dgx-h100"
 # Both tables were measured in CUDA graphs: the preset's overheads.kernel_gap_graph_us takes the
@@ -57,17 +58,6 @@ def _is_fp8(row: Row) -> bool:
     return bool(row["gemm_dtype"] == "fp8_block")
 
 
-def _one_expert(rows: int, columns: int, inner: int, precision: str) -> LayerWork:
-    """A multiplication as a layer with one expert on one rank."""
-    return LayerWork(
-        np.zeros((rows, 1), np.int32),
-        np.zeros(rows, np.int32),
-        Placement(np.zeros(1, np.int32), 1, "one expert"),
-        ExpertShape(inner, columns),
-        Precision(precision),
-    )
-
-
 def _quantise_bytes(rows: Any, columns: int) -> Any:
     """Bytes that quantising moves: BF16 in, FP8 and a 4-byte scale for 128 values out."""
     return rows * (3 * columns + columns // 32)
@@ -79,37 +69,29 @@ def one_matrix(
     """A multiplication on so many SMs, for `Bench.time_us`; nothing is quantised."""
 
     def build(machine: Machine, start: Ints) -> None:
-        work = _one_expert(m, n, k, precision)
+        work = one_rank([m], ExpertShape(k, n), precision)
         pool = machine.sms.pool("sm", num_sms)
         matrix_kernel(machine, work, Gemm(n, k, Kind.GEMM1, 2 * n), pool, start)
 
     return build
 
 
-def predict_gemm(bench: Bench, rows: Sequence[Row]) -> list[float]:
-    """Predict times in microseconds; FP8 rows include the quantisation of the activations."""
-    predicted = []
-    for row in rows:
-        fp8 = _is_fp8(row)
-        library = LIBRARY_FP8[row["library"]] if fp8 else {}
-        system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
-        m, n, k = row["m"], row["n"], row["k"]
-        work = _one_expert(m, n, k, "fp8" if fp8 else "bf16")
+def predict_gemm(bench: Bench, row: Row) -> float:
+    """Predict a time in microseconds; that of FP8 has the quantisation of the activations."""
+    fp8 = _is_fp8(row)
+    library = LIBRARY_FP8[row["library"]] if fp8 else {}
+    system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
+    m, n, k = row["m"], row["n"], row["k"]
+    work = one_rank([m], ExpertShape(k, n), "fp8" if fp8 else "bf16")
 
-        def build(
-            machine: Machine, start: Ints, work: LayerWork = work, fp8: bool = fp8,
-            m: int = m, n: int = n, k: int = k,
-        ) -> None:  # fmt: skip
-            if fp8:
-                start = machine.memory_kernel(
-                    Kind.PERMUTE, np.array([_quantise_bytes(m, k)]), start
-                )
-            gemm = Gemm(n, k, Kind.GEMM1, 2 * n)
-            pool = machine.sms.pool("sm", machine.sms.count)
-            matrix_kernel(machine, work, gemm, pool, start, launched_early=fp8)
+    def build(machine: Machine, start: Ints) -> None:
+        if fp8:
+            start = machine.memory_kernel(Kind.PERMUTE, np.array([_quantise_bytes(m, k)]), start)
+        gemm = Gemm(n, k, Kind.GEMM1, 2 * n)
+        pool = machine.sms.pool("sm", machine.sms.count)
+        matrix_kernel(machine, work, gemm, pool, start, launched_early=fp8)
 
-        predicted.append(bench.time_us(system, 1, build))
-    return predicted
+    return bench.time_us(system, 1, build)
 
 
 def outliers(size: str, rows: Sequence[Row]) -> list[bool]:
@@ -162,18 +144,6 @@ def _measured_rows(row: Row) -> list[Ints]:
     return [_even_rows(row)] if row["distribution"] == "balanced" else draws(row)
 
 
-def _local_work(rows: Ints, row: Row, precision: str) -> LayerWork:
-    """One rank's experts; `rows` is (local expert,)."""
-    expert = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
-    return LayerWork(
-        expert[:, None],
-        np.zeros(len(expert), np.int32),
-        Placement(np.zeros(len(rows), np.int32), 1, "one rank"),
-        ExpertShape(row["hidden"], row["intermediate"], gated=row["hidden"] != UNGATED_HIDDEN),
-        Precision(precision),
-    )
-
-
 def _tuned_rows(row: Row) -> int:
     """Rows per expert that the library's autotuner chose the kernels for.
 
@@ -190,18 +160,13 @@ def _is_small(row: Row) -> bool:
     return bool(row["global_tokens"] * row["topk"] < row["num_experts"])
 
 
-def predict_moe(bench: Bench, rows: Sequence[Row]) -> list[float]:
-    """Predict times in microseconds of the fused operator: sort, expand, two GEMMs, finish."""
-    predicted = []
-    for row in rows:
-        fp8 = row["moe_dtype"] == "fp8_block"
-        system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US)
-        times = []
-        for rows_of_expert in _measured_rows(row):
-            work = _local_work(rows_of_expert, row, "fp8" if fp8 else "bf16")
-            times.append(bench.time_us(system, 1, partial(_moe, work, row)))
-        predicted.append(float(np.mean(times)))
-    return predicted
+def predict_moe(bench: Bench, row: Row) -> float:
+    """Predict a time in microseconds of the fused operator: sort, expand, two GEMMs, finish."""
+    precision = "fp8" if row["moe_dtype"] == "fp8_block" else "bf16"
+    system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US)
+    shape = ExpertShape(row["hidden"], row["intermediate"], gated=row["hidden"] != UNGATED_HIDDEN)
+    works = (one_rank(rows, shape, precision) for rows in _measured_rows(row))
+    return float(np.mean([bench.time_us(system, 1, partial(_moe, work, row)) for work in works]))
 
 
 SORT_KERNELS = 3  # counts, prefix sums, positions
@@ -241,7 +206,6 @@ def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
 GEMM = Table(
     name="gemm",
     title="Dense GEMM, BF16 (cuBLAS) and block-scaled FP8 (TensorRT-LLM, DeepGEMM), H100",
-    unit="us",
     size="m",
     bounds=(
         Bound("BF16, m >= 256", 8, lambda row: row["m"] >= SMALL_M and not _is_fp8(row)),
@@ -252,26 +216,22 @@ GEMM = Table(
     is_outlier=gemm_outliers,
 )
 
-GEMM_FEW_TILES = Table(
+GEMM_FEW_TILES = replace(
+    GEMM,
     name="gemm_few_tiles",
     title="Dense GEMM with few output tiles, H100",
-    unit="us",
-    size="m",
     bounds=(
         Bound("BF16", 20, lambda row: not _is_fp8(row)),
         Bound("FP8", 20, _is_fp8),
     ),
-    predict=predict_gemm,
-    is_outlier=gemm_outliers,
 )
 
 MOE_SKEWED = Table(
     name="moe_skewed",
     title="Expert computation of one rank (TensorRT-LLM), skewed routing, H100",
-    unit="us",
     size="global_tokens",
     bounds=(
-        Bound("balanced", 10, lambda row: row["distribution"] == "balanced"),
+        Bound("balanced", 10, has(distribution="balanced")),
         Bound("power law", 12, lambda row: row["distribution"] != "balanced"),
     ),
     predict=predict_moe,
@@ -281,7 +241,6 @@ MOE_SKEWED = Table(
 MOE = Table(
     name="moe_compute",
     title="Expert computation of one rank (TensorRT-LLM), balanced routing, H100",
-    unit="us",
     size="global_tokens",
     bounds=(
         Bound("fewer pairs than experts", 10, _is_small),

@@ -6,7 +6,6 @@ the other is tuned for each engine: the prediction is the quickest of the three,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from replay.model.machine.kinds import DISPATCH, Kind
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.nccl import timed
 from replay.studies.validate.symmetric_memory import in_graph
-from replay.studies.validate.table import Bound, Prediction, Row, Table
+from replay.studies.validate.table import Bound, Prediction, Row, Table, has
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
@@ -36,31 +35,24 @@ def build(name: str, nbytes: int, copies: bool, machine: Machine, start: Ints) -
     return KERNELS[name](CollectiveCall(machine, DISPATCH, "all_reduce", nbytes), begun)
 
 
-def predict(bench: Bench, rows: Sequence[Row]) -> list[Prediction]:
-    """Predict times in microseconds."""
-    predicted, system = [], bench.system(SYSTEM)
-    nccl: dict[tuple[int, int], Prediction] = {}
-    for row in rows:
-        n, nbytes = row["num_gpus"], row["bytes"]
-        if (n, nbytes) not in nccl:
-            alone = timed(bench, SYSTEM, "all_reduce", n, nbytes)
-            nccl[n, nbytes] = alone._replace(kernel=f"NCCL {alone.kernel}")
-        found = [nccl[n, nbytes]]
-        if nbytes < MOST_BYTES:
-            copies = row["framework"] in COPIES
-            found += [
-                Prediction(bench.time_us(system, n, partial(build, name, nbytes, copies)), name)
-                for name in KERNELS
-            ]
-        predicted.append(min(found))
-    return predicted
+def predict(bench: Bench, row: Row) -> Prediction:
+    """Predict a time in microseconds."""
+    system, n, nbytes = bench.system(SYSTEM), row["num_gpus"], row["bytes"]
+    alone = bench.once(("nccl", n, nbytes), lambda: timed(bench, SYSTEM, "all_reduce", n, nbytes))
+    found = [alone._replace(kernel=f"NCCL {alone.kernel}")]
+    if nbytes < MOST_BYTES:
+        copies = row["framework"] in COPIES
+        found += [
+            Prediction(bench.time_us(system, n, partial(build, name, nbytes, copies)), name)
+            for name in KERNELS
+        ]
+    return min(found)
 
 
 TABLE = Table(
     name="custom_allreduce",
     title="One-shot, two-shot and NCCL all-reduce of inference engines, 2, 4 and 8 x H100",
-    unit="us",
     size="bytes",
-    bounds=(Bound("all", 20, lambda row: True),),
+    bounds=(Bound("all", 20, has()),),
     predict=predict,
 )

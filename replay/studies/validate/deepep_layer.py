@@ -12,7 +12,6 @@ DeepSeek's own; those of the serving engines do the same work in the forward pas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kern
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement
 from replay.schemes.ep.deepep import notify, stack
-from replay.studies.validate.bench import PS_PER_US, Bench
+from replay.studies.validate.bench import PS_PER_US, Bench, Build, one_rank
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -39,8 +38,6 @@ SHAPE = ExpertShape(hidden=7168, intermediate=2048)
 COPIES_PER_TOKEN = 4 * (2 - 3 / 31)
 
 PUBLISHED = {"ep_scatter_2": "180", "ep_gather": "295-340"}  # of kernels in the lists, us
-
-Build = Callable[["Machine", "Ints"], object]
 
 
 @dataclass(frozen=True)
@@ -62,16 +59,6 @@ class Line:
     mbytes: float
     predicted_us: float
     published_us: str = ""
-
-
-def _one_rank(rows: list[int], *, is_backward: bool = False) -> LayerWork:
-    """The experts of one GPU."""
-    expert = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
-    return LayerWork(
-        expert[:, None], np.zeros(len(expert), np.int32),
-        Placement(np.zeros(len(rows), np.int32), 1, "one rank"),
-        SHAPE, Precision("fp8"), is_backward=is_backward,
-    )  # fmt: skip
 
 
 def _sizes(work: LayerWork) -> stack.Sizes:
@@ -146,7 +133,7 @@ def _layout(profile: Profile) -> Line:
 def forward(profile: Profile, engine: stack.Stack) -> list[Line]:
     """Kernels of the forward pass in the order of their launch, DeepEP's transfers left out."""
     rows = TOKENS * TOPK * GPUS // EXPERTS
-    work = _one_rank([rows] * (EXPERTS // GPUS))
+    work = one_rank([rows] * (EXPERTS // GPUS), SHAPE, "fp8")
     sizes = _sizes(work)
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     return [
@@ -164,13 +151,13 @@ def forward(profile: Profile, engine: stack.Stack) -> list[Line]:
 def backward(profile: Profile) -> list[Line]:
     """GEMMs of the backward pass: input gradients of all experts, weight gradients of one."""
     rows = TOKENS * TOPK * GPUS // EXPERTS
-    work = _one_rank([rows] * (EXPERTS // GPUS), is_backward=True)
+    work = one_rank([rows] * (EXPERTS // GPUS), SHAPE, "fp8", is_backward=True)
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     lines = [
         profile.gemm("input gradients, down", work, first, "876"),
         profile.gemm("input gradients, up", work, second, "2025"),
     ]
-    one = _one_rank([rows], is_backward=True)
+    one = one_rank([rows], SHAPE, "fp8", is_backward=True)
     for name, projection in (("up", UP), ("down", DOWN)):
 
         def build(machine: Machine, start: Ints, of: str = projection) -> Ints:

@@ -19,7 +19,6 @@ The measured setting is the collector's of ai-dynamo/aiconfigurator
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,16 +31,16 @@ from replay.model.compute.masked import masked_kernels
 from replay.model.compute.row_tiles import CONTIGUOUS_ROWS
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import Time
-from replay.model.work.layer import ExpertShape, LayerWork, Precision
-from replay.model.work.placement import Placement
+from replay.model.work.layer import ExpertShape
 from replay.schemes.ep.deepep import stack
-from replay.studies.validate.bench import Bench
+from replay.studies.validate.bench import Bench, one_rank
 from replay.studies.validate.compute import GRAPH_GAP_US, SYSTEM
 from replay.studies.validate.skew import draws
-from replay.studies.validate.table import Bound, Row, Table
+from replay.studies.validate.table import Bound, Row, Table, has
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
 
 # A launch from Python under the profiler, 39 us: ten of them take the 390 us below which no
 # contiguous row comes (EP16 to EP256, 512 and 1024 tokens).
@@ -69,32 +68,14 @@ def measured_rows(row: Row) -> list[Ints]:
     return [np.full(experts, pairs // experts) + (np.arange(experts) < pairs % experts)]
 
 
-def local_work(rows: Ints, row: Row) -> LayerWork:
-    """One rank's experts; `rows` is (local expert,)."""
-    expert = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
-    return LayerWork(
-        expert[:, None],
-        np.zeros(len(expert), np.int32),
-        Placement(np.zeros(len(rows), np.int32), 1, "one rank"),
-        ExpertShape(row["hidden"], row["intermediate"]),
-        Precision("fp8"),
-    )
-
-
-def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
-    """Predict times in microseconds."""
-    predicted = []
-    for row in rows:
-        is_graph = row["layout"] == "masked"
-        gap = {"overheads__kernel_gap_stream_us": GRAPH_GAP_US} if is_graph else {}
-        system = bench.system(SYSTEM, **gap)
-        times = []
-        for counts in measured_rows(row):
-            work = local_work(counts, row)
-            build = partial(_masked if is_graph else _contiguous, work, row)
-            times.append(bench.time_us(system, 1, build))
-        predicted.append(float(np.mean(times)))
-    return predicted
+def predict(bench: Bench, row: Row) -> float:
+    """Predict a time in microseconds."""
+    is_graph = row["layout"] == "masked"
+    gap = {"overheads__kernel_gap_stream_us": GRAPH_GAP_US} if is_graph else {}
+    system, build = bench.system(SYSTEM, **gap), _masked if is_graph else _contiguous
+    shape = ExpertShape(row["hidden"], row["intermediate"])
+    works = (one_rank(rows, shape, "fp8") for rows in measured_rows(row))
+    return float(np.mean([bench.time_us(system, 1, partial(build, work, row)) for work in works]))
 
 
 def _masked(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
@@ -133,16 +114,11 @@ def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Int
 TABLE = Table(
     name="moe_deepgemm",
     title="Expert computation of one rank (SGLang, DeepGEMM), even and skewed routing, H100",
-    unit="us",
     size="global_tokens",
     bounds=(
-        Bound(
-            "contiguous, even",
-            6,
-            lambda row: row["layout"] == "contiguous" and row["distribution"] == "uniform",
-        ),
+        Bound("contiguous, even", 6, has(layout="contiguous", distribution="uniform")),
         Bound("contiguous, power law", 10, lambda row: row["distribution"] != "uniform"),
-        Bound("masked", 6, lambda row: row["layout"] == "masked"),
+        Bound("masked", 6, has(layout="masked")),
     ),
     predict=predict,
 )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.model.machine.kinds import DISPATCH
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table
+from replay.studies.validate.table import Bound, Row, Table, has
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
@@ -26,34 +25,28 @@ PATTERNS = {  # (source, target) GPUs of the data
 }
 
 
-def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
+def predict(bench: Bench, row: Row) -> float:
     """Predict the payload's rate per GPU and direction, in GB/s."""
-    rates = []
-    for row in rows:
-        pairs = np.array(PATTERNS[row["pattern"]], dtype=np.int64)
-        chosen = pairs[np.arange(NUM_MESSAGES * len(pairs)) % len(pairs)]
-        sources, targets = chosen[:, 0], chosen[:, 1]
+    pairs = np.array(PATTERNS[row["pattern"]], dtype=np.int64)
+    chosen = pairs[np.arange(NUM_MESSAGES * len(pairs)) % len(pairs)]
+    src, dst = chosen[:, 0], chosen[:, 1]
 
-        def build(
-            machine: Machine, start: Ints, row: Row = row, src: Ints = sources, dst: Ints = targets
-        ) -> None:
-            move = machine.transfers
-            engine, way = row["engine"], (src, dst) if row["access"] == "write" else (dst, src)
-            act = move.store if row["access"] == "write" else move.load
-            act(DISPATCH, *way, MESSAGE_BYTES, start[way[0]], engine=engine)
+    def build(machine: Machine, start: Ints) -> None:
+        move = machine.transfers
+        way = (src, dst) if row["access"] == "write" else (dst, src)
+        act = move.store if row["access"] == "write" else move.load
+        act(DISPATCH, *way, MESSAGE_BYTES, start[way[0]], engine=row["engine"])
 
-        time_us = bench.time_us(bench.system(row["system"]), NUM_GPUS, build)
-        streams = 2 if row["pattern"] == "both-ways" else 1
-        rates.append(len(chosen) / streams * MESSAGE_BYTES / time_us / 1e3)
-    return rates
+    time_us = bench.time_us(bench.system(row["system"]), NUM_GPUS, build)
+    streams = 2 if row["pattern"] == "both-ways" else 1
+    return float(len(chosen) / streams * MESSAGE_BYTES / time_us / 1e3)
 
 
 TABLE = Table(
     name="links",
     title="NVLink bandwidth, 8 x H800 and 8 x H100",
-    unit="GB/s",
     size="bandwidth_GB_per_s",
-    bounds=(Bound("all", 3, lambda row: True),),
+    bounds=(Bound("all", 3, has()),),
     predict=predict,
     systems=("dgx-h100", "hgx-h800"),
     measured="bandwidth_GB_per_s",

@@ -6,7 +6,7 @@ sends and receives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,10 +19,9 @@ from replay.model.collectives.pair_rules import rules_on
 from replay.model.collectives.point_to_point import all_to_all
 from replay.model.machine.kinds import DISPATCH
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Prediction, Row, Table
+from replay.studies.validate.table import Bound, Prediction, Row, Table, has
 
 if TYPE_CHECKING:
-    from replay.model.collectives.algorithm import Algorithm, Collective
     from replay.model.machine.machine import Ints, Machine
 
 MEGABYTE = 1 << 20
@@ -59,43 +58,29 @@ def timed(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int
     return Prediction(bench.time_us(bench.system(system), num_gpus, added), names[0])
 
 
-def predict(bench: Bench, rows: Sequence[Row]) -> list[float | Prediction]:
-    """Predict times in microseconds."""
-    return [
-        timed(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
-        for row in rows
-    ]
+def predict(bench: Bench, row: Row) -> Prediction:
+    """Predict a time in microseconds."""
+    return timed(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
 
 
-def predict_bus(bench: Bench, rows: Sequence[Row]) -> list[float | Prediction]:
-    """Predict bus bandwidths in GB/s."""
-    found: list[float | Prediction] = []
-    for row in rows:
-        what, nbytes = collective_of(row["collective"]), row["bytes"]
-        algorithm = library.find(row["algorithm"])
-        names: list[str] = []
+def predict_bus(bench: Bench, row: Row) -> Prediction:
+    """Predict a bus bandwidth in GB/s."""
+    what, nbytes = collective_of(row["collective"]), row["bytes"]
+    algorithm = library.find(row["algorithm"])
+    names: list[str] = []
 
-        def added(
-            machine: Machine,
-            start: Ints,
-            what: Collective = what,
-            nbytes: int = nbytes,
-            algorithm: Algorithm = algorithm,
-            names: list[str] = names,
-        ) -> None:
-            names.append(algorithm.way(machine, what, nbytes).name)
-            algorithm.build(machine, DISPATCH, what, nbytes, machine.kernel(start))
+    def added(machine: Machine, start: Ints) -> None:
+        names.append(algorithm.way(machine, what, nbytes).name)
+        algorithm.build(machine, DISPATCH, what, nbytes, machine.kernel(start))
 
-        time_us = bench.time_us(bench.system(row["system"]), row["num_gpus"], added)
-        bus = nbytes / time_us / 1e3 * bus_factor(what, row["num_gpus"])
-        found.append(Prediction(bus, names[0]))
-    return found
+    time_us = bench.time_us(bench.system(row["system"]), row["num_gpus"], added)
+    bus = nbytes / time_us / 1e3 * bus_factor(what, row["num_gpus"])
+    return Prediction(bus, names[0])
 
 
 TABLE = Table(
     name="nccl_collectives",
     title="NCCL collectives, 2, 4 and 8 x H100",
-    unit="us",
     size="bytes",
     bounds=(
         Bound("1 MB and more", 10, lambda row: row["bytes"] >= MEGABYTE),
@@ -104,22 +89,23 @@ TABLE = Table(
     predict=predict,
     schemes=SCHEMES,
 )
+B200 = replace(
+    TABLE,
+    name="nccl_collectives_b200",
+    title="NCCL collectives, 2, 4 and 8 x B200",
+    systems=("hgx-b200",),
+    bounds=(
+        Bound("1 MB and more", 10, lambda row: row["bytes"] >= MEGABYTE),
+        Bound("less than 1 MB", 10, lambda row: row["bytes"] < MEGABYTE),
+    ),
+)
 BUS = Table(
     name="nccl_bus_bandwidth",
     title="Bus bandwidth of large collectives by number of GPUs, H100, H200 and H800",
-    unit="GB/s",
     size="bytes",
     bounds=(
-        Bound(
-            "all-reduce, as NCCL runs",
-            10,
-            lambda row: row["collective"] == "all_reduce" and row["algorithm"] == "nccl",
-        ),
-        Bound(
-            "all-reduce, rings",
-            10,
-            lambda row: row["collective"] == "all_reduce" and row["algorithm"] == "ring",
-        ),
+        Bound("all-reduce, as NCCL runs", 10, has(collective="all_reduce", algorithm="nccl")),
+        Bound("all-reduce, rings", 10, has(collective="all_reduce", algorithm="ring")),
         Bound("gather and scatter", 10, lambda row: row["collective"] != "all_reduce"),
     ),
     predict=predict_bus,

@@ -10,35 +10,24 @@ predictions are for the system's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
-from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.nccl_ep import NcclEp
-from replay.studies.validate.bench import Bench, uniform_work
-from replay.studies.validate.deepep import whole_way
-from replay.studies.validate.table import Bound, Row, Table
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.deepep import whole_way_us
+from replay.studies.validate.table import Bound, Row, Table, has
 
 
-def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
-    """Predict bandwidths in GB/s."""
-    predicted, scheme = [], NcclEp()
-    for row in rows:
-        n, tokens, topk = row["ep_size"], row["tokens_per_rank"], row["topk"]
-        work = uniform_work(n, tokens, row["num_experts"], topk, row["hidden"], "bf16")
-        system = bench.system(row["system"], fabric__num_domains=-(-n // NODE_GPUS))
-        phase = scheme.dispatch if row["phase"] == "dispatch" else scheme.combine
-        time_us = bench.time_us(system, n, partial(whole_way, phase, work))
-        predicted.append(tokens * topk * work.dispatch_row_bytes / time_us / 1000)
-    return predicted
+def predict(bench: Bench, row: Row) -> float:
+    """Predict a bandwidth in GB/s."""
+    work = row.work("bf16")
+    time_us = whole_way_us(bench, row, NcclEp(), work)
+    return float(row["tokens_per_rank"] * row["topk"] * work.dispatch_row_bytes / time_us / 1000)
 
 
 TABLE = Table(
     name="nccl_ep",
     title="NCCL EP's low-latency kernels, 8 to 64 x H100 on one to eight nodes",
-    unit="GB/s",
     size="ep_size",
-    bounds=(Bound("all", 10, lambda row: True),),
+    bounds=(Bound("all", 10, has()),),
     predict=predict,
     measured="bandwidth_GB_per_s",
     schemes=("nccl-ep",),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from replay.report.command import command_words
 from replay.report.provenance import provenance
-from replay.studies.validate.report import as_json
+from replay.studies.validate.report import ERROR_COLUMNS, as_json
 from replay.studies.validate.saved import SavedValidation
 from tracegen.shared.display.content import Axis, Column, Line, Page, Plot, Section, Table
 
@@ -56,17 +56,6 @@ def _saved(outcomes: Sequence[Outcome]) -> SavedValidation:
 
 def errors_table(tables: Sequence[SavedTable]) -> Table:
     """Errors of every part of every table, with its bound."""
-    columns = [
-        Column("table"),
-        Column("part"),
-        Column("rows", "", ",d"),
-        Column("mean", "%", ".1f", says="of the error without its sign"),
-        Column("median", "%", ".1f", rank=1),
-        Column("p95", "%", ".1f", rank=1, says="95 of 100 rows are no further off"),
-        Column("bias", "%", "+.1f", says="mean error; positive where predictions are too high"),
-        Column("bound", "%", "g", says="what the mean must not exceed"),
-        Column("holds"),
-    ]
     rows = [
         (
             table.name, part.name, part.count, part.mean, part.median, part.p95, part.bias,
@@ -75,7 +64,7 @@ def errors_table(tables: Sequence[SavedTable]) -> Table:
         for table in tables
         for part in table.parts
     ]  # fmt: skip
-    return Table("errors", "Errors by table and part", columns, rows)
+    return Table("errors", "Errors by table and part", [*ERROR_COLUMNS, Column("holds")], rows)
 
 
 def _section(table: SavedTable) -> Section:

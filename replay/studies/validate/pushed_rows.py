@@ -9,7 +9,7 @@ expert ids (8 bytes) and gate weights (4 bytes) count. Nothing was fitted to eit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ from replay.schemes.ep.deepep import elastic_kernels
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.hybrid_ep import kernels as hybrid
 from replay.schemes.ep.hybrid_ep.scheme import HybridEpOptions
-from replay.studies.validate.bench import Bench, uniform_work
-from replay.studies.validate.table import Bound, Row, Table
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.table import Bound, Row, Table, has
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -36,38 +36,37 @@ MANY_GPUS = 24  # from which HybridEP's 16 SMs no longer push FP8 rows at their 
 Replayed = Callable[[Bench, Row, "LayerWork"], float]
 
 
-def _bandwidths(bench: Bench, rows: Sequence[Row], replayed: Replayed) -> list[float]:
-    """GB/s that the GPUs receive in the mean, of each row; `replayed` gives microseconds."""
-    predicted = []
-    for row in rows:
-        gpus, experts = row["num_gpus"], row.setting.get("num_experts")
-        work = uniform_work(
-            gpus, row["tokens_per_rank"], experts or gpus * row["experts_per_gpu"], row["topk"],
-            row["hidden"], row["rows"],
-        )  # fmt: skip
-        each = work.combine_row_bytes
-        if row["phase"] == "dispatch":
-            named = NAMED_BYTES * row["topk"] if row.table == "deepep_v2" else 0
-            each = work.dispatch_row_bytes + named
+def _bandwidth(bench: Bench, row: Row, replayed: Replayed) -> float:
+    """GB/s that the GPUs receive in the mean; `replayed` gives microseconds.
+
+    Between nodes a row counts once for each (token, node), the own one included.
+    """
+    work, gpus = row.work(row["rows"]), row["num_gpus"]
+    is_dispatch = row["phase"] == "dispatch"
+    each = work.dispatch_row_bytes if is_dispatch else work.combine_row_bytes
+    if is_dispatch and row.table == "deepep_v2":
+        each += NAMED_BYTES * row["topk"]
+    if row["system"].endswith(BETWEEN):
+        nodes = gpus // NODE_GPUS
+        crossed = np.unique(work.copy_token * nodes + work.copy_rank // NODE_GPUS)
+        received = len(crossed) / gpus * each
+    else:
         received = work.matrix("copies").sum() / gpus * each
-        predicted.append(float(received) / replayed(bench, row, work) / 1000)
-    return predicted
+    return float(received) / replayed(bench, row, work) / 1000
 
 
 def _hybrid_us(bench: Bench, row: Row, work: LayerWork) -> float:
     """From the first row that leaves, or is asked for, to the last that has come."""
-    is_dispatch = row["phase"] == "dispatch"
+    add = hybrid.dispatch if row["phase"] == "dispatch" else hybrid.combine
 
     def build(machine: Machine, start: Ints) -> None:
-        add = hybrid.dispatch if is_dispatch else hybrid.combine
         split = machine.sms.split("hybrid-ep", {"num_sms": row["num_sms"]})
         add(work, machine, split, row["num_sms"], HybridEpOptions().chunk_tokens, start)
 
     name, gpus = row["system"], row["num_gpus"]
-    between = name.endswith(BETWEEN)
-    domains = {"fabric__num_domains": gpus // NODE_GPUS} if between else {}
-    timeline = bench.timeline(bench.system(name.removesuffix(BETWEEN), **domains), gpus, build)
-    if is_dispatch:
+    system = bench.of_nodes(name, gpus) if name.endswith(BETWEEN) else bench.system(name)
+    timeline = bench.timeline(system, gpus, build)
+    if row["phase"] == "dispatch":
         return _span_us(timeline, Kind.DISPATCH_SEND, Kind.DISPATCH_DOWN)
     return _span_us(timeline, Kind.COMBINE_SEND, Kind.COMBINE_RECEIVE)
 
@@ -97,38 +96,21 @@ def _span_us(timeline: Timeline, first: Kind, last: Kind) -> float:
     return float(span) / 1e6
 
 
-def _between_bandwidths(bench: Bench, rows: Sequence[Row]) -> list[float]:
-    """GB/s of a row for each (token, node), the own one included, of each row of the table."""
-    predicted = []
-    for row in rows:
-        gpus = row["num_gpus"]
-        work = uniform_work(
-            gpus, row["tokens_per_rank"], gpus * row["experts_per_gpu"], row["topk"],
-            row["hidden"], row["rows"],
-        )  # fmt: skip
-        nodes = gpus // NODE_GPUS
-        crossed = len(np.unique(work.copy_token * nodes + work.copy_rank // NODE_GPUS)) / gpus
-        is_dispatch = row["phase"] == "dispatch"
-        each = work.dispatch_row_bytes if is_dispatch else work.combine_row_bytes
-        predicted.append(crossed * each / _hybrid_us(bench, row, work) / 1000)
-    return predicted
+def _is_slow(row: Row) -> bool:
+    return bool(row["rows"] == "fp8" and row["num_sms"] == 16 and row["num_gpus"] >= MANY_GPUS)
 
 
 HYBRID_EP = Table(
     name="hybrid_ep",
     title="HybridEP's kernels alone, 8 x B200, 8 to 36 x GB200",
-    unit="GB/s",
     size="num_gpus",
     bounds=(
         Bound("dispatch, FP8", 15, lambda row: row["rows"] == "fp8" and not _is_slow(row)),
-        Bound("FP8, 16 SMs, 24 GPUs on", 130, lambda row: _is_slow(row)),
-        Bound(
-            "dispatch, BF16", 15,
-            lambda row: row["rows"] == "bf16" and row["phase"] == "dispatch",
-        ),
-        Bound("combine", 20, lambda row: row["phase"] == "combine"),
+        Bound("FP8, 16 SMs, 24 GPUs on", 130, _is_slow),
+        Bound("dispatch, BF16", 15, has(rows="bf16", phase="dispatch")),
+        Bound("combine", 20, has(phase="combine")),
     ),
-    predict=partial(_bandwidths, replayed=_hybrid_us),
+    predict=partial(_bandwidth, replayed=_hybrid_us),
     measured="bandwidth_GB_per_s",
     systems=("hgx-b200", "gb200-nvl72"),
     schemes=("hybrid-ep",),
@@ -137,13 +119,12 @@ HYBRID_EP = Table(
 HYBRID_EP_INTERNODE = Table(
     name="hybrid_ep_internode",
     title="HybridEP's kernels alone, 16 to 64 x H100 on two to eight nodes",
-    unit="GB/s",
     size="num_gpus",
     bounds=(
-        Bound("4 SMs", 20, lambda row: row["num_sms"] == FEWEST_SMS),
+        Bound("4 SMs", 20, has(num_sms=FEWEST_SMS)),
         Bound("8 and 16 SMs", 10, lambda row: row["num_sms"] > FEWEST_SMS),
     ),
-    predict=_between_bandwidths,
+    predict=partial(_bandwidth, replayed=_hybrid_us),
     measured="bandwidth_GB_per_s",
     schemes=("hybrid-ep",),
 )
@@ -151,15 +132,10 @@ HYBRID_EP_INTERNODE = Table(
 DEEPEP_V2 = Table(
     name="deepep_v2",
     title="DeepEP V2's kernels without epilogue, 8 x B200",
-    unit="GB/s",
     size="num_sms",
-    bounds=(Bound("all", 20, lambda row: True),),
-    predict=partial(_bandwidths, replayed=_elastic_us),
+    bounds=(Bound("all", 20, has()),),
+    predict=partial(_bandwidth, replayed=_elastic_us),
     measured="bandwidth_GB_per_s",
     systems=("hgx-b200",),
     schemes=("deepep-v2",),
 )
-
-
-def _is_slow(row: Row) -> bool:
-    return bool(row["rows"] == "fp8" and row["num_sms"] == 16 and row["num_gpus"] >= MANY_GPUS)

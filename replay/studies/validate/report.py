@@ -15,6 +15,16 @@ SCHEMA = "moereplay-validation/1"
 COLUMNS = ("table", "part", "rows", "mean %", "median %", "p95 %", "bias %", "bound %")
 MEASURED = ("mean", "median", "p95", "bias")
 NUM_LABELS = 2  # of the columns
+ERROR_COLUMNS = (
+    Column("table"),
+    Column("part"),
+    Column("rows", form="d", rank=1),
+    Column("mean", "%", ".1f", says="error without its sign, mean of the rows"),
+    Column("median", "%", ".1f", rank=2),
+    Column("p95", "%", ".1f", rank=1, says="95 % of the rows are off by no more"),
+    Column("bias", "%", "+.1f", rank=1, says="mean error with its sign"),
+    Column("bound", "%", "g", says="the mean that the code must keep"),
+)
 
 
 def all_hold(outcomes: Sequence[Outcome]) -> bool:
@@ -73,17 +83,7 @@ def shown(outcomes: Sequence[Outcome]) -> list[Table]:
         Table(
             "errors",
             "Predicted against measured: errors",
-            [
-                Column("table"),
-                Column("part"),
-                Column("rows", form="d", rank=1),
-                Column("mean", "%", ".1f", says="error without its sign, mean of the rows"),
-                Column("median", "%", ".1f", rank=2),
-                Column("p95", "%", ".1f", rank=1, says="95 % of the rows are off by no more"),
-                Column("bias", "%", "+.1f", rank=1, says="mean error with its sign"),
-                Column("bound", "%", "g", says="the mean that the code must keep"),
-                Column(""),
-            ],
+            [*ERROR_COLUMNS, Column("")],
             errors,
         ),
         Table(

@@ -14,7 +14,7 @@ import numpy as np
 
 from replay.studies.uncertainty.residuals import BLACKWELL, POINTS, UNVALIDATED
 from replay.studies.validate.nccl import MEGABYTE
-from replay.studies.validate.table import Floats, Outcome, Row
+from replay.studies.validate.table import Floats, Outcome, Row, has
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,11 +30,6 @@ UNFITTED = (
     "ccfuser",
 )
 """Tables of communication that was predicted, and on which nothing, or one number, was fitted."""
-
-
-def _has(**settings: str) -> Holds:
-    """Rows whose columns have these values."""
-    return lambda row: all(row[column] == value for column, value in settings.items())
 
 
 def _collective(*, is_exchange: bool, is_large: bool) -> Holds:
@@ -56,21 +51,21 @@ def _parts() -> dict[str, dict[str, Holds]]:
                 rows = _collective(is_exchange=is_exchange, is_large=is_large)
                 found[f"NCCL {name}, {size}{on}"] = {f"nccl_collectives{suffix}": rows}
         for phase in ("dispatch", "combine"):
-            rows = _has(phase=phase)
+            rows = has(phase=phase)
             found[f"DeepEP {phase}{on}"] = {f"deepep_normal{suffix}": rows}
             found[f"DeepEP low-latency {phase}{on}"] = {f"deepep_low_latency{suffix}": rows}
     for phase, kernel in (("dispatch", "get_gemm1"), ("combine", "gemm2_put")):
-        rows = _has(phase=phase)
+        rows = has(phase=phase)
         found[f"DeepEP {phase} between nodes"] = {"deepep_internode": rows}
         found[f"DeepEP low-latency {phase} between nodes"] = {"deepep_low_latency_internode": rows}
         found[f"HybridEP {phase}"] = {"hybrid_ep": rows}
-        found[f"CCFuser {phase}"] = {"ccfuser": _has(kernel=kernel)}
+        found[f"CCFuser {phase}"] = {"ccfuser": has(kernel=kernel)}
     bf16 = _other("moe_dtype", "fp8_block")
-    found["experts, FP8"] = {"moe_deepgemm": _has()}
+    found["experts, FP8"] = {"moe_deepgemm": has()}
     found["experts, BF16"] = {"moe_compute": bf16, "moe_skewed": bf16}
-    found["dense GEMMs, FP8"] = {"gemm": _has(gemm_dtype="fp8_block")}
+    found["dense GEMMs, FP8"] = {"gemm": has(gemm_dtype="fp8_block")}
     found["dense GEMMs, BF16"] = {"gemm": _other("gemm_dtype", "fp8_block")}
-    found[UNVALIDATED] = dict.fromkeys(UNFITTED, _has())
+    found[UNVALIDATED] = dict.fromkeys(UNFITTED, has())
     return found
 
 

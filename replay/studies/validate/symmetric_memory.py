@@ -7,7 +7,7 @@ tensors that it has registered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from replay.model.collectives.multimem_kernels import SAMPLE
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import Time
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Prediction, Row, Table
+from replay.studies.validate.table import Bound, Prediction, Row, Table, has
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -60,10 +60,6 @@ IN_SWITCH: dict[str, Kernel] = {
 NCCL = "nccl"
 
 
-def _run(kernel: Kernel, nbytes: int, machine: Machine, start: Ints) -> Ints:
-    return kernel(machine, nbytes, start)
-
-
 def _nccl(bench: Bench, system: System, num_gpus: int, nbytes: int) -> Prediction:
     """What NCCL takes, as a kernel of a graph."""
     taken: list[str] = []
@@ -76,19 +72,13 @@ def _nccl(bench: Bench, system: System, num_gpus: int, nbytes: int) -> Predictio
     return Prediction(bench.time_us(system, num_gpus, build), f"NCCL {taken[0]}")
 
 
-def predict(
-    kernels: dict[str, Kernel], bench: Bench, rows: Sequence[Row]
-) -> list[float | Prediction]:
-    """Predict times in microseconds."""
-    found: list[float | Prediction] = []
-    for row in rows:
-        system, n, nbytes = bench.system(row["system"]), row["num_gpus"], row["bytes"]
-        if row["kernel"] != NCCL:
-            run = kernels[row["kernel"]]
-            found.append(bench.time_us(system, n, partial(_run, run, nbytes)))
-            continue
-        found.append(_nccl(bench, system, n, nbytes))
-    return found
+def predict(kernels: dict[str, Kernel], bench: Bench, row: Row) -> float | Prediction:
+    """Predict a time in microseconds."""
+    system, n, nbytes = bench.system(row["system"]), row["num_gpus"], row["bytes"]
+    if row["kernel"] == NCCL:
+        return _nccl(bench, system, n, nbytes)
+    run = kernels[row["kernel"]]
+    return bench.time_us(system, n, lambda machine, start: run(machine, nbytes, start))
 
 
 def _part(system: str, kernel: str, *num_gpus: int) -> Callable[[Row], bool]:
@@ -105,7 +95,6 @@ H100, B200 = "dgx-h100", "hgx-b200"
 TABLE = Table(
     name="symmetric_memory",
     title="All-reduce of PyTorch and vLLM on registered memory, 6 and 8 x H100, 8 x B200",
-    unit="us",
     size="bytes",
     systems=(H100, B200),
     bounds=(
@@ -114,7 +103,7 @@ TABLE = Table(
         Bound("two-shot, H100", 15, _part(H100, "two-shot", 6, 8)),
         Bound("one-shot of engines, H100", 10, _part(H100, "engine one-shot", 6)),
         Bound("two-shot of engines, H100", 35, _part(H100, "engine two-shot", 6)),
-        Bound("NCCL", 15, lambda row: bool(row["kernel"] == NCCL)),
+        Bound("NCCL", 15, has(kernel=NCCL)),
         Bound("B200", 40, _on_b200),
     ),
     predict=partial(predict, KERNELS),
@@ -123,13 +112,12 @@ TABLE = Table(
 GB200 = Table(
     name="in_switch",
     title="All-reduce in the switch with four thread blocks, 4 and 8 x GB200",
-    unit="us",
     size="bytes",
     systems=("gb200-nvl72",),
     bounds=(
-        Bound("one-shot", 10, lambda row: bool(row["kernel"] == "one-shot")),
-        Bound("two-shot", 10, lambda row: bool(row["kernel"] == "two-shot")),
-        Bound("two-shot, flags", 15, lambda row: bool(row["kernel"] == "two-shot with flags")),
+        Bound("one-shot", 10, has(kernel="one-shot")),
+        Bound("two-shot", 10, has(kernel="two-shot")),
+        Bound("two-shot, flags", 15, has(kernel="two-shot with flags")),
     ),
     predict=partial(predict, IN_SWITCH),
     schemes=("nvls",),

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.studies.validate.bench import Bench
+from replay.studies.validate.bench import Bench, uniform_work
+
+if TYPE_CHECKING:
+    from replay.model.work.layer import LayerWork
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,6 +51,28 @@ class Row:
         """Its setting in one line."""
         return " ".join(str(value) for value in self.setting.values())
 
+    def work(
+        self,
+        precision: str = "fp8",
+        *,
+        tokens: int | None = None,
+        draw: Callable[..., LayerWork] = uniform_work,
+        groups: int = 1,
+    ) -> LayerWork:
+        """Routing of its setting.
+
+        Parameters
+        ----------
+        tokens
+            Of each GPU, in place of its own.
+        draw
+            `uniform_work` or `even_work`.
+        """
+        gpus = self["ep_size"] if "ep_size" in self.setting else self["num_gpus"]
+        experts = self.setting.get("num_experts") or gpus * self["experts_per_gpu"]
+        count = self["tokens_per_rank"] if tokens is None else tokens
+        return draw(gpus, count, experts, self["topk"], self["hidden"], precision, groups)
+
 
 class Prediction(NamedTuple):
     """A predicted value, and the name of the kernel that software takes for the row."""
@@ -75,6 +100,11 @@ class Bound:
     holds: Callable[[Row], bool] = field(compare=False)
 
 
+def has(**settings: Any) -> Callable[[Row], bool]:
+    """Rows whose columns have these values; without any, all of them."""
+    return lambda row: all(row[column] == value for column, value in settings.items())
+
+
 @dataclass(frozen=True)
 class Table:
     """One file of measurements and the code that predicts its rows.
@@ -83,14 +113,12 @@ class Table:
     ----------
     name, title
         Name on the command line; a line for people.
-    unit
-        Unit of the measured value.
     size
         Column that tells how much was moved or computed, for the picture of error by size.
     bounds
         Promises; every row belongs to one part.
     predict
-        Predicts the values of rows, in their order; with names of kernels where software chooses.
+        Predicts the value of a row; with the name of the kernel where software chooses.
     measured
         Column of the measured value.
     is_outlier
@@ -107,16 +135,20 @@ class Table:
 
     name: str
     title: str
-    unit: str
     size: str
     bounds: tuple[Bound, ...]
-    predict: Callable[[Bench, Sequence[Row]], Sequence[float | Prediction]]
+    predict: Callable[[Bench, Row], float | Prediction]
     measured: str = "time_us"
     is_outlier: Callable[[Sequence[Row]], list[bool]] | None = None
     systems: tuple[str, ...] = ("dgx-h100",)
     file: str = ""
     others: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """Unit of the measured value, which its column's name ends with."""
+        return "us" if self.measured.endswith("_us") else "GB/s"
 
     def rows(self) -> tuple[Row, ...]:
         """All measurements of the table."""
@@ -218,10 +250,8 @@ class Outcome:
 
 def predictions(table: Table, bench: Bench, rows: Sequence[Row]) -> list[Prediction]:
     """(row,) predicted values; the kernel is empty where software has no choice."""
-    return [
-        one if isinstance(one, Prediction) else Prediction(one, "")
-        for one in table.predict(bench, rows)
-    ]
+    found = [table.predict(bench, row) for row in rows]
+    return [one if isinstance(one, Prediction) else Prediction(one, "") for one in found]
 
 
 def predict(table: Table, bench: Bench, rows: Sequence[Row] | None = None) -> Outcome:

@@ -26,6 +26,7 @@ INPUTS = {
     "files",
     "journals",
     "compared",
+    "result",
     "results",
 }
 """Parameters of commands that name files to read."""

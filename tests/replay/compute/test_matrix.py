@@ -9,7 +9,8 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.matrix import matrix_kernel
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
-from replay.studies.validate.compute import _one_expert
+from replay.model.work.layer import ExpertShape
+from replay.studies.validate.bench import one_rank
 
 SMS = 100
 ROWS, COLUMNS, INNER = 128, 128, 6400  # two tiles of 64 x 128
@@ -35,7 +36,7 @@ def round_system(**changes):
 def run(system, precision="bf16", rows=ROWS, columns=COLUMNS, inner=INNER):
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(system, graph, 1)
-    work = _one_expert(rows, columns, inner, precision)
+    work = one_rank([rows], ExpertShape(inner, columns), precision)
     gemm = Gemm(columns, inner, Kind.GEMM1, 2 * columns)
     pool = machine.sms.pool("sm", machine.sms.count)
     matrix_kernel(machine, work, gemm, pool, machine.mark(machine.ranks))

@@ -38,7 +38,7 @@ def test_a_cached_layout_is_never_slower(num_ranks: int, fence_us: float) -> Non
 def test_large_sizes_go_on_as_smaller_ones_do(phase: str) -> None:
     setting = dict(TABLES["deepep_normal"].rows()[0].setting)
     row = Row("", 0, {**setting, "phase": phase, "num_sms": 24, "tokens_per_rank": 8192}, 0.0)
-    continued = deepep.predict(Bench(), [row])[0]
+    continued = deepep.predict(Bench(), row)
     scheme = DeepEp(
         DeepEpOptions(
             num_sms=24, cached_layout=True, dispatch_chunk=6, combine_chunk=6, ring_tokens=256

@@ -20,7 +20,7 @@ def row(tokens, hidden=2688, distribution="balanced", **changes):
 
 
 def time_us(one):
-    return compute.predict_moe(Bench(), [one])[0]
+    return compute.predict_moe(Bench(), one)
 
 
 def test_experts_without_gate_read_one_projection_up():

@@ -30,8 +30,8 @@ def test_what_is_measured_is_predicted_as_by_validation() -> None:
     changes = {"tokens_per_rank": ["4096"], "num_sms": ["24"], "phase": ["combine"]}
     (_, line) = predictions.lines(NOTIFY, changes, Bench())
     measured = [row for row in NOTIFY.rows() if row.label().endswith("4096 24")]
-    (found,) = NOTIFY.predict(Bench(), [row for row in measured if row["phase"] == "combine"])
-    assert line[-1] == f"{found:.4g}"
+    (row,) = [one for one in measured if one["phase"] == "combine"]
+    assert line[-1] == f"{NOTIFY.predict(Bench(), row):.4g}"
 
 
 @pytest.mark.parametrize(
