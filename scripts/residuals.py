@@ -12,7 +12,7 @@ from replay.studies.validate.catalog import TABLES
 from replay.studies.validate.residuals import PARTS, lines
 from replay.studies.validate.table import predict
 
-TARGET = Path(__file__).parents[1] / "replay" / "uncertainty" / "residuals.csv"
+TARGET = Path(__file__).parents[1] / "replay" / "studies" / "uncertainty" / "residuals.csv"
 
 
 def main() -> None:
