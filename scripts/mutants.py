@@ -5,11 +5,12 @@ is made in a temporary copy of the tree, where the tests that it names then run,
 extended tier if no other notices; the tree itself is never written to. An edit is dead when one of
 its tests fails (or does not end).
 
-Usage: python scripts/mutants.py [--list] [--only PATTERN] [--sample N [--seed S]] [--jobs N]
-           [--timeout SECONDS]
+Usage: python scripts/mutants.py [--list] [--only PATTERN] [--sample N [--seed S]] [--quick]
+           [--jobs N] [--timeout SECONDS]
     --list      write the entries, and what is wrong with them; run nothing
     --only      only entries whose "FILE: NAME" matches this regular expression
     --sample    so many of these, drawn with the seed (default 0)
+    --quick     only tests of the default tier; what survives them is to be tried without
     --jobs      copies of the tree that work at the same time (default 1)
     --timeout   seconds after which the tests of one edit count as failed (default 900)
 
@@ -46,7 +47,7 @@ KERNELS = "replay/engine/kernels"  # compiled code, cached by the content of thi
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".*_cache", ".hypothesis", "*.egg-info", "*.pyc", "build", "dist", "out"
 )
-DEAD, SURVIVED, BROKEN = "dead", "SURVIVED", "BROKEN"
+DEAD, SURVIVED, BROKEN, UNTRIED = "dead", "SURVIVED", "BROKEN", "extended"
 NO_TESTS, BOTH_TIERS = 5, ("-m", "not bench")
 KEYS = {"name", "file", "function", "find", "replace", "tests"}
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -264,6 +265,8 @@ def run_tests(tree: Path, tests: tuple[str, ...], timeout: float, *more: str) ->
     """Run tests in a tree: exit code of pytest (1 if they do not end) and its last lines."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     environment.pop("NUMBA_CACHE_DIR", None)  # each tree has its own compiled kernels
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what no edit touches is compiled once
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take as long as many a test
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *more]
     try:
         done = subprocess.run(
@@ -275,8 +278,11 @@ def run_tests(tree: Path, tests: tuple[str, ...], timeout: float, *more: str) ->
     return done.returncode, (done.stdout + done.stderr)[-3000:]
 
 
-def tried(mutant: Mutant, tree: Path, timeout: float) -> tuple[str, str]:
-    """Make the edit in a tree, run its tests, undo it: the outcome and what pytest wrote."""
+def tried(mutant: Mutant, tree: Path, timeout: float, *, quick: bool = False) -> tuple[str, str]:
+    """Make the edit in a tree, run its tests, undo it: the outcome and what pytest wrote.
+
+    Quick are the tests of the default tier alone.
+    """
     path = tree / mutant.file
     before = path.read_text(encoding="utf-8")
     compiled = Path(importlib.util.cache_from_source(str(path)))
@@ -290,7 +296,7 @@ def tried(mutant: Mutant, tree: Path, timeout: float) -> tuple[str, str]:
         compiled.unlink(missing_ok=True)
         path.write_text(edited(mutant, before), encoding="utf-8")
         code, says = run_tests(tree, mutant.tests, timeout, "-x")
-        if code in (0, NO_TESTS):  # not in the default tier
+        if code in (0, NO_TESTS) and not quick:  # not in the default tier
             code, says = run_tests(tree, mutant.tests, timeout, "-x", *BOTH_TIERS)
     finally:
         path.write_text(before, encoding="utf-8")
@@ -298,12 +304,16 @@ def tried(mutant: Mutant, tree: Path, timeout: float) -> tuple[str, str]:
         if is_kernel:
             shutil.rmtree(kernels, ignore_errors=True)
             kept.replace(kernels)
+    if quick and code == NO_TESTS:
+        return UNTRIED, says
     return {0: SURVIVED, 1: DEAD}.get(code, BROKEN), says
 
 
-def try_all(mutants: list[Mutant], root: Path, jobs: int, timeout: float) -> int:
+def try_all(
+    mutants: list[Mutant], root: Path, jobs: int, timeout: float, *, quick: bool = False
+) -> int:
     """Try every edit and print its outcome: the number of edits that are not dead."""
-    failed = 0
+    failed = untried = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
         first = Path(place) / "tree-0"
         shutil.copytree(root, first, ignore=NOT_COPIED)
@@ -320,18 +330,19 @@ def try_all(mutants: list[Mutant], root: Path, jobs: int, timeout: float) -> int
         def try_one(mutant: Mutant) -> tuple[str, str, float]:
             tree, begun = trees.get(), time.monotonic()
             try:
-                return *tried(mutant, tree, timeout), time.monotonic() - begun
+                return *tried(mutant, tree, timeout, quick=quick), time.monotonic() - begun
             finally:
                 trees.put(tree)
 
         with ThreadPoolExecutor(trees.qsize()) as workers:
             for mutant, done in zip(mutants, workers.map(try_one, mutants), strict=True):
                 outcome, says, seconds = done
-                failed += outcome != DEAD
+                failed += outcome in (SURVIVED, BROKEN)
+                untried += outcome == UNTRIED
                 print(f"{outcome:8}  {mutant.label}  ({seconds:.0f} s)", flush=True)
                 if outcome == BROKEN:
                     print(says)
-    print(f"{len(mutants) - failed} of {len(mutants)} edits are dead")
+    print(f"{len(mutants) - failed - untried} of {len(mutants) - untried} edits are dead")
     return failed
 
 
@@ -341,6 +352,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--only", type=re.compile, default=re.compile(""))
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=900)
     given = parser.parse_args(argv)
@@ -357,7 +369,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     sound = [mutant for mutant in mutants if not wrong[mutant]]
     failed = 0
     if sound and not given.list:
-        failed = try_all(sound, root, max(1, given.jobs), given.timeout)
+        failed = try_all(sound, root, max(1, given.jobs), given.timeout, quick=given.quick)
     return int(failed > 0 or len(sound) < len(mutants))
 
 

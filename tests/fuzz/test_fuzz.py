@@ -46,10 +46,11 @@ def test_some_inputs_of_files_and_words() -> None:
 
 @pytest.mark.extended
 def test_inputs_of_every_kind() -> None:
-    code, said = fuzzed("--seed", "0", "--inputs", "2000")
+    code, said = fuzzed("--seed", "0", "--inputs", "1000")
     assert code == 0, said
     for name, (inputs, succeeded, refused, _, other) in rows(said).items():
-        assert inputs > 20 and not other and min(succeeded, refused) > 0, (name, said)
+        assert inputs > 10 and not other and refused, (name, said)
+        assert succeeded or inputs < 20, (name, said)  # one in seven is sound
 
 
 FAULTS = {

@@ -36,6 +36,12 @@ def run(
     return machine, timeline, timeline.visible_ps[ends].tolist()
 
 
+def estimated(nbytes: int, protocol: str, steps: int, system: hwmodel.System) -> int:
+    machine = machine_of(system, system.num_gpus)
+    found = {one.name: one for one in machine.system.nccl.protocols}
+    return node_rings.ring_ps(machine, nbytes, found[protocol], steps, payload=False)
+
+
 @pytest.mark.parametrize("steps", [3, 6])
 def test_a_chunk_leaves_a_node_by_way_of_the_rings_first_gpu(steps: int) -> None:
     part = 512
@@ -50,6 +56,8 @@ def test_a_chunk_leaves_a_node_by_way_of_the_rings_first_gpu(steps: int) -> None
     last[1] += less * leaves + more * inside
     _, timeline, ends = run(part, "LL", steps=steps)
     assert ends == [*last, *last]
+    # In the estimate a card receives while the other sends; these cards pass whole messages.
+    assert estimated(part, "LL", steps, two_nodes()) == last[0] - more * 2 * part * NIC
     assert {port for port in carried(timeline.graph) if "nic" in port[0]} == {
         ("nic-out", 0), ("nic-in", 0), ("nic-out", 2), ("nic-in", 2),
     }  # fmt: skip
@@ -64,6 +72,30 @@ def test_plain_data_are_fenced_and_told_by_the_proxy() -> None:
     _, _, ends = run(part, "Simple", steps=1)
     copied = SIMPLE_START + part * COPY
     assert ends == [copied + leaves, copied + inside] * 2
+    assert estimated(part, "Simple", 1, two_nodes()) == copied + leaves - part * NIC
+
+
+def test_estimates_are_of_the_longest_of_a_path_a_card_and_a_port() -> None:
+    flags = 2 * (HOST_FLAG + STEP) + WAY + ACKNOWLEDGED  # as above, of four pieces now
+
+    def least(chunk: int, rails: int, steps: int, crossings: int) -> tuple[int, int, int, int]:
+        on_port, on_card = write_packets(chunk // 4), chunk // 4 * NIC
+        inside = 5 * on_port + STORE + STORE + POLL
+        leaves = 5 * on_port + STORE + flags + 4 * on_card
+        path = (steps - crossings) * inside + crossings * leaves
+        copied = SIMPLE_START + chunk // 2 * COPY
+        card, port = (steps - 1) * 4 * on_card, (steps - 1) * rails * 4 * on_port
+        return copied, path, card + leaves, port + inside
+
+    copied, path, card, port = least(16 << 10, 4, 7, 2)
+    assert path > max(card, port)
+    assert estimated(4 * (16 << 10), "Simple", 7, two_nodes(4)) == copied + path
+    copied, path, card, port = least(1 << 20, 4, 7, 2)
+    assert card > max(path, port)
+    assert estimated(4 * (1 << 20), "Simple", 7, two_nodes(4)) == copied + card
+    copied, path, card, port = least(1 << 20, 8, 15, 2)
+    assert card > max(path, port)
+    assert estimated(8 * (1 << 20), "Simple", 15, two_nodes(8)) == copied + card
 
 
 def test_every_card_has_its_part_of_all_rows() -> None:

@@ -52,6 +52,12 @@ def times(nbytes: int, protocol: str) -> tuple[list[int], dict[tuple[str, int], 
     return timeline.visible_ps[ends].tolist(), carried(timeline.graph)
 
 
+def estimated(nbytes: int, protocol: str) -> int:
+    machine = machine_of(two_nodes(), 4)
+    found = {one.name: one for one in machine.system.nccl.protocols}
+    return node_trees.all_reduce_ps(machine, nbytes, found[protocol])
+
+
 def test_a_short_sum_goes_up_and_down_one_tree() -> None:
     nbytes = 512
     wire = write_packets(2 * nbytes)
@@ -65,6 +71,8 @@ def test_a_short_sum_goes_up_and_down_one_tree() -> None:
         copied + root + left, copied + root + inside, copied + root + between + left,
         copied + root + between + inside,
     ]  # fmt: skip
+    # In the estimate a card receives while the other sends; these cards pass whole messages.
+    assert estimated(nbytes, "LL") == ends[3] - 2 * 2 * nbytes * NIC
     by_card = {rank: sent["nic-out", rank] for rank in range(4) if sent.get(("nic-out", rank))}
     assert by_card == {0: 2 * nbytes, 2: 2 * nbytes}
 
@@ -76,6 +84,7 @@ def test_plain_data_are_told_by_the_proxy() -> None:
     between = HOST_FLAG + STEP + 2 * nbytes * NIC + WAY + STEP + HOST_FLAG
     ends, _ = times(nbytes, "Simple")
     assert ends[3] == SIMPLE_START + nbytes * COPY + 2 * (inside + between)
+    assert estimated(nbytes, "Simple") == ends[3] - 2 * nbytes * NIC
 
 
 def test_channels_have_heads_and_trees_of_their_own() -> None:
@@ -94,14 +103,34 @@ def test_channels_have_heads_and_trees_of_their_own() -> None:
     ]
 
 
-def test_chunks_follow_one_another() -> None:
-    one, _ = times(1 * 4 * 512 * KIB, "Simple")
-    three, _ = times(3 * 4 * 512 * KIB, "Simple")
-    assert one[3] < three[3] < one[3] * 2
-    # A block passes one chunk after the other through its registers.
-    one, _ = times(1 * 4 * 32 * KIB, "LL")
-    two, _ = times(2 * 4 * 32 * KIB, "LL")
-    assert two[3] - one[3] >= 32 * KIB * LL_PASS
+def test_chunks_follow_one_another_on_the_cards() -> None:
+    # A GPU stores the chunks of two channels to the other one, that for the card first: what comes
+    # from there is behind the other.
+    chunk = 512 * KIB
+    inside = 2 * write_packets(chunk) + STORE + STORE + POLL
+    between = HOST_FLAG + STEP + 2 * chunk * NIC + WAY + STEP + HOST_FLAG
+    one = SIMPLE_START + 2 * (inside + between) + chunk * COPY
+    assert times(4 * chunk, "Simple")[0] == [one] * 4
+    # Two more go up while the first does, and come down behind it.
+    assert times(3 * 4 * chunk, "Simple")[0] == [one + 2 * chunk * NIC] * 4
+    # A card sends what goes up on one channel, and down on another; nothing is in its way before.
+    assert estimated(4 * chunk, "Simple") == one - 2 * chunk * NIC
+    more = estimated(3 * 4 * chunk, "Simple") - estimated(4 * chunk, "Simple")
+    assert more == 2 * 2 * chunk * NIC
+
+
+def test_a_block_passes_one_chunk_after_the_other() -> None:
+    chunk = 32 * KIB
+    wire = write_packets(2 * chunk)
+    inside = chunk * LL_PASS + 2 * wire + STORE + POLL
+    between = chunk * LL_PASS + HOST_FLAG + STEP + 2 * 2 * chunk * NIC + WAY + POLL
+    one = LL_START + 2 * (inside + between) + chunk * LL_PASS
+    assert times(4 * chunk, "LL")[0] == [one] * 4
+    # The next one is passed when the one before has left the GPU.
+    assert times(2 * 4 * chunk, "LL")[0] == [one + chunk * LL_PASS + wire + UP] * 4
+    # In the estimate blocks pass what goes up and what comes down, and cards do not hold them up.
+    more = estimated(2 * 4 * chunk, "LL") - estimated(4 * chunk, "LL")
+    assert more == 2 * chunk * LL_PASS
 
 
 @every(("nbytes", "name"), [(4, "tree LL"), (64 * KIB, "tree LL128"), (1 << 20, "tree Simple")])

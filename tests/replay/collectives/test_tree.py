@@ -25,6 +25,12 @@ LL_PASS, COPY = 100, 40  # ps a byte of one block: 10 and 25 GB/s
 KIB, MIB = 1 << 10, 1 << 20
 
 
+def estimated(num_ranks: int, nbytes: int) -> dict[str, int]:
+    """Estimates by way."""
+    call = CollectiveCall(machine_of(round_machine(), num_ranks), DISPATCH, "all_reduce", nbytes)
+    return {way.name: way.estimate_ps for way in tree.ways(call)}
+
+
 def replayed(num_ranks: int, nbytes: int, *, payload: bool = False) -> tuple[TaskGraph, int]:
     """Tasks, and when the last rank is done."""
     machine = machine_of(round_machine(), num_ranks)
@@ -40,6 +46,7 @@ def test_a_short_sum_goes_up_the_chain_and_down_again(num_ranks: int) -> None:
     hop = nbytes * LL_PASS + 2 * write_packets(2 * nbytes) + WAY + POLL
     expected = LL_START + 2 * (num_ranks - 1) * hop + nbytes * LL_PASS
     assert replayed(num_ranks, nbytes)[1] == expected
+    assert estimated(num_ranks, nbytes)["tree LL"] == expected
 
 
 def test_two_ranks_of_a_long_sum_fill_a_direction_each() -> None:
@@ -50,6 +57,16 @@ def test_two_ranks_of_a_long_sum_fill_a_direction_each() -> None:
     down = stored + piece + WAY + FLAG
     expected = SIMPLE_START + up + down + 512 * KIB * COPY
     assert replayed(2, count * chunk)[1] == expected
+    # The estimate has a port send one chunk right behind the other.
+    assert estimated(2, count * chunk)["tree Simple"] == expected - (count - 1) * UP
+
+
+def test_a_port_in_the_middle_has_every_chunk_twice_in_the_estimate() -> None:
+    chunk, count, n = 24 * 512 * KIB, 3, 4
+    stored, piece = write_packets(chunk), write_packets(chunk // 16)
+    hop = stored + piece + WAY + FLAG
+    expected = SIMPLE_START + 2 * (n - 1) * hop + (count - 1) * 2 * stored + 512 * KIB * COPY
+    assert estimated(n, count * chunk)["tree Simple"] == expected
 
 
 def test_ranks_in_the_middle_have_the_buffer_twice_in_each_direction() -> None:

@@ -82,15 +82,30 @@ def covering() -> dict[str, tuple[str, ...]]:
     return found
 
 
+ALL_LAYERS = (*small_layers.LAYERS, *small_layers.ACROSS)
+SPECIAL = {*EACH, *EACH_ACROSS, *DEALT, *DEALT_ACROSS, *small_layers.CHAINED, *small_layers.WAITED}
+
+
+def examined(place: int, scheme: str) -> bool:
+    """Whether a scheme is examined on the layer at a place, in one of both tiers.
+
+    On every special layer, and on half of all others: schemes take them by turns.
+    """
+    name, turn = ALL_LAYERS[place], [*COMPARED, *EXAMPLES].index(scheme)
+    if name in small_layers.ACROSS and not find(scheme).network:
+        return False
+    return name in SPECIAL or name in covering()[scheme] or (place + turn) % 2 == 0
+
+
 CASES = [
     pytest.param(
         (name, scheme),
         id=f"{name}-{scheme}",
         marks=() if name in covering()[scheme] else pytest.mark.extended,
     )
-    for name in (*small_layers.LAYERS, *small_layers.ACROSS)
+    for place, name in enumerate(ALL_LAYERS)
     for scheme in [*COMPARED, *EXAMPLES]
-    if name in small_layers.LAYERS or find(scheme).network
+    if examined(place, scheme)
 ]
 
 

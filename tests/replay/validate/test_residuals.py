@@ -9,10 +9,9 @@ import pytest
 
 from replay.studies.uncertainty import residuals
 from replay.studies.uncertainty.residuals import POINTS
-from replay.studies.validate.bench import Bench
 from replay.studies.validate.catalog import TABLES
 from replay.studies.validate.residuals import PARTS, UNFITTED, num_rows, quantiles
-from replay.studies.validate.table import Outcome, predict
+from replay.studies.validate.table import Outcome
 
 FAST = {"CCFuser dispatch", "CCFuser combine"}
 
@@ -31,9 +30,9 @@ def outcome(name, ratios):
     "part",
     [pytest.param(name, marks=() if name in FAST else pytest.mark.extended) for name in PARTS],
 )
-def test_the_file_is_what_the_tables_give(part):
+def test_the_file_is_what_the_tables_give(part, predicted):
     """Where this fails: `python scripts/residuals.py` writes the file."""
-    outcomes = {name: predict(TABLES[name], Bench()) for name in PARTS[part]}
+    outcomes = {name: predicted(name) for name in PARTS[part]}
     found = [math.exp(one) for one in residuals.table()[part]]
     assert found == pytest.approx(list(quantiles(part, outcomes)), rel=1e-3)
 
