@@ -10,8 +10,9 @@ from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
 import hwmodel
 from replay.engine import schedule
-from replay.model.collectives import dma, nccl
+from replay.model.collectives import dma
 from replay.model.collectives.algorithm import Collective
+from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import DISPATCH
 from replay.schemes.contract.counting import write_packets
 from replay.steps.groups import LARGEST, GroupTimes, spread
@@ -25,7 +26,7 @@ NBYTES = 1 << 28
 def replayed(system: hwmodel.System, what: Collective, nbytes: int, ranks: int) -> int:
     """Time of NCCL's collective among all GPUs of a machine."""
     machine = machine_of(system, ranks)
-    nccl.run(machine, DISPATCH, what, nbytes, machine.mark(machine.ranks))
+    NCCL.build(machine, DISPATCH, what, nbytes, machine.mark(machine.ranks))
     return schedule(machine.graph.build()).makespan_ps
 
 
