@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Group
 from rich.text import Text
 
+from replay.experiments.base.result import ComparisonBase, ResultBase
+from replay.report.command import command, scheme_words
 from replay.report.proposed import proposed_text, star_notes, starred
+from replay.report.provenance import assumptions, provenance
 from replay.report.words import explained
-from tracegen.shared.display.content import Column, Page, Section, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from replay.experiments.base.result import ComparisonBase, ResultBase, SchemeDescription
-    from tracegen.shared.display.content import Cell
+    from rich.console import RenderableType
 
-    AnyComparison = ComparisonBase[Any]
+    from replay.experiments.base.experiment import AnySchemeExperiment
+    from replay.experiments.base.result import SchemeDescription, SystemDescription
+    from tracegen.shared.display.content import Cell, Section
+
+AnyComparison = ComparisonBase[Any]
+Comparison = TypeVar("Comparison", bound=AnyComparison)
 
 
 def label(result: ResultBase) -> str:
@@ -25,10 +32,26 @@ def label(result: ResultBase) -> str:
     return starred(result.name, *result.schemes)
 
 
-def tables_group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Group:
-    """A heading, tables, and lines that explain them."""
-    text = "\n".join([*explained(tables), *lines])
-    return Group(Text(head), *tables, Text(), Text(text))
+def labels(results: Iterable[ResultBase]) -> list[str]:
+    """Names of several."""
+    return [label(one) for one in results]
+
+
+def beside(result: ResultBase | AnyComparison, kind: type[Comparison]) -> Comparison:
+    """A comparison as it is; a result alone as one of itself."""
+    if isinstance(result, kind):
+        return result
+    assert isinstance(result, ResultBase)
+    return kind(baseline=result.name, results=[result])
+
+
+def tables_group(
+    head: str, tables: Iterable[Table | None], lines: Iterable[str], *more: RenderableType
+) -> Group:
+    """A heading, those tables that there are, lines that explain them, and what comes behind."""
+    shown = [table for table in tables if table is not None]
+    text = "\n".join([*explained(shown), *lines])
+    return Group(Text(head), *shown, Text(), Text(text), *more)
 
 
 def outside_notes(system: str, compared: AnyComparison) -> Iterator[str]:
@@ -126,6 +149,48 @@ def versions(results: Iterable[ResultBase]) -> str:
     return ", ".join(sorted({one.version for one in results}))
 
 
-def filled_page(title: str, summary: str, sections: Iterable[Section], command: str) -> Page:
-    """Make a page of the sections that have something in them."""
-    return Page(title, summary, [one for one in sections if one.items], command)
+def rests_on(
+    system: SystemDescription,
+    results: Sequence[ResultBase],
+    entries: Mapping[str, Cell],
+    command: str,
+) -> Iterator[Section]:
+    """Make the last sections of a page: what is taken to be so, and what entered some results.
+
+    Parameters
+    ----------
+    system
+        Their machine.
+    entries, command
+        As `provenance` takes them; versions and identities are added.
+    """
+    yield assumptions(system, described(results))
+    yield provenance(
+        {**entries, "moereplay": versions(results)},
+        command=command,
+        more=[identities_table(labels(results), results)],
+    )
+
+
+def compare_command(
+    words: Sequence[str],
+    compared: AnyComparison,
+    experiment: AnySchemeExperiment,
+    usual: Iterable[str],
+    *,
+    leave_out: Sequence[str] = ("scheme", "options"),
+    defaults: Mapping[str, Any] | None = None,
+) -> str:
+    """Command that makes a comparison again.
+
+    Parameters
+    ----------
+    words, leave_out, defaults
+        As `command` takes them.
+    usual
+        References to schemes that run where none is named.
+    """
+    ran = [one for one in usual if one not in compared.left_out]
+    more = scheme_words(compared.results, experiment, baseline=compared.baseline, usual=ran)
+    spec = compared.results[0].spec
+    return command(words, spec, leave_out=leave_out, defaults=defaults, more=more)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.choose.result import WORDS, unit_of
+from replay.experiments.choose.tables import (
+    WORDS,
+    best_table,
+    plan_of,
+    reasons,
+    turns,
+    unit_of,
+    without_cost,
+)
+from replay.report.charts import parts_of
 from replay.report.command import command
 from replay.report.provenance import NO_COMMAND, provenance
+from replay.report.tables import table
 from tracegen.shared.display.content import (
     Axis,
     Bars,
     Column,
     Line,
     Page,
-    Part,
     Plot,
     Section,
     Table,
@@ -26,19 +35,9 @@ if TYPE_CHECKING:
     from tracegen.shared.display.content import Item
 
 MOST_BARS = 10
-CAUSES = {
-    "attention": False,
-    "dense": False,
-    "experts": False,
-    "head": False,
-    "exchange": True,
-    "peers": True,
-    "pipeline": True,
-    "synchronise": True,
-    "optimiser": True,
-    "jitter": True,
-}
-"""Causes of a step, in the order of their parts, and whether nothing is computed meanwhile."""
+COMPUTING = ("attention", "dense", "experts", "head")
+WAITING = ("exchange", "peers", "pipeline", "synchronise", "optimiser", "jitter")
+"""Causes of a step in which something of the model is computed, and those in which nothing is."""
 
 
 def page(result: SearchResult) -> Page:
@@ -93,8 +92,8 @@ def row_name(found: Found, row: Row) -> str:
         key for key in row.sizes if len({one.sizes.get(key) for one in found.rows}) > 1
     ] or list(row.sizes)
     words = [f"{row.sizes[key]} {WORDS.get(key, key)}" for key in differ]
-    if len({(one.plan, one.schedule) for one in found.rows}) > 1:
-        words.append(f"{row.plan.replace(',', ', ')}, {row.schedule}")
+    if len(set(map(plan_of, found.rows))) > 1:
+        words.append(plan_of(row))
     return ", ".join(words)
 
 
@@ -114,15 +113,15 @@ def _sections(result: SearchResult, found: Found, number: int) -> Iterator[Secti
     yield Section(
         f"The best on {system}",
         [
-            found.table(result.top, f"best-{number}"),
+            best_table(found, result.top, f"best-{number}"),
             mfu_plot(found, number),
             cause_bars(found, number),
-            *found.why(),
+            *reasons(found),
         ],
     )
     more: list[Item] = [counts_table(found, number)]
     if found.sensitivity is not None:
-        more += [*found.sensitivity.lines(), sensitivity_table(found, number)]
+        more += [*turns(found.sensitivity), sensitivity_table(found, number)]
     yield Section(f"How sure it is, and what was left out on {system}", more, is_open=False)
 
 
@@ -150,20 +149,16 @@ def cause_bars(found: Found, number: int) -> Bars:
     """Steps of the first candidates by cause; the bound by multiplications alone is marked."""
     rows = found.rows[:MOST_BARS]
     unit, unit_us = unit_of(rows)
-    names = dict.fromkeys([*CAUSES, *(cause for one in rows for cause in one.cost.spent_us)])
+    order = dict.fromkeys([*COMPUTING, *WAITING], 0.0)  # what is named else is last
     return Bars(
         name=f"step-{number}",
         title=f"{found.system}: step of the first candidates by cause, {unit}",
         labels=[f"{place}: {row_name(found, one)}" for place, one in enumerate(rows, 1)],
-        parts=[
-            Part(
-                cause,
-                [one.cost.spent_us.get(cause, 0.0) / unit_us for one in rows],
-                is_hatched=CAUSES.get(cause, True),
-            )
-            for cause in names
-            if any(one.cost.spent_us.get(cause) for one in rows)
-        ],
+        parts=parts_of(
+            [{**order, **one.cost.spent_us} for one in rows],
+            hatched={cause for one in rows for cause in one.cost.spent_us} - set(COMPUTING),
+            per=unit_us,
+        ),
         unit=unit,
         marks=[one.least_us / unit_us for one in rows],
         mark_name="bound: its multiplications alone",
@@ -173,15 +168,12 @@ def cause_bars(found: Found, number: int) -> Bars:
 
 def counts_table(found: Found, number: int) -> Table:
     """What became of all pairs of a model and a plan."""
-    rows: list[tuple[str, str, int]] = [
+    rows = [
         ("simulated", "", len(found.rows)),
         ("not among the first", "their bounds show it", found.pruned),
         ("not looked at", "beyond the number that was to be simulated", found.skipped),
+        *without_cost(found),
     ]
-    for what, counts in (
-        ("left out", found.left_out), ("refused", found.refused), ("failed", found.failed),
-    ):  # fmt: skip
-        rows += [(what, reason, count) for reason, count in counts.items()]
     return Table(
         f"candidates-{number}",
         f"{found.system}: what became of the candidates",
@@ -193,17 +185,15 @@ def counts_table(found: Found, number: int) -> Table:
 def sensitivity_table(found: Found, number: int) -> Table:
     """The order of the first candidates with each uncertain value of the hardware changed."""
     assert found.sensitivity is not None
-    return Table(
+    return table(
         f"sensitivity-{number}",
         f"{found.system}: the first candidates with other values of the hardware",
-        [
-            Column("value"),
-            Column("is", form=",.6g"),
-            Column("order"),
+        found.sensitivity.changed,
+        (Column("value"), lambda one: one.key),
+        (Column("is", form=",.6g"), lambda one: one.value),
+        (Column("order"), lambda one: ", ".join(str(place + 1) for place in one.order)),
+        (
             Column("lead", form=".4f", says="worth of the first over the best of the others"),
-        ],
-        [
-            (one.key, one.value, ", ".join(str(place + 1) for place in one.order), one.lead)
-            for one in found.sensitivity.changed
-        ],
+            lambda one: one.lead,
+        ),
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from replay.experiments.serve.arrivals.experiment import EXPERIMENT
 from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
 from replay.experiments.serve.arrivals.tables import (
-    US_PER_MS,
     by_time,
     engine_table,
     heading,
@@ -16,8 +15,17 @@ from replay.experiments.serve.arrivals.tables import (
     notes,
 )
 from replay.experiments.serve.page import serving_command
-from replay.report.comparisons import described, filled_page, identities_table, label, versions
+from replay.report.comparisons import (
+    beside,
+    described,
+    identities_table,
+    label,
+    labels,
+    versions,
+)
+from replay.report.pages import filled_page
 from replay.report.provenance import assumptions, provenance
+from replay.report.tables import US_PER_MS, table
 from replay.report.words import schemes_text
 from tracegen.shared.display.content import (
     Axis,
@@ -50,10 +58,8 @@ QUANTILES = {"p50_us": 50.0, "p90_us": 90.0, "p95_us": 95.0, "p99_us": 99.0, "ma
 
 def page(result: ArrivalResult | ArrivalComparison) -> Page:
     """Make the page of a run or of several, the fastest first."""
-    if isinstance(result, ArrivalComparison):
-        compared, what = result, schemes_text(len(result.results))
-    else:
-        compared, what = ArrivalComparison(baseline=result.name, results=[result]), result.name
+    compared = beside(result, ArrivalComparison)
+    what = compared.base.name if compared is not result else schemes_text(len(compared.results))
     title = f"Requests to {model_of(compared.base)}: {what}"
     words = serving_command(compared, EXPERIMENT, {"arrivals": None})
     return filled_page(title, summary(compared), _sections(compared, words), words)
@@ -104,7 +110,7 @@ def _sections(compared: ArrivalComparison, words: str) -> Iterator[Section]:
             "moereplay": versions(compared.results),
         },
         command=words,
-        more=[identities_table([label(one) for one in compared.results], compared.results)],
+        more=[identities_table(labels(compared.results), compared.results)],
     )
 
 
@@ -121,20 +127,20 @@ def throughput_bars(served: Pairs) -> Bars:
 
 def goodput_tables(served: Pairs) -> Iterator[Table]:
     """Requests that keep the limits; nothing where no limit was given."""
-    rows = [
-        (label(one), run.goodput.share, run.goodput.requests_per_s,
-         "yes" if run.goodput.is_met else "no")
-        for one, run in served
-        if run.goodput is not None
-    ]  # fmt: skip
-    if rows:
-        columns = [
-            Column("scheme"),
-            Column("keep the limits", "", ".1%"),
-            Column("goodput", "/s", ",.4g", says="requests per second that keep the limits"),
-            Column("percentile keeps them"),
-        ]
-        yield Table("goodput", "Requests that keep the limits", columns, rows)
+    kept = [(label(one), run.goodput) for one, run in served if run.goodput is not None]
+    if kept:
+        yield table(
+            "goodput",
+            "Requests that keep the limits",
+            [goodput for _, goodput in kept],
+            (Column("keep the limits", "", ".1%"), lambda one: one.share),
+            (
+                Column("goodput", "/s", ",.4g", says="requests per second that keep the limits"),
+                lambda one: one.requests_per_s,
+            ),
+            (Column("percentile keeps them"), lambda one: "yes" if one.is_met else "no"),
+            labels=[name for name, _ in kept],
+        )
 
 
 def search_plots(compared: ArrivalComparison) -> Iterator[Plot]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
-from replay.report.times import count, per, time_us
+from replay.experiments.layer.tables.times import bound_us, count, time_us
 from tracegen.shared.display.content import Axis, Heat, Line, Plot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from replay.experiments.layer.result import Result
-    from replay.measure.parts import Bounds
+    from replay.measure.result import Measures
 
 BOUNDS = {
     "port_us": "busiest port",
@@ -35,21 +35,25 @@ CLASSES = {
 }
 """Name of each class of resources that reports show, by the result's name of it."""
 
+OVER_TIME = ("sm", "uplink", "downlink", "hbm", "nic-out")
+"""Classes of resources that are drawn over time."""
+
 
 def bounds_us(result: Result) -> dict[str, float]:
     """Each bound of a result by name, summed over its parts, for each layer or step."""
     found = {}
     for field, name in BOUNDS.items():
-        values = [_value(one.bounds_us, field) for one in result.measured]
+        values: list[float | None] = [getattr(one.bounds_us, field) for one in result.measured]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             found[name] = sum(known) / count(result)
     return found
 
 
-def _value(bounds: Bounds, field: str) -> float | None:
-    value: float | None = getattr(bounds, field)
-    return value
+def binding(result: Result) -> str:
+    """Name of the largest bound."""
+    found = bounds_us(result)
+    return max(found, key=lambda each: found[each])
 
 
 def bounds_heat(results: Sequence[Result]) -> Heat:
@@ -77,14 +81,12 @@ def bounds_heat(results: Sequence[Result]) -> Heat:
 
 def roofline(results: Sequence[Result]) -> Plot:
     """Each scheme's time over its largest bound; the diagonal is what none can pass."""
-    points: dict[str, list[tuple[float, float, str]]] = {}
+    points: dict[str, list[tuple[str, Result]]] = {}
     for name, one in zip(row_names(results), results, strict=True):
-        found = bounds_us(one)
-        binds = max(found, key=lambda each: found[each])
-        largest = per(one, lambda each: each.bounds_us.largest_us)
-        if largest > 0:
-            points.setdefault(binds, []).append((largest, time_us(one), name))
-    ends = [value for of in points.values() for point in of for value in point[:2]]
+        if bound_us(one) > 0:
+            points.setdefault(binding(one), []).append((name, one))
+    drawn = [one for of in points.values() for _, one in of]
+    ends = [value for one in drawn for value in (bound_us(one), time_us(one))]
     guide = [min(ends), max(ends)] if ends else []
     return Plot(
         name="roofline",
@@ -93,20 +95,19 @@ def roofline(results: Sequence[Result]) -> Plot:
         y=Axis("time, us", log=True),
         lines=[
             Line("bound", guide, guide, form="guide"),
-            *(_points(binds, of) for binds, of in points.items()),
+            *(
+                Line(
+                    binds,
+                    [bound_us(one) for _, one in of],
+                    [time_us(one) for _, one in of],
+                    form="points",
+                    labels=[name for name, _ in of],
+                )
+                for binds, of in points.items()
+            ),
         ],
         says="Colour: which bound is the largest. The height above the diagonal is what waiting "
         "and dependences cost; nothing lies below it.",
-    )
-
-
-def _points(name: str, points: Sequence[tuple[float, float, str]]) -> Line:
-    return Line(
-        name,
-        x=[x for x, _, _ in points],
-        y=[y for _, y, _ in points],
-        form="points",
-        labels=[label for _, _, label in points],
     )
 
 
@@ -134,3 +135,41 @@ def _use(result: Result, name: str) -> float | None:
         if name in one.utilisation
     )
     return 100 * busy / total if total else None
+
+
+def use_plots(results: Mapping[str, Result]) -> Iterator[Plot]:
+    """Share of each kind of resource in service, window by window.
+
+    Parameters
+    ----------
+    results
+        By the name of their line; of several layers the one that takes longest is drawn.
+    """
+    slowest = {
+        name: max(one.measured, key=lambda each: each.makespan_us) for name, one in results.items()
+    }
+    for group in OVER_TIME:
+        lines = [
+            _line(name, one, group)
+            for name, one in slowest.items()
+            if group in one.utilisation_over_time.groups
+        ]
+        if lines:
+            yield Plot(
+                name=f"use-{group}",
+                title=f"{CLASSES[group]} in use over time",
+                x=Axis("us"),
+                y=Axis("in use, %"),
+                lines=lines,
+            )
+
+
+def _line(name: str, measures: Measures, group: str) -> Line:
+    over = measures.utilisation_over_time
+    shares = over.groups[group]
+    x = [place * over.window_us for place in range(len(shares))]
+    y = [100 * share for share in shares]
+    if x:  # the last window ends with the schedule
+        x.append(max(measures.makespan_us, x[-1]))
+        y.append(y[-1])
+    return Line(name, x, y, form="steps")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from replay.experiments.base.names import row_names
-from replay.report.words import says
-from tracegen.shared.display.content import Column, Table
+from replay.experiments.layer.tables.times import count, fastest, unit_of
+from replay.report.tables import table, told
+from tracegen.shared.display.content import Column
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from replay.experiments.layer.bands import Band, Uncertainty
+    from replay.experiments.layer.bands import Uncertainty
     from replay.experiments.layer.result import Comparison
 
 
@@ -22,38 +23,22 @@ def bands_table(compared: Comparison) -> list[RenderableType]:
     found = compared.uncertainty
     if found is None:
         return []
-    by_time = sorted(compared.results, key=lambda one: one.totals.makespan_us)
-    first = by_time[0]
-    per = len(first.layers) if first.chain is None else first.chain.num_steps
-    names = row_names(by_time)
-    table = Table(
+    by_time = fastest(compared.results)
+    per, names = count(by_time[0]), row_names(by_time)
+    made = table(
         "bands",
         f"How sure it is: {found.draws} draws of {_listed(found.drawn)}, seed {found.seed}",
-        [
-            Column("scheme"),
-            Column("layer" if first.chain is None else "step", "us", ",.1f"),
-            Column("5 %", "us", ",.1f", rank=1, says=says("5 %")),
-            Column("median", "us", ",.1f", rank=2),
-            Column("95 %", "us", ",.1f", rank=1),
-            Column("fastest in", "", ".0%", says=says("fastest in")),
-            Column("before the next in", "", ".0%", says=says("before the next in")),
-        ],
-        [
-            (
-                name,
-                *(time / per for time in (band.nominal_us, *_percentiles(band))),
-                band.first,
-                band.before_next,
-            )
-            for name, band in zip(names, found.bands, strict=True)
-        ],
+        found.bands,
+        (Column(unit_of(by_time[0]), "us", ",.1f"), lambda one: one.nominal_us / per),
+        (told("5 %", "us", ",.1f", 1), lambda one: one.low_us / per),
+        (Column("median", "us", ",.1f", 2), lambda one: one.median_us / per),
+        (Column("95 %", "us", ",.1f", 1), lambda one: one.high_us / per),
+        (told("fastest in", "", ".0%"), lambda one: one.first),
+        (told("before the next in", "", ".0%"), lambda one: one.before_next),
+        labels=names,
     )
     rivals = [name for name, band in zip(names, found.bands, strict=True) if band.first is not None]
-    return [table, Text("\n".join(_notes(found, rivals)))]
-
-
-def _percentiles(band: Band) -> tuple[float, float, float]:
-    return band.low_us, band.median_us, band.high_us
+    return [made, Text("\n".join(_notes(found, rivals)))]
 
 
 def _notes(found: Uncertainty, names: list[str]) -> list[str]:

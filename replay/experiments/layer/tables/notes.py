@@ -59,7 +59,15 @@ def token_note(layer: LayerResult) -> str:
     return text + "."
 
 
-def chain_note(chain: ChainResult) -> str:
+def chain_notes(result: Result) -> list[str]:
+    """How long a chain takes, and where both passes run, a pair of layers; none without a chain."""
+    if result.chain is None:
+        return []
+    pairs = result.chain.pairs
+    return [_chain_note(result.chain), *([] if pairs is None else [_pairs_note(pairs)])]
+
+
+def _chain_note(chain: ChainResult) -> str:
     """How long all takes, and with barriers."""
     makespan_us = chain.measures.makespan_us
     text = (
@@ -75,7 +83,7 @@ def chain_note(chain: ChainResult) -> str:
     return text
 
 
-def pairs_note(pairs: Pairs) -> str:
+def _pairs_note(pairs: Pairs) -> str:
     """How long a pair of layers takes, and how much of it both streams are busy."""
     pair_us, sequence_us, forward_us = (
         sum(times) / len(times) for times in (pairs.pair_us, pairs.sequence_us, pairs.forward_us)
