@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-    from replay.experiments.base.experiment import AnySchemeExperiment
-
 FOUND_BY_READING = frozenset({"content_id"})
 """Settings that reading the trace fills in."""
 
@@ -110,34 +108,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return toml_of(value)
-
-
-def scheme_words(
-    results: Sequence[Any],
-    experiment: AnySchemeExperiment,
-    *,
-    baseline: str,
-    usual: Sequence[str] = (),
-) -> list[str]:
-    """Words of a command line that ask for the schemes of some results.
-
-    Parameters
-    ----------
-    experiment
-        Whose results they are.
-    baseline
-        What speed-ups are over.
-    usual
-        References to schemes that run where none is named.
-    """
-    asked = list(dict.fromkeys(experiment.reference(one.spec) for one in results))
-    words = [] if asked == list(usual) else repeated("--scheme", asked)
-    words += [] if baseline == experiment.baseline(results) else ["--baseline", baseline]
-    options: dict[str, None] = {}
-    for one in results:
-        for name, own in one.asked_options.items():
-            options |= dict.fromkeys(f"{name}.{key}={value_text(own[key])}" for key in own)
-    return words + repeated("--option", options)
 
 
 def repeated(option: str, values: Iterable[str]) -> list[str]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Group
 from rich.text import Text
 
+from replay.experiments.base.names import LACKING
 from replay.experiments.base.result import ComparisonBase, ResultBase
-from replay.report.command import command, scheme_words
-from replay.report.proposed import proposed_text, star_notes, starred
+from replay.report.command import command, repeated, value_text
 from replay.report.provenance import assumptions, provenance
 from replay.report.words import explained
 from tracegen.shared.display.content import Column, Table
@@ -25,6 +25,23 @@ if TYPE_CHECKING:
 
 AnyComparison = ComparisonBase[Any]
 Comparison = TypeVar("Comparison", bound=AnyComparison)
+
+
+def starred(name: str, *schemes: SchemeDescription) -> str:
+    """Put a star behind the name of what needs hardware that its machine lacks."""
+    return name + (LACKING if any(one.lacking for one in schemes) else "")
+
+
+def star_notes(system: str, schemes: Iterable[SchemeDescription]) -> list[str]:
+    """Say what the star means, in one line; none where nothing is lacking."""
+    found = sorted({what for one in schemes for what in one.lacking})
+    return [f"* proposed hardware, which {system} lacks: {', '.join(found)}."] if found else []
+
+
+def proposed_text(scheme: SchemeDescription) -> str:
+    """List what a scheme proposes, with a star behind each that the machine lacks."""
+    marks = (f"{what} {LACKING}" if what in scheme.lacking else what for what in scheme.proposes)
+    return ", ".join(marks)
 
 
 def label(result: ResultBase) -> str:
@@ -57,11 +74,16 @@ def tables_group(
 def outside_notes(system: str, compared: AnyComparison) -> Iterator[str]:
     """What the machine lacks, and who was left out: a line for each reason."""
     yield from star_notes(system, [one for each in compared.results for one in each.schemes])
+    for reason, names in left_out_alike(compared, "scheme {!r}: ").items():
+        yield f"Left out: {', '.join(names)}: {reason}."
+
+
+def left_out_alike(compared: AnyComparison, head: str) -> dict[str, list[str]]:
+    """Names of schemes that are left out, by reason, without the head that has the name."""
     reasons: dict[str, list[str]] = {}
     for name, reason in compared.left_out.items():
-        reasons.setdefault(reason.removeprefix(f"scheme {name!r}: "), []).append(name)
-    for reason, names in reasons.items():
-        yield f"Left out: {', '.join(names)}: {reason}."
+        reasons.setdefault(reason.removeprefix(head.format(name)), []).append(name)
+    return reasons
 
 
 def built(compared: AnyComparison) -> tuple[str, ResultBase | None]:
@@ -190,7 +212,15 @@ def compare_command(
     usual
         References to schemes that run where none is named.
     """
+    results = compared.results
+    asked = list(dict.fromkeys(experiment.reference(one.spec) for one in results))
     ran = [one for one in usual if one not in compared.left_out]
-    more = scheme_words(compared.results, experiment, baseline=compared.baseline, usual=ran)
-    spec = compared.results[0].spec
-    return command(words, spec, leave_out=leave_out, defaults=defaults, more=more)
+    more = [] if asked == ran else repeated("--scheme", asked)
+    if compared.baseline != experiment.baseline(results):
+        more += ["--baseline", compared.baseline]
+    options: dict[str, None] = {}
+    for one in results:
+        for name, own in one.asked_options.items():
+            options |= dict.fromkeys(f"{name}.{key}={value_text(own[key])}" for key in own)
+    more += repeated("--option", options)
+    return command(words, results[0].spec, leave_out=leave_out, defaults=defaults, more=more)

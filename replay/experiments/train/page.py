@@ -22,8 +22,8 @@ from replay.experiments.train.tables import (
 )
 from replay.report.charts import parts_of
 from replay.report.comparisons import beside, built, compare_command, label, labels, rests_on
-from replay.report.machines import preset
 from replay.report.pages import filled_page
+from replay.report.provenance import preset
 from replay.report.tables import GB
 from replay.report.words import schemes_text
 from replay.schemes import supported

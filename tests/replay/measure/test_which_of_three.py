@@ -13,7 +13,7 @@ import hwmodel
 from replay.chains.memory import largest
 from replay.errors import UserError
 from replay.experiments.layer.tables import memory as shown_memory
-from replay.experiments.layer.tables.layers import slowest_part
+from replay.experiments.layer.tables.times import slowest_part
 from replay.experiments.layer.tables.wires import _network_cells
 from replay.experiments.serve.serving import _Route
 from replay.measure.measured import _busiest_resource

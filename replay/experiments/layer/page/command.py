@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.experiments.layer.experiment import EXPERIMENT
 from replay.report.command import command, repeated, value_text
-from replay.report.machines import preset
+from replay.report.provenance import preset
 from replay.schemes import supported
 from replay.schemes.registry import COMPARED
 from replay.studies.uncertainty.assess import EVERYTHING

@@ -5,67 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
+from replay.experiments.layer.page import charts, spent, validity
 from replay.experiments.layer.page.command import compare_command, run_command
-from replay.experiments.layer.page.limits import (
-    binding,
-    bounds_heat,
-    roofline,
-    use_heat,
-    use_plots,
-)
-from replay.experiments.layer.page.over_time import MOST_LINES, latency_plot, layers_plot
-from replay.experiments.layer.page.rest import (
-    bands_plot,
-    memory_bars,
-    provenance_of,
-    tuned_tables,
-)
-from replay.experiments.layer.page.spent import cause_bars, gpu_bars, phase_bars, waterfall
-from replay.experiments.layer.page.traffic import gpus_heat, purpose_bars, traffic_heats
-from replay.experiments.layer.page.validity import (
-    experts_line,
-    is_without_error,
-    validity_line,
-    validity_table,
-)
 from replay.experiments.layer.result import Result
-from replay.experiments.layer.tables.bands import bands_table
+from replay.experiments.layer.tables import bands, memory, notes, times, tokens, wires
 from replay.experiments.layer.tables.every import mechanisms_table
-from replay.experiments.layer.tables.layers import (
-    layers_table,
-    part_name,
-    phases_table,
-    slowest_part,
-)
-from replay.experiments.layer.tables.memory import buffers_table, memory_table, room_notes
-from replay.experiments.layer.tables.notes import (
-    chain_notes,
-    heading,
-    launch_notes,
-    outside_notes,
-    token_note,
-)
-from replay.experiments.layer.tables.times import (
-    busiest,
-    fastest,
-    time_us,
-    times_table,
-    unit_of,
-    waiting_tables,
-)
-from replay.experiments.layer.tables.tokens import latency_table, routing_table, slowest_layer
-from replay.experiments.layer.tables.wires import wire_tables
-from replay.report.comparisons import schemes_table
+from replay.experiments.layer.tables.times import fastest, time_us, unit_of
+from replay.report.comparisons import identities_table, schemes_table, versions
 from replay.report.pages import filled_page, there
-from replay.report.provenance import assumptions
+from replay.report.provenance import IN_MEMORY, SEVERAL, assumptions, provenance
 from replay.report.words import schemes_text
-from tracegen.shared.display.content import Section
+from tracegen.shared.display.content import Column, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.experiments.layer.result import Comparison
-    from tracegen.shared.display.content import Page, Table
+    from replay.experiments.layer.result import Comparison, Result
+    from tracegen.shared.display.content import Cell, Page, Section, Table
 
 
 def page(result: Result | Comparison) -> Page:
@@ -81,30 +37,33 @@ def page(result: Result | Comparison) -> Page:
 
 
 def _of_result(result: Result, words: str) -> Iterator[Section]:
-    results, part, slowest = [result], slowest_part(result), slowest_layer(result)
+    results, part, slowest = [result], times.slowest_part(result), tokens.slowest_layer(result)
     several = len(result.layers) > 1 or result.chain is not None
-    layers = there(layers_plot(result), layers_table(result) if several else None)
+    drawn = there(charts.layers_plot(result), times.layers_table(result) if several else None)
     yield Section(
-        "How long it takes", [heading(result), *layers, gpu_bars(results), *chain_notes(result)]
+        "How long it takes",
+        [notes.heading(result), *drawn, spent.gpu_bars(results), *notes.chain_notes(result)],
     )
-    yield Section("What binds", [bounds_heat(results), use_heat(results)])
+    yield Section("What binds", [charts.bounds_heat(results), charts.use_heat(results)])
     yield Section(
         "The critical path",
         [
-            waterfall(result, "path", "What the time consists of"),
-            cause_bars(results),
-            *waiting_tables(results),
+            spent.waterfall(result, "path", "What the time consists of"),
+            spent.cause_bars(results),
+            *times.waiting_tables(results),
         ],
     )
-    phases = phases_table(part.measures, part_name(part))
-    yield Section("Over time", [*use_plots({result.scheme.name: result}), phases])
+    phases = times.phases_table(part.measures, times.part_name(part))
+    yield Section("Over time", [*charts.use_plots({result.scheme.name: result}), phases])
     yield Section(
         "What crosses the wires",
-        [*gpus_heat(result), purpose_bars(results), *wire_tables(results)],
+        [*charts.gpus_heat(result), charts.purpose_bars(results), *wires.wire_tables(results)],
     )
-    notes = [] if slowest is None else [token_note(slowest)]
-    yield Section("Tokens", [*there(latency_plot(results), latency_table(results)), *notes])
-    yield _memory(results, buffers_table(result))
+    lines = [] if slowest is None else [notes.token_note(slowest)]
+    yield Section(
+        "Tokens", [*there(charts.latency_plot(results), tokens.latency_table(results)), *lines]
+    )
+    yield _memory(results, memory.buffers_table(result))
     yield Section("Mechanisms", there(mechanisms_table(results)))
     yield from _rests_on(results, words, *tuned_tables(result))
 
@@ -115,50 +74,61 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
     yield Section(
         "Which is fastest",
         [
-            heading(*results),
-            times_table(compared, results),
-            validity_line(results),
-            gpu_bars(results),
-            *outside_notes(compared),
+            notes.heading(*results),
+            times.times_table(compared, results),
+            validity.validity_line(results),
+            spent.gpu_bars(results),
+            *notes.outside_notes(compared),
         ],
     )
-    yield Section("How sure it is", there(bands_plot(compared), *bands_table(compared)))
-    yield Section("What binds", [roofline(results), bounds_heat(results), use_heat(results)])
+    yield Section(
+        "How sure it is", there(charts.bands_plot(compared), *bands.bands_table(compared))
+    )
+    yield Section(
+        "What binds",
+        [charts.roofline(results), charts.bounds_heat(results), charts.use_heat(results)],
+    )
     yield Section(
         "What crosses the wires",
-        [*traffic_heats(results), purpose_bars(results), *wire_tables(results)],
+        [
+            *charts.traffic_heats(results),
+            charts.purpose_bars(results),
+            *wires.wire_tables(results),
+        ],
     )
     drawn = _some(compared, names)
-    yield Section("Over time", [_which(drawn, names), *use_plots(drawn)])
+    yield Section("Over time", [_which(drawn, names), *charts.use_plots(drawn)])
     yield Section(
         "The critical path",
         [
-            phase_bars(results),
-            cause_bars(results),
+            spent.phase_bars(results),
+            spent.cause_bars(results),
             *(
-                waterfall(one, f"path-{place}", f"{name}: what its time consists of")
+                spent.waterfall(one, f"path-{place}", f"{name}: what its time consists of")
                 for place, (name, one) in enumerate(_fastest_and_baseline(compared, names).items())
             ),
-            *waiting_tables(results),
+            *times.waiting_tables(results),
         ],
     )
-    yield Section("Tokens", there(latency_plot(results), latency_table(results)))
+    yield Section("Tokens", there(charts.latency_plot(results), tokens.latency_table(results)))
     yield _memory(results)
     yield Section("Mechanisms", there(mechanisms_table(results)), is_open=False)
     yield from _rests_on(results, words)
 
 
 def _memory(results: Sequence[Result], *more: Table | None) -> Section:
-    notes = " ".join(room_notes(results))
-    return Section("Memory", there(memory_bars(results), memory_table(results), notes, *more))
+    lines = " ".join(memory.room_notes(results))
+    return Section(
+        "Memory", there(charts.memory_bars(results), memory.memory_table(results), lines, *more)
+    )
 
 
 def _rests_on(results: Sequence[Result], words: str, *more: Table) -> Iterator[Section]:
     """What a page ends with: routing, how sure the model is, assumptions, provenance."""
-    yield Section("Routing", [routing_table(results)])
-    yield Section("Validation", [validity_table(results), experts_line(results)])
+    yield Section("Routing", [tokens.routing_table(results)])
+    yield Section("Validation", [validity.validity_table(results), validity.experts_line(results)])
     schemes = zip(row_names(results), (one.scheme for one in results), strict=True)
-    yield assumptions(results[0].system, schemes_table(schemes), *launch_notes(results))
+    yield assumptions(results[0].system, schemes_table(schemes), *notes.launch_notes(results))
     yield provenance_of(results, words, *more)
 
 
@@ -171,10 +141,10 @@ def _which(drawn: dict[str, Result], names: dict[str, Result]) -> str:
 
 def _some(compared: Comparison, names: dict[str, Result]) -> dict[str, Result]:
     """The fastest and the baseline, as many as a picture can hold."""
-    if len(names) <= MOST_LINES:
+    if len(names) <= charts.MOST_LINES:
         return names
     base = id(compared.base)
-    others = [name for name, one in names.items() if id(one) != base][: MOST_LINES - 1]
+    others = [name for name, one in names.items() if id(one) != base][: charts.MOST_LINES - 1]
     return {name: one for name, one in names.items() if name in others or id(one) == base}
 
 
@@ -185,7 +155,9 @@ def _fastest_and_baseline(compared: Comparison, names: dict[str, Result]) -> dic
 
 def _rivals(names: dict[str, Result]) -> dict[str, Result]:
     """All but bounds, which nobody can build; bounds where there is nothing else."""
-    rivals = {name: one for name, one in names.items() if not is_without_error(one.scheme.name)}
+    rivals = {
+        name: one for name, one in names.items() if not validity.is_without_error(one.scheme.name)
+    }
     return rivals or names
 
 
@@ -197,7 +169,7 @@ def result_summary(result: Result) -> str:
     return (
         f"{name} takes {time_us(result):,.1f} us per {unit_of(result)} on {result.system.name}. "
         f"For {exposed / whole:.0%} of the time nothing hides communication and waiting, in the "
-        f"mean of the GPUs. Its largest bound is {binding(result)}: "
+        f"mean of the GPUs. Its largest bound is {charts.binding(result)}: "
         f"{result.totals.bound_us / whole:.0%} of the time."
     )
 
@@ -215,7 +187,7 @@ def summary(compared: Comparison) -> str:
             f", {time_us(base) / time_us(result):.2f} times as fast as {compared.base_name} "
             f"({time_us(base):,.1f} us)"
         )
-    most = busiest(result)
+    most = times.busiest(result)
     bound = sum(one.bounds_us.largest_us for one in result.measured)
     lines.append(
         f"{most.name} binds it, in use {most.utilisation:.0%} of the time; no schedule of "
@@ -232,3 +204,51 @@ def summary(compared: Comparison) -> str:
         lines.append(f"It is the fastest in {shares[0]:.0%} of {found.draws} draws of what is "
                      "uncertain")  # fmt: skip
     return ". ".join(lines) + "."
+
+
+def provenance_of(results: Sequence[Result], command: str, *tables: Table) -> Section:
+    """What entered all of some results alike, and the identity of each."""
+    one = results[0]
+    trace, spec, types = one.trace, one.spec, one.types
+    more: dict[str, Sequence[Cell]] = {
+        "placement": [each.placement for each in results],
+        "launch": [each.launch for each in results],
+    }
+    return provenance(
+        {
+            "trace": trace.title or "without a title",
+            "reference": spec.trace,
+            "content id": trace.content_id,
+            "model": trace.model,
+            "experts": f"{trace.num_experts}, top-{trace.topk}",
+            "widths": f"hidden {trace.hidden}, experts {trace.moe_intermediate}",
+            "machine": one.system.name,
+            "GPUs": one.batch.num_ranks,
+            "batch": f"{one.batch.phase}, step {one.batch.step}: {one.batch.batching}",
+            "layers": _layers(one),
+            "numbers": f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, "
+            f"{types.combine_rows} rows back",
+            "moereplay": versions(results),
+        },
+        command=command,
+        more=[identities_table(row_names(results), results, more), *tables],
+        why_none=IN_MEMORY if spec.trace is None else SEVERAL,
+    )
+
+
+def _layers(result: Result) -> str:
+    if result.chain is not None:
+        return f"{result.chain.num_layers} chained, {result.chain.num_steps} steps"
+    numbers = [str(layer.decoder_layer) for layer in result.layers]
+    return f"{', '.join(numbers[:12])}{', ...' if numbers[12:] else ''} of the model"
+
+
+def tuned_tables(result: Result) -> list[Table]:
+    """What tuning tried, in its order; nothing where it tried nothing."""
+    tuned = result.scheme.tuned
+    if not tuned:
+        return []
+    names = list(tuned[0].options)
+    columns = [*(Column(name, "", ",d") for name in names), Column("layer", "us", ",.1f")]
+    rows = [(*(one.options.get(name) for name in names), one.makespan_us) for one in tuned]
+    return [Table("tuned", "Options that were tried", columns, rows)]

@@ -6,28 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.result import Comparison, Result
-from replay.experiments.layer.tables.bands import bands_table
-from replay.experiments.layer.tables.layers import (
-    layers_table,
-    part_name,
-    path_table,
-    phases_table,
-    slowest_part,
-)
-from replay.experiments.layer.tables.memory import buffers_table, memory_table, room_notes
-from replay.experiments.layer.tables.notes import (
-    chain_notes,
-    heading,
-    launch_notes,
-    outside_notes,
-    token_note,
-)
-from replay.experiments.layer.tables.times import fastest, times_table, waiting_tables
-from replay.experiments.layer.tables.wires import (
-    network_table,
-    overhead_table,
-    payload_tables,
-)
+from replay.experiments.layer.tables import bands, memory, notes, times, wires
 from replay.measure.result import LayerResult
 from replay.report.comparisons import tables_group
 from replay.report.mechanisms import mechanism_table
@@ -55,13 +34,13 @@ def tables(result: Result | Comparison, *, details: bool) -> Group:
 
 def ranking(compared: Comparison) -> Group:
     """What a comparison is asked for first: times, the fastest first, and what they rest on."""
-    results = fastest(compared.results)
+    results = times.fastest(compared.results)
     more = "What each scheme waits for, moves, launches and keeps in memory: --details."
     return tables_group(
-        heading(*results),
-        [times_table(compared, results)],
-        [*outside_notes(compared), more],
-        *bands_table(compared),
+        notes.heading(*results),
+        [times.times_table(compared, results)],
+        [*notes.outside_notes(compared), more],
+        *bands.bands_table(compared),
     )
 
 
@@ -69,39 +48,44 @@ def comparison_tables(compared: Comparison) -> Group:
     """Times, payload, bytes by purpose, memory, mechanisms; notes."""
     results = compared.results
     return tables_group(
-        heading(*results),
+        notes.heading(*results),
         [
-            times_table(compared, results),
-            *waiting_tables(results),
-            *payload_tables(results),
-            network_table(results),
-            overhead_table(results),
-            memory_table(results),
+            times.times_table(compared, results),
+            *times.waiting_tables(results),
+            *wires.payload_tables(results),
+            wires.network_table(results),
+            wires.overhead_table(results),
+            memory.memory_table(results),
             mechanisms_table(results),
         ],
-        [*launch_notes(results), *room_notes(results), *outside_notes(compared)],
-        *bands_table(compared),
+        [*notes.launch_notes(results), *memory.room_notes(results), *notes.outside_notes(compared)],
+        *bands.bands_table(compared),
     )
 
 
 def result_tables(result: Result) -> Group:
     """Tables of one run: layers, phases, critical path, bytes, memory, mechanisms."""
-    slowest, results = slowest_part(result), [result]
-    measures, name = slowest.measures, part_name(slowest)
-    tokens = [token_note(slowest)] if isinstance(slowest, LayerResult) else []
+    slowest, results = times.slowest_part(result), [result]
+    measures, name = slowest.measures, times.part_name(slowest)
+    of_tokens = [notes.token_note(slowest)] if isinstance(slowest, LayerResult) else []
     return tables_group(
-        heading(result),
+        notes.heading(result),
         [
-            layers_table(result),
-            phases_table(measures, name),
-            network_table(results),
-            *waiting_tables(results),
-            path_table(measures, name),
-            overhead_table(results),
-            buffers_table(result),
+            times.layers_table(result),
+            times.phases_table(measures, name),
+            wires.network_table(results),
+            *times.waiting_tables(results),
+            times.path_table(measures, name),
+            wires.overhead_table(results),
+            memory.buffers_table(result),
             mechanisms_table(results),
         ],
-        [*launch_notes(results), *room_notes(results), *tokens, *chain_notes(result)],
+        [
+            *notes.launch_notes(results),
+            *memory.room_notes(results),
+            *of_tokens,
+            *notes.chain_notes(result),
+        ],
     )
 
 

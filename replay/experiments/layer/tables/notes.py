@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.chains.node_sampling import error_of
 from replay.experiments.base.names import short_placement
-from replay.report.proposed import star_notes
+from replay.report.comparisons import left_out_alike, star_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,9 @@ def outside_notes(compared: Comparison) -> list[str]:
     """What the system lacks, which schemes are left out, and what lies between layers."""
     results = compared.results
     notes = star_notes(results[0].system.name, [one.scheme for one in results])
-    if compared.left_out:
-        notes += _left_out(compared)
+    for reason, names in left_out_alike(compared, "scheme {!r}").items():
+        several = "s" if names[1:] else ""
+        notes.append(f"Left out: scheme{several} {', '.join(map(repr, names))}{reason}.")
     chain = results[0].chain
     if chain is not None:
         notes.append(
@@ -28,17 +29,6 @@ def outside_notes(compared: Comparison) -> list[str]:
             f"norms, gate and shared experts; it leaves out {', '.join(chain.left_out)}."
         )
     return notes
-
-
-def _left_out(compared: Comparison) -> list[str]:
-    """Schemes that are left out, those of one reason together."""
-    alike: dict[str, list[str]] = {}
-    for name, reason in compared.left_out.items():
-        alike.setdefault(reason.removeprefix(f"scheme {name!r}"), []).append(name)
-    return [
-        f"Left out: scheme{'s' if names[1:] else ''} {', '.join(map(repr, names))}{reason}."
-        for reason, names in alike.items()
-    ]
 
 
 def token_note(layer: LayerResult) -> str:
