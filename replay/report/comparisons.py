@@ -17,6 +17,7 @@ from tracegen.shared.display.content import Column, Table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from pydantic import BaseModel
     from rich.console import RenderableType
 
     from replay.experiments.base.experiment import AnySchemeExperiment
@@ -172,21 +173,25 @@ def versions(results: Iterable[ResultBase]) -> str:
 
 
 def rests_on(
-    system: SystemDescription,
+    system: SystemDescription | None,
     results: Sequence[ResultBase],
     entries: Mapping[str, Cell],
     command: str,
+    ranking: Sequence[ResultBase] = (),
 ) -> Iterator[Section]:
     """Make the last sections of a page: what is taken to be so, and what entered some results.
 
     Parameters
     ----------
     system
-        Their machine.
+        Their machine; None where they do not say.
+    ranking
+        The results in the order of their schemes, where that is another.
     entries, command
         As `provenance` takes them; versions and identities are added.
     """
-    yield assumptions(system, described(results))
+    if system is not None:
+        yield assumptions(system, described(ranking or results))
     yield provenance(
         {**entries, "moereplay": versions(results)},
         command=command,
@@ -200,8 +205,10 @@ def compare_command(
     experiment: AnySchemeExperiment,
     usual: Iterable[str],
     *,
+    spec: BaseModel | None = None,
     leave_out: Sequence[str] = ("scheme", "options"),
     defaults: Mapping[str, Any] | None = None,
+    further: Sequence[str] = (),
 ) -> str:
     """Command that makes a comparison again.
 
@@ -209,6 +216,10 @@ def compare_command(
     ----------
     words, leave_out, defaults
         As `command` takes them.
+    spec
+        What all have; None for that of the first.
+    further
+        Words behind those that ask for schemes.
     usual
         References to schemes that run where none is named.
     """
@@ -222,5 +233,6 @@ def compare_command(
     for one in results:
         for name, own in one.asked_options.items():
             options |= dict.fromkeys(f"{name}.{key}={value_text(own[key])}" for key in own)
-    more += repeated("--option", options)
-    return command(words, results[0].spec, leave_out=leave_out, defaults=defaults, more=more)
+    more += [*repeated("--option", options), *further]
+    common = results[0].spec if spec is None else spec
+    return command(words, common, leave_out=leave_out, defaults=defaults, more=more)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.memory import buffer_bytes, fullest, held
-from replay.experiments.layer.tables.times import bound_us, count, fastest, time_us, unit_of
+from replay.experiments.layer.tables.times import bound_us, count, time_us, unit_of
 from replay.experiments.layer.tables.tokens import slowest_layer
 from replay.model.machine.kinds import WIRE_ROLES
 from replay.report.charts import parts_of
@@ -16,7 +16,7 @@ from tracegen.shared.display.content import Axis, Bars, Heat, Line, Plot
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from replay.experiments.layer.result import Comparison, Result
+    from replay.experiments.layer.result import Result
     from replay.measure.result import ChainedLayer, LayerResult, Measures
 
 BOUNDS = {
@@ -339,7 +339,7 @@ def latency_plot(results: Sequence[Result]) -> Plot | None:
     )
 
 
-# ---- memory, and the draws of a comparison -------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 
 def memory_bars(results: Sequence[Result]) -> Bars | None:
@@ -363,33 +363,4 @@ def memory_bars(results: Sequence[Result]) -> Bars | None:
         parts=parts_of(sizes, per=MB, keeps_empty=True),
         unit="MB",
         says="Of a layer; weights are those of its routed experts.",
-    )
-
-
-def bands_plot(compared: Comparison) -> Plot | None:
-    """Times in the draws over the times of the comparison; None where there are no draws."""
-    found = compared.uncertainty
-    if found is None:
-        return None
-    ordered = fastest(compared.results)
-    per = count(ordered[0])
-    x = [one.nominal_us / per for one in found.bands]
-    ends = [min(x), max(x)]
-    return Plot(
-        name="bands",
-        title=f"Times in {found.draws} draws of {', '.join(found.drawn)}",
-        x=Axis("time of the comparison, us", log=True),
-        y=Axis("time in the draws, us", log=True),
-        lines=[
-            Line("the same time", ends, ends, form="guide"),
-            Line(
-                "median, 5 % and 95 %",
-                x,
-                [one.median_us / per for one in found.bands],
-                [one.low_us / per for one in found.bands],
-                [one.high_us / per for one in found.bands],
-                form="points",
-                labels=row_names(ordered),
-            ),
-        ],
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replay.experiments.layer.experiment import EXPERIMENT
-from replay.report.command import command, repeated, value_text
+from replay.report.command import command, repeated
+from replay.report.comparisons import compare_command as words_of_comparison
 from replay.report.provenance import preset
 from replay.schemes import supported
 from replay.schemes.registry import COMPARED
@@ -33,25 +34,21 @@ def compare_command(compared: Comparison) -> str:
     common = [one.changed(**shared, tune=tune if one.tune is None else one.tune) for one in specs]
     schemes = list(dict.fromkeys(str(one.scheme) for one in specs))
     placements = list(dict.fromkeys(one.placement for one in specs))
-    own = {one.spec.scheme: (one.scheme.name, one.spec.options) for one in results}
     pairs = [(one.scheme, one.placement) for one in specs]
     is_whole = pairs == [(scheme, place) for scheme in schemes for place in placements]
     if common[0].trace is None or any(one != common[0] for one in common) or not is_whole:
         return ""
-    more: list[str] = []
-    if schemes != _usual_schemes(compared):
-        more += repeated("--scheme", schemes)
-    if compared.baseline != EXPERIMENT.baseline(results):
-        more += ["--baseline", compared.baseline]
-    for scheme in schemes:
-        name, options = own[scheme]
-        for key, value in options.items():
-            more += ["--option", f"{name}.{key}={value_text(value)}"]
-    if placements != ["contiguous"]:
-        more += repeated("--placement", placements)
-    more += _uncertainty(compared)
-    left_out = ("scheme", "options", "placement")
-    return command(["moereplay", "compare"], common[0], leave_out=left_out, more=more)
+    placed = [] if placements == ["contiguous"] else repeated("--placement", placements)
+    system = preset(specs[0].system, specs[0].overrides)
+    return words_of_comparison(
+        ["moereplay", "compare"],
+        compared,
+        EXPERIMENT,
+        [] if system is None else supported(system),
+        spec=common[0],
+        leave_out=("scheme", "options", "placement"),
+        further=[*placed, *_uncertainty(compared)],
+    )
 
 
 def _uncertainty(compared: Comparison) -> list[str]:
@@ -75,11 +72,3 @@ def _tune_of_all(results: Sequence[Result]) -> bool | None:
     silent = {one.scheme.name for one in results if one.spec.tune is None} & set(COMPARED)
     is_same = all(COMPARED[name].is_tuned(tune) == COMPARED[name].is_tuned(None) for name in silent)
     return tune if is_same else None
-
-
-def _usual_schemes(compared: Comparison) -> list[str]:
-    """Schemes that are compared where none is named; none where the machine is a file."""
-    spec = compared.results[0].spec
-    system = preset(spec.system, spec.overrides)
-    names = [] if system is None else supported(system)
-    return [name for name in names if name not in compared.left_out]

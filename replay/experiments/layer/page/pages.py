@@ -81,9 +81,7 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
             *notes.outside_notes(compared),
         ],
     )
-    yield Section(
-        "How sure it is", there(charts.bands_plot(compared), *bands.bands_table(compared))
-    )
+    yield Section("How sure it is", there(bands.bands_plot(compared), *bands.bands_table(compared)))
     yield Section(
         "What binds",
         [charts.roofline(results), charts.bounds_heat(results), charts.use_heat(results)],

@@ -1,4 +1,4 @@
-"""How sure a comparison is, as a table."""
+"""How sure a comparison is, as a table and as a plot."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from rich.text import Text
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.times import count, fastest, unit_of
 from replay.report.tables import table, told
-from tracegen.shared.display.content import Column
+from tracegen.shared.display.content import Axis, Column, Line, Plot
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from replay.experiments.layer.bands import Uncertainty
     from replay.experiments.layer.result import Comparison
+    from tracegen.shared.display.content import Table
 
 
 def bands_table(compared: Comparison) -> list[RenderableType]:
@@ -24,12 +27,38 @@ def bands_table(compared: Comparison) -> list[RenderableType]:
     if found is None:
         return []
     by_time = fastest(compared.results)
-    per, names = count(by_time[0]), row_names(by_time)
-    made = table(
-        "bands",
+    names, unit = row_names(by_time), unit_of(by_time[0])
+    made = drawn_table(found, names, unit, count(by_time[0]))
+    return [made, Text("\n".join(drawn_notes(found, names)))]
+
+
+def bands_plot(compared: Comparison) -> Plot | None:
+    """Times in the draws over the times of the comparison; None where there are no draws."""
+    by_time = fastest(compared.results)
+    if compared.uncertainty is None:
+        return None
+    return drawn_plot(compared.uncertainty, row_names(by_time), count(by_time[0]))
+
+
+def drawn_table(
+    found: Uncertainty, names: Sequence[str], of: str, per: int = 1, name: str = "bands"
+) -> Table:
+    """Bands and shares.
+
+    Parameters
+    ----------
+    names
+        Of the results, in the order of the bands.
+    of, per
+        What the times are of, and how many of these the results have.
+    name
+        Of the table.
+    """
+    return table(
+        name,
         f"How sure it is: {found.draws} draws of {_listed(found.drawn)}, seed {found.seed}",
         found.bands,
-        (Column(unit_of(by_time[0]), "us", ",.1f"), lambda one: one.nominal_us / per),
+        (Column(of, "us", ",.1f"), lambda one: one.nominal_us / per),
         (told("5 %", "us", ",.1f", 1), lambda one: one.low_us / per),
         (Column("median", "us", ",.1f", 2), lambda one: one.median_us / per),
         (Column("95 %", "us", ",.1f", 1), lambda one: one.high_us / per),
@@ -37,11 +66,35 @@ def bands_table(compared: Comparison) -> list[RenderableType]:
         (told("before the next in", "", ".0%"), lambda one: one.before_next),
         labels=names,
     )
-    rivals = [name for name, band in zip(names, found.bands, strict=True) if band.first is not None]
-    return [made, Text("\n".join(_notes(found, rivals)))]
 
 
-def _notes(found: Uncertainty, names: list[str]) -> list[str]:
+def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str = "bands") -> Plot:
+    """Times in the draws over times without; parameters are those of `drawn_table`."""
+    x = [one.nominal_us / per for one in found.bands]
+    ends = [min(x), max(x)]
+    return Plot(
+        name=name,
+        title=f"Times in {found.draws} draws of {', '.join(found.drawn)}",
+        x=Axis("time of the comparison, us", log=True),
+        y=Axis("time in the draws, us", log=True),
+        lines=[
+            Line("the same time", ends, ends, form="guide"),
+            Line(
+                "median, 5 % and 95 %",
+                x,
+                [one.median_us / per for one in found.bands],
+                [one.low_us / per for one in found.bands],
+                [one.high_us / per for one in found.bands],
+                form="points",
+                labels=list(names),
+            ),
+        ],
+    )
+
+
+def drawn_notes(found: Uncertainty, names: Sequence[str]) -> list[str]:
+    """How often the order holds, what decides it, and what could not be drawn."""
+    names = [name for name, band in zip(names, found.bands, strict=True) if band.first is not None]
     notes = []
     if len(names) > 2:
         notes.append(f"The whole order holds in {found.order_holds:.0%} of the draws.")

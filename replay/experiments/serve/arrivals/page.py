@@ -15,16 +15,8 @@ from replay.experiments.serve.arrivals.tables import (
     notes,
 )
 from replay.experiments.serve.page import serving_command
-from replay.report.comparisons import (
-    beside,
-    described,
-    identities_table,
-    label,
-    labels,
-    versions,
-)
+from replay.report.comparisons import beside, label, rests_on
 from replay.report.pages import filled_page
-from replay.report.provenance import assumptions, provenance
 from replay.report.tables import US_PER_MS, table
 from replay.report.words import schemes_text
 from tracegen.shared.display.content import (
@@ -43,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from replay.experiments.serve.measures import Served
-    from tracegen.shared.display.content import Item
+    from tracegen.shared.display.content import Cell, Item
 
     Pairs = Sequence[tuple[ArrivalResult, Served]]
 
@@ -99,19 +91,14 @@ def _sections(compared: ArrivalComparison, words: str) -> Iterator[Section]:
     yield Section("Under limits", [*goodput_tables(served), *search_plots(compared)])
     yield Section("Distributions", list(distributions(served)))
     yield Section("The engine", [*([engine_table(served)] if served else []), *moments(served)])
-    if first.phases:
-        yield assumptions(first.phases[-1].system, described(compared.ranking))
-    yield provenance(
-        {
-            "model": model_of(first),
-            "machine": first.spec.system,
-            "requests": first.spec.arrivals,
-            "policy": first.spec.policy,
-            "moereplay": versions(compared.results),
-        },
-        command=words,
-        more=[identities_table(labels(compared.results), compared.results)],
-    )
+    system = first.phases[-1].system if first.phases else None
+    entries: dict[str, Cell] = {
+        "model": model_of(first),
+        "machine": first.spec.system,
+        "requests": first.spec.arrivals,
+        "policy": first.spec.policy,
+    }
+    yield from rests_on(system, compared.results, entries, words, compared.ranking)
 
 
 def throughput_bars(served: Pairs) -> Bars:
