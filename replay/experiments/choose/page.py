@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.choose.tables import (
-    WORDS,
-    best_table,
-    plan_of,
-    reasons,
-    turns,
-    unit_of,
-    without_cost,
-)
+from replay.experiments.choose import tables
 from replay.report.charts import parts_of
 from replay.report.command import command
 from replay.report.provenance import NO_COMMAND, provenance
@@ -91,9 +83,9 @@ def row_name(found: Found, row: Row) -> str:
     differ = [
         key for key in row.sizes if len({one.sizes.get(key) for one in found.rows}) > 1
     ] or list(row.sizes)
-    words = [f"{row.sizes[key]} {WORDS.get(key, key)}" for key in differ]
-    if len(set(map(plan_of, found.rows))) > 1:
-        words.append(plan_of(row))
+    words = [f"{row.sizes[key]} {tables.WORDS.get(key, key)}" for key in differ]
+    if len(set(map(tables.plan_of, found.rows))) > 1:
+        words.append(tables.plan_of(row))
     return ", ".join(words)
 
 
@@ -113,15 +105,15 @@ def _sections(result: SearchResult, found: Found, number: int) -> Iterator[Secti
     yield Section(
         f"The best on {system}",
         [
-            best_table(found, result.top, f"best-{number}"),
+            tables.best_table(found, result.top, f"best-{number}"),
             mfu_plot(found, number),
             cause_bars(found, number),
-            *reasons(found),
+            *tables.reasons(found),
         ],
     )
     more: list[Item] = [counts_table(found, number)]
     if found.sensitivity is not None:
-        more += [*turns(found.sensitivity), sensitivity_table(found, number)]
+        more += [*tables.turns(found.sensitivity), sensitivity_table(found, number)]
     yield Section(f"How sure it is, and what was left out on {system}", more, is_open=False)
 
 
@@ -148,7 +140,7 @@ def mfu_plot(found: Found, number: int) -> Plot:
 def cause_bars(found: Found, number: int) -> Bars:
     """Steps of the first candidates by cause; the bound by multiplications alone is marked."""
     rows = found.rows[:MOST_BARS]
-    unit, unit_us = unit_of(rows)
+    unit, unit_us = tables.unit_of(rows)
     order = dict.fromkeys([*COMPUTING, *WAITING], 0.0)  # what is named else is last
     return Bars(
         name=f"step-{number}",
@@ -172,7 +164,7 @@ def counts_table(found: Found, number: int) -> Table:
         ("simulated", "", len(found.rows)),
         ("not among the first", "their bounds show it", found.pruned),
         ("not looked at", "beyond the number that was to be simulated", found.skipped),
-        *without_cost(found),
+        *tables.without_cost(found),
     ]
     return Table(
         f"candidates-{number}",

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.dense import tables
 from replay.experiments.dense.experiment import EXPERIMENT
 from replay.experiments.dense.result import TensorComparison, TensorResult
-from replay.experiments.dense.tables import (
-    ON_PATH,
-    details_of,
-    heading,
-    notes,
-    on_path_us,
-    share_in,
-    sm_shares,
-    time_table,
-    times_table,
-)
 from replay.report.charts import parts_of
 from replay.report.command import command
 from replay.report.comparisons import beside, built, compare_command, label, labels, rests_on
@@ -76,12 +66,18 @@ def summary(compared: TensorComparison) -> str:
 def _sections(compared: TensorComparison, words: str) -> Iterator[Section]:
     results = compared.ranking
     first = results[0]
-    alone = [] if results[1:] else [time_table(first)]
+    alone = [] if results[1:] else [tables.time_table(first)]
     yield Section(
         "Which is fastest" if results[1:] else "How long it takes",
-        [heading(first), times_table(compared), *alone, path_bars(results), *notes(compared)],
+        [
+            tables.heading(first),
+            tables.times_table(compared),
+            *alone,
+            path_bars(results),
+            *tables.notes(compared),
+        ],
     )
-    more = {table.name: table for table in details_of(results)}
+    more = {table.name: table for table in tables.details_of(results)}
     yield Section("What crosses the wires", [wire_bars(results), more["bytes"]])
     yield Section("Over time", list(use_heats(results)))
     yield Section("What SMs do", there(sm_bars(results)))
@@ -102,7 +98,9 @@ def path_bars(results: Sequence[TensorResult]) -> Bars:
         name="time",
         title="Critical path by cause, us",
         labels=labels(results),
-        parts=parts_of(list(map(on_path_us, results)), hatched=set(ON_PATH) - {"compute"}),
+        parts=parts_of(
+            list(map(tables.on_path_us, results)), hatched=set(tables.ON_PATH) - {"compute"}
+        ),
         unit="us",
         marks=[one.measures.bounds_us.largest_us for one in results],
         mark_name="bound: no schedule of this work is shorter",
@@ -160,13 +158,15 @@ def _slices(result: TensorResult, group: str, slice_us: float) -> list[float | N
     for place in range(NUM_SLICES):
         begin, end = place * slice_us, min((place + 1) * slice_us, result.time_us)
         is_over = begin >= result.time_us
-        found.append(None if is_over else 100 * share_in(windows, over.window_us, begin, end))
+        found.append(
+            None if is_over else 100 * tables.share_in(windows, over.window_us, begin, end)
+        )
     return found
 
 
 def sm_bars(results: Sequence[TensorResult]) -> Bars | None:
     """Time of all SMs by what they do; None where no result says."""
-    found = {label(one): shares for one in results if (shares := sm_shares(one)) is not None}
+    found = {label(one): shares for one in results if (shares := tables.sm_shares(one)) is not None}
     if not found:
         return None
     return Bars(

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from replay.experiments.serve import tables
 from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.result import InferComparison
-from replay.experiments.serve.tables import (
-    batch_table,
-    by_time,
-    causes_table,
-    heading,
-    memory_table,
-    notes,
-    spent_ms,
-    times_table,
-)
 from replay.report.charts import parts_of
 from replay.report.comparisons import beside, compare_command, label, labels, rests_on
 from replay.report.pages import filled_page
@@ -75,7 +66,7 @@ def serving_command(
 
 def summary(compared: InferComparison) -> str:
     """Say which schemes decode fastest, and when the first tokens come."""
-    results = by_time(compared)
+    results = tables.by_time(compared)
     first, base = results[0], compared.base
     of = f" decodes fastest of {len(results)} schemes" if results[1:] else ""
     text = f"{label(first)}{of}: {first.tpot.mean_us / US_PER_MS:,.2f} ms per token of a request"
@@ -88,7 +79,7 @@ def summary(compared: InferComparison) -> str:
     soonest = min(results, key=lambda one: one.ttft.mean_us)
     if soonest is not first:
         text += f"; soonest under {label(soonest)}: {soonest.ttft.mean_us / US_PER_MS:,.1f} ms"
-    spent = spent_ms(first, "decode")
+    spent = tables.spent_ms(first, "decode")
     share = spent["rows"] / max(sum(spent.values()), 1e-12)
     text += f". In {share:.0%} of an iteration of decode rows travel and nothing computes."
     if label(first) != first.name:
@@ -97,29 +88,29 @@ def summary(compared: InferComparison) -> str:
 
 
 def _sections(compared: InferComparison, words: str) -> Iterator[Section]:
-    results = by_time(compared)
+    results = tables.by_time(compared)
     first = results[0]
     yield Section(
         "First tokens, and each token",
         [
-            heading(first),
-            times_table(compared),
+            tables.heading(first),
+            tables.times_table(compared),
             tpot_bars(results),
             ttft_bars(results),
-            batch_table(compared),
-            *notes(compared),
+            tables.batch_table(compared),
+            *tables.notes(compared),
         ],
     )
     yield Section(
         "What an iteration is spent on",
         [
             cause_bars(results, "decode"),
-            causes_table(compared, "decode"),
+            tables.causes_table(compared, "decode"),
             cause_bars(results, "prefill"),
-            causes_table(compared, "prefill"),
+            tables.causes_table(compared, "prefill"),
         ],
     )
-    yield Section("Memory", [memory_bars(results), memory_table(compared)])
+    yield Section("Memory", [memory_bars(results), tables.memory_table(compared)])
     gpus = f"{first.decode.gpus}"
     if first.handover is not None:
         gpus += f" decode, {first.prefill.gpus} of {first.prefill.system.name} prefill"
@@ -165,7 +156,7 @@ def cause_bars(results: Sequence[InferResult], phase: str) -> Bars:
         title=f"A mean iteration of {phase}, ms",
         labels=labels(results),
         parts=parts_of(
-            [spent_ms(one, phase) for one in results], hatched=NOTHING_COMPUTED, names=PARTS
+            [tables.spent_ms(one, phase) for one in results], hatched=NOTHING_COMPUTED, names=PARTS
         ),
         unit="ms",
         says="Hatched: nothing is computed.",

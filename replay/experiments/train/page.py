@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.train import tables
 from replay.experiments.train.experiment import EXPERIMENT
 from replay.experiments.train.result import TrainComparison
-from replay.experiments.train.tables import (
-    PARTS,
-    by_stage_us,
-    capacity_bytes,
-    causes_of,
-    causes_table,
-    heading,
-    memory_table,
-    notes,
-    spent_us,
-    stages_table,
-    unit_of,
-    worth_table,
-)
 from replay.report.charts import parts_of
 from replay.report.comparisons import beside, built, compare_command, label, labels, rests_on
 from replay.report.pages import filled_page
@@ -69,7 +56,7 @@ def summary(compared: TrainComparison) -> str:
     """Say which scheme is the fastest, what it is worth, and where its step goes."""
     results = compared.ranking
     first, base = results[0], compared.base
-    unit, unit_us = unit_of(results)
+    unit, unit_us = tables.unit_of(results)
     of = f" is the fastest of {len(results)} schemes" if results[1:] else ""
     lines = [f"{label(first)}{of}: a step takes {first.step_us / unit_us:,.1f} {unit}"]
     if first is not base:
@@ -93,21 +80,21 @@ def _sections(compared: TrainComparison, words: str) -> Iterator[Section]:
     yield Section(
         "Where the step goes",
         [
-            heading(first),
+            tables.heading(first),
             cause_bars(results),
-            causes_table(results),
-            worth_table(compared),
+            tables.causes_table(results),
+            tables.worth_table(compared),
             *([speed_up_bars(compared)] if results[1:] else []),
-            *notes(compared),
+            *tables.notes(compared),
         ],
     )
     yield Section(
         "By stage",
-        [stage_bars(first), *peers_heats(first), *(stages_table(one) for one in results)],
+        [stage_bars(first), *peers_heats(first), *(tables.stages_table(one) for one in results)],
         is_open=not results[1:],
     )
     if first.memory:
-        yield Section("Memory", [memory_bars(first), memory_table(first)])
+        yield Section("Memory", [memory_bars(first), tables.memory_table(first)])
     entries: dict[str, Cell] = {
         "model": str(first.model["name"]),
         "machine": first.system.name,
@@ -123,8 +110,8 @@ def _sections(compared: TrainComparison, words: str) -> Iterator[Section]:
 
 def cause_bars(results: Sequence[TrainResult]) -> Bars:
     """Step by cause, mean over the GPUs: the parts add up to the step."""
-    unit, unit_us = unit_of(results)
-    spent = [spent_us(one, causes_of(results)) for one in results]
+    unit, unit_us = tables.unit_of(results)
+    spent = [tables.spent_us(one, tables.causes_of(results)) for one in results]
     return Bars(
         name="step",
         title=f"Step by cause, mean over the GPUs, {unit}",
@@ -153,7 +140,7 @@ def speed_up_bars(compared: TrainComparison) -> Bars:
 
 def stage_bars(result: TrainResult) -> Bars:
     """Causes by stage of one result, mean over the GPUs of the stage."""
-    (unit, unit_us), spent = unit_of([result]), by_stage_us(result)
+    (unit, unit_us), spent = tables.unit_of([result]), tables.by_stage_us(result)
     return Bars(
         name="stages",
         title=f"{label(result)}: step by stage, {unit}",
@@ -167,7 +154,7 @@ def stage_bars(result: TrainResult) -> Bars:
 
 def peers_heats(result: TrainResult) -> Iterator[Heat]:
     """Waiting for peers, by stage and GPU; nothing where there are too many GPUs to draw."""
-    unit, unit_us = unit_of([result])
+    unit, unit_us = tables.unit_of([result])
     stages = result.spent_us["peers"]
     if not 1 < len(stages[0]) <= MOST_GPUS:
         return
@@ -189,9 +176,9 @@ def memory_bars(result: TrainResult) -> Bars:
         name="memory",
         title="Memory of a GPU of each stage, GB",
         labels=[f"stage {stage}" for stage in range(len(result.memory))],
-        parts=parts_of(result.memory, names=PARTS, per=GB),
+        parts=parts_of(result.memory, names=tables.PARTS, per=GB),
         unit="GB",
-        marks=[capacity_bytes(result) / GB] * len(result.memory),
+        marks=[tables.capacity_bytes(result) / GB] * len(result.memory),
         mark_name="what the GPU has",
         says="With even routing, and without a scheme's buffers.",
     )

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.serve.arrivals import tables
 from replay.experiments.serve.arrivals.experiment import EXPERIMENT
 from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
-from replay.experiments.serve.arrivals.tables import (
-    by_time,
-    engine_table,
-    heading,
-    latencies_table,
-    model_of,
-    notes,
-)
 from replay.experiments.serve.page import serving_command
 from replay.report.comparisons import beside, label, rests_on
 from replay.report.pages import filled_page
@@ -52,16 +45,16 @@ def page(result: ArrivalResult | ArrivalComparison) -> Page:
     """Make the page of a run or of several, the fastest first."""
     compared = beside(result, ArrivalComparison)
     what = compared.base.name if compared is not result else schemes_text(len(compared.results))
-    title = f"Requests to {model_of(compared.base)}: {what}"
+    title = f"Requests to {tables.model_of(compared.base)}: {what}"
     words = serving_command(compared, EXPERIMENT, {"arrivals": None})
     return filled_page(title, summary(compared), _sections(compared, words), words)
 
 
 def summary(compared: ArrivalComparison) -> str:
     """Say which schemes are the fastest, and what latencies and limits come to."""
-    served = by_time(compared)
+    served = tables.by_time(compared)
     if not served:
-        return " ".join(notes(compared)) or "Nothing was served."
+        return " ".join(tables.notes(compared)) or "Nothing was served."
     first, run = served[0]
     of = f" is the fastest of {len(served)} schemes" if served[1:] else ""
     text = (
@@ -82,18 +75,22 @@ def summary(compared: ArrivalComparison) -> str:
 
 
 def _sections(compared: ArrivalComparison, words: str) -> Iterator[Section]:
-    served = by_time(compared)
+    served = tables.by_time(compared)
     first = compared.results[0]
     found: list[Item] = []
     if served:
-        found = [latencies_table(compared), throughput_bars(served)]
-    yield Section("Latencies and throughput", [heading(first), *found, *notes(compared)])
+        found = [tables.latencies_table(compared), throughput_bars(served)]
+    yield Section(
+        "Latencies and throughput", [tables.heading(first), *found, *tables.notes(compared)]
+    )
     yield Section("Under limits", [*goodput_tables(served), *search_plots(compared)])
     yield Section("Distributions", list(distributions(served)))
-    yield Section("The engine", [*([engine_table(served)] if served else []), *moments(served)])
+    yield Section(
+        "The engine", [*([tables.engine_table(served)] if served else []), *moments(served)]
+    )
     system = first.phases[-1].system if first.phases else None
     entries: dict[str, Cell] = {
-        "model": model_of(first),
+        "model": tables.model_of(first),
         "machine": first.spec.system,
         "requests": first.spec.arrivals,
         "policy": first.spec.policy,
