@@ -8,17 +8,7 @@ from replay.experiments.choose import tables
 from replay.report.charts import parts_of
 from replay.report.command import command
 from replay.report.provenance import NO_COMMAND, provenance
-from replay.report.tables import table
-from tracegen.shared.display.content import (
-    Axis,
-    Bars,
-    Column,
-    Line,
-    Page,
-    Plot,
-    Section,
-    Table,
-)
+from tracegen.shared.display.content import Axis, Bars, Line, Page, Plot, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +90,7 @@ def _said(value: object) -> str:
 def _sections(result: SearchResult, found: Found, number: int) -> Iterator[Section]:
     system = found.system
     if not found.rows:
-        yield Section(system, [counts_table(found, number)])
+        yield Section(system, [tables.counts_table(found, number)])
         return
     yield Section(
         f"The best on {system}",
@@ -111,9 +101,9 @@ def _sections(result: SearchResult, found: Found, number: int) -> Iterator[Secti
             *tables.reasons(found),
         ],
     )
-    more: list[Item] = [counts_table(found, number)]
+    more: list[Item] = [tables.counts_table(found, number)]
     if found.sensitivity is not None:
-        more += [*tables.turns(found.sensitivity), sensitivity_table(found, number)]
+        more += [*tables.turns(found.sensitivity), tables.sensitivity_table(found, number)]
     yield Section(f"How sure it is, and what was left out on {system}", more, is_open=False)
 
 
@@ -155,37 +145,4 @@ def cause_bars(found: Found, number: int) -> Bars:
         marks=[one.least_us / unit_us for one in rows],
         mark_name="bound: its multiplications alone",
         says="Mean over the GPUs. Hatched: nothing of the model is computed.",
-    )
-
-
-def counts_table(found: Found, number: int) -> Table:
-    """What became of all pairs of a model and a plan."""
-    rows = [
-        ("simulated", "", len(found.rows)),
-        ("not among the first", "their bounds show it", found.pruned),
-        ("not looked at", "beyond the number that was to be simulated", found.skipped),
-        *tables.without_cost(found),
-    ]
-    return Table(
-        f"candidates-{number}",
-        f"{found.system}: what became of the candidates",
-        [Column("candidates"), Column("because"), Column("number", form=",d")],
-        [row for row in rows if row[2]],
-    )
-
-
-def sensitivity_table(found: Found, number: int) -> Table:
-    """The order of the first candidates with each uncertain value of the hardware changed."""
-    assert found.sensitivity is not None
-    return table(
-        f"sensitivity-{number}",
-        f"{found.system}: the first candidates with other values of the hardware",
-        found.sensitivity.changed,
-        (Column("value"), lambda one: one.key),
-        (Column("is", form=",.6g"), lambda one: one.value),
-        (Column("order"), lambda one: ", ".join(str(place + 1) for place in one.order)),
-        (
-            Column("lead", form=".4f", says="worth of the first over the best of the others"),
-            lambda one: one.lead,
-        ),
     )

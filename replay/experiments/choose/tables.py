@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from replay.experiments.choose.ranking import difference
-from replay.report.tables import time_unit, told
+from replay.report.tables import table, time_unit, told
 from replay.report.words import explained
 from tracegen.shared.display.content import Column, Table
 
@@ -132,3 +132,36 @@ def _counts(found: Found) -> Iterator[str]:
     )
     for what, reason, number in without_cost(found):
         yield f"  {what}: {number:,} x {reason}"
+
+
+def counts_table(found: Found, number: int) -> Table:
+    """What became of all pairs of a model and a plan."""
+    rows = [
+        ("simulated", "", len(found.rows)),
+        ("not among the first", "their bounds show it", found.pruned),
+        ("not looked at", "beyond the number that was to be simulated", found.skipped),
+        *without_cost(found),
+    ]
+    return Table(
+        f"candidates-{number}",
+        f"{found.system}: what became of the candidates",
+        [Column("candidates"), Column("because"), Column("number", form=",d")],
+        [row for row in rows if row[2]],
+    )
+
+
+def sensitivity_table(found: Found, number: int) -> Table:
+    """The order of the first candidates with each uncertain value of the hardware changed."""
+    assert found.sensitivity is not None
+    return table(
+        f"sensitivity-{number}",
+        f"{found.system}: the first candidates with other values of the hardware",
+        found.sensitivity.changed,
+        (Column("value"), lambda one: one.key),
+        (Column("is", form=",.6g"), lambda one: one.value),
+        (Column("order"), lambda one: ", ".join(str(place + 1) for place in one.order)),
+        (
+            Column("lead", form=".4f", says="worth of the first over the best of the others"),
+            lambda one: one.lead,
+        ),
+    )

@@ -10,25 +10,15 @@ from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalR
 from replay.experiments.serve.page import serving_command
 from replay.report.comparisons import beside, label, rests_on
 from replay.report.pages import filled_page
-from replay.report.tables import US_PER_MS, table
+from replay.report.tables import US_PER_MS
 from replay.report.words import schemes_text
-from tracegen.shared.display.content import (
-    Axis,
-    Bars,
-    Column,
-    Line,
-    Page,
-    Part,
-    Plot,
-    Section,
-    Table,
-)
+from tracegen.shared.display.content import Axis, Bars, Line, Part, Plot, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from replay.experiments.serve.measures import Served
-    from tracegen.shared.display.content import Cell, Item
+    from tracegen.shared.display.content import Cell, Item, Page
 
     Pairs = Sequence[tuple[ArrivalResult, Served]]
 
@@ -83,7 +73,7 @@ def _sections(compared: ArrivalComparison, words: str) -> Iterator[Section]:
     yield Section(
         "Latencies and throughput", [tables.heading(first), *found, *tables.notes(compared)]
     )
-    yield Section("Under limits", [*goodput_tables(served), *search_plots(compared)])
+    yield Section("Under limits", [*tables.goodput_tables(served), *search_plots(compared)])
     yield Section("Distributions", list(distributions(served)))
     yield Section(
         "The engine", [*([tables.engine_table(served)] if served else []), *moments(served)]
@@ -107,24 +97,6 @@ def throughput_bars(served: Pairs) -> Bars:
         parts=[Part("tokens/s", [run.output_tokens_per_s_per_gpu for _, run in served])],
         unit="tokens/s",
     )
-
-
-def goodput_tables(served: Pairs) -> Iterator[Table]:
-    """Requests that keep the limits; nothing where no limit was given."""
-    kept = [(label(one), run.goodput) for one, run in served if run.goodput is not None]
-    if kept:
-        yield table(
-            "goodput",
-            "Requests that keep the limits",
-            [goodput for _, goodput in kept],
-            (Column("keep the limits", "", ".1%"), lambda one: one.share),
-            (
-                Column("goodput", "/s", ",.4g", says="requests per second that keep the limits"),
-                lambda one: one.requests_per_s,
-            ),
-            (Column("percentile keeps them"), lambda one: "yes" if one.is_met else "no"),
-            labels=[name for name, _ in kept],
-        )
 
 
 def search_plots(compared: ArrivalComparison) -> Iterator[Plot]:

@@ -11,7 +11,7 @@ from replay.report.tables import US_PER_MS, table, told
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Group
 
@@ -100,6 +100,24 @@ def engine_table(served: Sequence[tuple[ArrivalResult, Served]]) -> Table:
         (Column("most queued", "", ",d", 2), lambda one: one.most_waiting),
         labels=list(groups),
     )
+
+
+def goodput_tables(served: Sequence[tuple[ArrivalResult, Served]]) -> Iterator[Table]:
+    """Requests that keep the limits; nothing where no limit was given."""
+    kept = [(label(one), run.goodput) for one, run in served if run.goodput is not None]
+    if kept:
+        yield table(
+            "goodput",
+            "Requests that keep the limits",
+            [goodput for _, goodput in kept],
+            (Column("keep the limits", "", ".1%"), lambda one: one.share),
+            (
+                Column("goodput", "/s", ",.4g", says="requests per second that keep the limits"),
+                lambda one: one.requests_per_s,
+            ),
+            (Column("percentile keeps them"), lambda one: "yes" if one.is_met else "no"),
+            labels=[name for name, _ in kept],
+        )
 
 
 def _pair(found: Percentiles | None) -> tuple[float | None, float | None]:
