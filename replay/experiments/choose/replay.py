@@ -40,9 +40,7 @@ def carry_out(
         first = [row for row, _ in ranked.rows[: spec.again]]
         if spec.share is not None and len(first) > 1:
             made = turns(first, simulator, spec.share, spec.by)
-            varied[one.where.system] = Sensitivity(
-                share=spec.share, candidates=len(first), changed=made
-            )
+            varied[one.where.system] = Sensitivity.of(spec.share, len(first), made)
 
     ranked = search(
         setup.possible, folder, top=spec.top, by=spec.by, most=spec.most, crew=crew, then=vary,

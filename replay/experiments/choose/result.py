@@ -16,6 +16,7 @@ from tracegen.shared.strict import Strict
 if TYPE_CHECKING:
     from replay.experiments.choose.ranking import Bounded, Ranked
     from replay.experiments.choose.search import Possible
+    from replay.experiments.choose.sensitivity import Turn
 
 
 class Row(Strict):
@@ -43,32 +44,12 @@ class Row(Strict):
 
 
 class Changed(Strict):
-    """Ranking of the first candidates with one hardware value changed.
-
-    Attributes
-    ----------
-    key, value
-        The value of the hardware, changed.
-    order
-        (candidate,): places in the given order, the best first.
-    lead
-        What the first of the given order is worth over the best of the others.
-    """
+    """The first candidates' order with one hardware value changed; `order` has their places."""
 
     key: str
     value: float
     order: list[int]
     lead: float
-
-    @property
-    def has_another_best(self) -> bool:
-        """Whether another candidate is the best."""
-        return self.order[0] != 0
-
-    @property
-    def has_another_order(self) -> bool:
-        """Whether any two change places."""
-        return self.order != sorted(self.order)
 
 
 class Sensitivity(Strict):
@@ -87,6 +68,15 @@ class Sensitivity(Strict):
     share: float
     candidates: int
     changed: list[Changed]
+
+    @classmethod
+    def of(cls, share: float, candidates: int, turns: list[Turn]) -> Sensitivity:
+        """Take it from the turns."""
+        changed = [
+            Changed(key=one.key, value=one.value, order=list(one.order), lead=one.lead)
+            for one in turns
+        ]
+        return cls(share=share, candidates=candidates, changed=changed)
 
 
 class Found(Strict):

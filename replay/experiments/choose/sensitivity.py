@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import hwmodel
 from hwmodel.draws import uncertain
 from replay.experiments.choose.ranking import Bounded, By, Costs
-from replay.experiments.choose.result import Changed
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Ranking of some candidates with one hardware value changed.
+
+    Attributes
+    ----------
+    key, value
+        The value of the hardware, changed.
+    order
+        (candidate,): places in the given order, the best first.
+    lead
+        What the first of the given order is worth over the best of the others.
+    """
+
+    key: str
+    value: float
+    order: tuple[int, ...]
+    lead: float
+
+    @property
+    def has_another_best(self) -> bool:
+        """Whether another candidate is the best."""
+        return self.order[0] != 0
+
+    @property
+    def has_another_order(self) -> bool:
+        """Whether any two change places."""
+        return self.order != tuple(range(len(self.order)))
 
 
 def changes(system: str, share: float) -> list[tuple[str, float]]:
@@ -30,7 +60,7 @@ def changes(system: str, share: float) -> list[tuple[str, float]]:
     return found
 
 
-def turns(best: Sequence[Bounded], costs: Costs, share: float, by: By) -> list[Changed]:
+def turns(best: Sequence[Bounded], costs: Costs, share: float, by: By) -> list[Turn]:
     """Rank candidates again with each uncertain value changed.
 
     Parameters
@@ -53,7 +83,6 @@ def turns(best: Sequence[Bounded], costs: Costs, share: float, by: By) -> list[C
             for one, outcome in zip(best, some, strict=True)
             if outcome.cost is not None
         ]
-        order = sorted(range(len(best)), key=lambda i: (-worth[i], i))
-        lead = worth[0] / max(worth[1:])
-        found.append(Changed(key=key, value=value, order=order, lead=lead))
+        order = tuple(sorted(range(len(best)), key=lambda i: (-worth[i], i)))
+        found.append(Turn(key, value, order, worth[0] / max(worth[1:])))
     return found

@@ -99,8 +99,8 @@ def reasons(found: Found) -> Iterator[str]:
 
 def turns(found: Sensitivity) -> Iterator[str]:
     """Whether the ranking turns with uncertain values of the hardware, in lines."""
-    best = [one for one in found.changed if one.has_another_best]
-    other = [one for one in found.changed if one.has_another_order]
+    best = [one for one in found.changed if one.order[0] != 0]
+    other = [one for one in found.changed if one.order != sorted(one.order)]
     keys = len({one.key for one in found.changed})
     yield (
         f"{keys} uncertain values of the hardware, each {100 * found.share:g} % lower and "
