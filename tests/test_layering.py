@@ -188,11 +188,6 @@ REPLAY_ROOMS = tuple(re.findall(r"^\| `([\w/]+?)(?:/|\.py)` \|", DESIGN, flags=r
 
 KNOWN = {
     ("experiments/base", "experiments/layer"),
-    ("report", "experiments/dense"),
-    ("report", "experiments/layer"),
-    ("report", "experiments/train"),
-    ("report", "studies/differences"),
-    ("report", "studies/uncertainty"),
 }
 """Rooms with imports that go up. None may be added, and an entry whose imports are gone leaves."""
 

@@ -105,7 +105,7 @@ def choose(
     if json_ is not None:
         result.save(json_)
     deliver(lambda: page(result))
-    show(*result.shown())
+    show(EXPERIMENT.shown(result, details=True))
 
 
 def _show(found: list[Possible], top: int) -> None:

@@ -39,9 +39,8 @@ def diff(
 ) -> None:
     """Say what entered two replays otherwise, and what came out otherwise, by cause."""
     import replay
-    from replay.report.difference import difference_tables
-    from replay.report.pages.difference import page
     from replay.studies.differences.explanation import picked
+    from replay.studies.differences.page import difference_tables, page
 
     both = (before, after) if compared is None else picked(compared, before, after)
     found = replay.diff(*both)

@@ -48,9 +48,8 @@ def explain(
     """Say where the difference between two schemes comes from: phases and causes that add up."""
     from replay.experiments.layer.spec import RunSpec
     from replay.report.command import command
-    from replay.report.explanation import explanation_tables
-    from replay.report.pages.explanation import page
     from replay.studies.differences.explanation import explain as explained
+    from replay.studies.differences.explanation_page import explanation_tables, page
 
     settings = settings_of(given)
     found = explained(*_results(one, other, trace, settings, option or []))

@@ -97,8 +97,8 @@ def run(
     from replay.experiments.base.host_memory import parse_size
     from replay.experiments.layer.replay import estimate
     from replay.experiments.layer.setup import allowed_by, load_trace, set_up
+    from replay.experiments.layer.tables import tables
     from replay.report.pages import page
-    from replay.report.text import summary_tables
 
     made, before = _spec_of_run(spec, given)
     is_again = (
@@ -143,7 +143,7 @@ def run(
     if json_ is not None:
         result.save(json_)
     deliver(lambda: page(result))
-    show(summary_tables(result))
+    show(tables(result, details=True))
     _show_tuned([result], name_all=bool(made.tune))
     if before is not None and is_again and result.run_id != before.run_id:
         print(f"note: {spec} was made from {_what_differs(before, result)}", file=sys.stderr)
@@ -255,8 +255,8 @@ def compare(
     import replay
     from replay.experiments.base.host_memory import parse_size
     from replay.experiments.layer.setup import load_trace
+    from replay.experiments.layer.tables import tables
     from replay.report.pages import page
-    from replay.report.text import comparison_tables, ranking
     from replay.schemes import find, supported
 
     drawn = _drawn(uncertainty, uncertainty_of, uncertainty_seed)
@@ -292,7 +292,7 @@ def compare(
     if json_ is not None:
         compared.save(json_)
     deliver(lambda: page(compared))
-    show(comparison_tables(compared) if details else ranking(compared))
+    show(tables(compared, details=details))
     _show_tuned(compared.results, name_all=bool(spec.tune))
 
 

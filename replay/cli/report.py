@@ -29,7 +29,7 @@ def report(
     """
     from replay.errors import UserError
     from replay.experiments.base.load import load_result as load
-    from replay.report.pages.several import page_of_several
+    from replay.experiments.layer.page.several import page_of_several
 
     if deliver == Delivery():
         message = "where to? Give --html FILE, --plots FOLDER or --tables FOLDER"

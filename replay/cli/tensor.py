@@ -66,7 +66,7 @@ def run(
     """Replay a layer under one scheme."""
     from replay.cli.exports import parse_exports
     from replay.experiments.dense.experiment import run as run_
-    from replay.experiments.dense.tables import result_tables
+    from replay.experiments.dense.tables import tables
     from replay.measure.replayed import Replayed
     from replay.report.pages import page
     from replay.schemes.registry import find
@@ -90,7 +90,7 @@ def run(
     if json_ is not None:
         result.save(json_)
     deliver(lambda: page(result))
-    show(result_tables(result))
+    show(tables(result, details=True))
 
 
 @app.command()

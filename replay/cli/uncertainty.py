@@ -47,7 +47,7 @@ def uncertainty(
     """Say how sure a result is: replay it with what is uncertain drawn, and count the orders."""
     from replay.experiments.base.host_memory import parse_size
     from replay.experiments.base.load import load_result
-    from replay.report.bands import drawn_notes
+    from replay.experiments.layer.tables.bands import drawn_notes
     from replay.report.command import command_words
     from replay.studies.uncertainty.any_experiment import sureness
     from replay.studies.uncertainty.page import page, table

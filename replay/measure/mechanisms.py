@@ -71,16 +71,17 @@ class Explaining:
         """Add up lookups by what they found, and bytes read."""
         outcome = timeline.touched[of.touch]
         found, is_evicted = outcome & Touched.OUTCOME, (outcome & Touched.EVICTED) > 0
-        asks, count = of.lookups > 0, len(self.touches.groups)
-        columns = (of.lookups, asks & (found == Touched.NEW), asks & (found == Touched.MISSED),
+        lookups, count = of.noted["lookups"], len(self.touches.groups)
+        asks = lookups > 0
+        columns = (lookups, asks & (found == Touched.NEW), asks & (found == Touched.MISSED),
                    is_evicted)  # fmt: skip
-        sums = [sum_by(of.group, column, count) for column in columns]
+        sums = [sum_by(of.noted["group"], column, count) for column in columns]
         for place, name in enumerate(self.touches.groups):
             one = np.array([int(column[place]) for column in sums], np.int64)
             self._uses[name] = self._uses.get(name, 0) + one
         units, count = timeline.graph.touches.units[of.touch], len(self.touches.reads)
         sums = [
-            sum_by(of.read, np.where(is_counted, units, 0), count)
+            sum_by(of.noted["read"], np.where(is_counted, units, 0), count)
             for is_counted in (True, found == Touched.NEW, found == Touched.MISSED)
         ]
         for place, name in enumerate(self.touches.reads):
@@ -161,7 +162,7 @@ def _by_role(ports: PortSums) -> dict[str, PortBytes]:
 def _in_tables(timeline: Timeline, of: Touching) -> Block:
     """Changes of how many entries of tables are in use, of those that something is noted of."""
     touches = timeline.graph.touches
-    noted = np.flatnonzero(of.group >= 0)
+    noted = np.flatnonzero(of.noted["group"] >= 0)
     touch = of.touch[noted]
     outcome = timeline.touched[touch]
     is_hit = (outcome & Touched.OUTCOME) == Touched.HIT

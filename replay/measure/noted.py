@@ -23,47 +23,45 @@ if TYPE_CHECKING:
     from replay.model.machine.resources import Ints
 
 
+NOTED = np.dtype(
+    [("group", "i2"), ("read", "i2"), ("lookups", "i4"), ("evicted_bytes", "i4"),
+     ("missed_bytes", "i4")]
+)  # fmt: skip
+"""What is noted of a touch, as in `TouchNotes`; group and read are places among
+`NotedTouches.groups` and `.reads`, -1 for none."""
+
+Noted = npt.NDArray[np.void]
+
+
 @dataclass(eq=False)
 class _Part:
-    """Notes on the touches of a part: (touch,), from its first one on.
+    """Notes on the touches of a part: (touch,) of `NOTED`, from its first one on.
 
     Attributes
     ----------
-    group, read
-        Places among the groups of tables and among what is read, -1 for none.
-    lookups, evicted_bytes, missed_bytes
-        See `TouchNotes`.
     num_left
         Touches that are not over.
     """
 
     first: int
-    group: npt.NDArray[np.int16]
-    read: npt.NDArray[np.int16]
-    lookups: npt.NDArray[np.int32]
-    evicted_bytes: npt.NDArray[np.int32]
-    missed_bytes: npt.NDArray[np.int32]
+    noted: Noted
     num_left: int
 
 
 @dataclass(frozen=True)
 class Touching:
-    """Touches that are over: (touch,).
+    """Touches that are over.
 
     Attributes
     ----------
     touch
-        Their places in the graph.
-    group, read, lookups, evicted_bytes, missed_bytes
-        As in `TouchNotes`; group and read are places among `NotedTouches.groups` and `.reads`.
+        (touch,): their places in the graph.
+    noted
+        (touch,): what is noted of them, of `NOTED`.
     """
 
     touch: Ints
-    group: npt.NDArray[np.int16]
-    read: npt.NDArray[np.int16]
-    lookups: npt.NDArray[np.int32]
-    evicted_bytes: npt.NDArray[np.int32]
-    missed_bytes: npt.NDArray[np.int32]
+    noted: Noted
 
     def evicted(self, timeline: Timeline) -> tuple[Ints, Ints]:
         """Tasks, and bytes that evictions put on their ports: two (eviction,).
@@ -71,13 +69,12 @@ class Touching:
         They are put there at once, or when the key is asked for again.
         """
         outcome = timeline.touched[self.touch]
-        has = np.flatnonzero((self.evicted_bytes > 0) & ((outcome & Touched.EVICTED) > 0))
-        again = np.flatnonzero(
-            (self.missed_bytes > 0) & ((outcome & Touched.OUTCOME) == Touched.MISSED)
-        )
+        evicted, missed = self.noted["evicted_bytes"], self.noted["missed_bytes"]
+        has = np.flatnonzero((evicted > 0) & ((outcome & Touched.EVICTED) > 0))
+        again = np.flatnonzero((missed > 0) & ((outcome & Touched.OUTCOME) == Touched.MISSED))
         touches = timeline.graph.touches
         tasks = touches.charged[self.touch[has]], touches.task[self.touch[again]]
-        nbytes = self.evicted_bytes[has], self.missed_bytes[again]
+        nbytes = evicted[has], missed[again]
         return np.concatenate(tasks).astype(np.int64), np.concatenate(nbytes).astype(np.int64)
 
 
@@ -97,50 +94,36 @@ class NotedTouches:
 
     def begin(self, first: int, count: int, notes: Notes) -> None:
         """Remember what is noted of the touches of a part, numbered from ``first`` on."""
-        part = _Part(
-            first,
-            np.full(count, -1, np.int16),
-            np.full(count, -1, np.int16),
-            np.zeros(count, np.int32),
-            np.zeros(count, np.int32),
-            np.zeros(count, np.int32),
-            count,
-        )
+        noted = np.zeros(count, NOTED)
+        noted["group"] = noted["read"] = -1
         for name, blocks in notes.touches.items():
             place = _place(self.groups, name)
             for block in blocks:
-                part.group[block.touch - first] = place
-                part.lookups[block.touch - first] = block.lookups
-                part.evicted_bytes[block.touch - first] = block.evicted_wire_bytes
-                part.missed_bytes[block.touch - first] = block.missed_wire_bytes
+                touch = block.touch - first
+                noted["group"][touch] = place
+                noted["lookups"][touch] = block.lookups
+                noted["evicted_bytes"][touch] = block.evicted_wire_bytes
+                noted["missed_bytes"][touch] = block.missed_wire_bytes
         for what, reads in notes.reads.items():
             place = _place(self.reads, str(what))
             for touch in reads:
-                part.read[touch - first] = place
-        self._parts.append(part)
+                noted["read"][touch - first] = place
+        self._parts.append(_Part(first, noted, count))
 
     def over(self, progress: Progress) -> Touching:
         """What is noted of the touches that are over."""
         touch = progress.touches()
         if progress.touch_ids is None:
-            one = self._parts[0]
-            noted = one.group, one.read, one.lookups, one.evicted_bytes, one.missed_bytes
-            return Touching(touch, *noted)
+            return Touching(touch, self._parts[0].noted)
         ids = progress.touch_ids[touch]
-        rows = []
+        owns, rows = [touch[:0]], [np.zeros(0, NOTED)]
         for part in self._parts:
-            own = np.flatnonzero((ids >= part.first) & (ids < part.first + part.group.size))
-            place = ids[own] - part.first
+            own = np.flatnonzero((ids >= part.first) & (ids < part.first + part.noted.size))
             part.num_left -= own.size
-            rows.append((own, part.group[place], part.read[place],
-                         part.lookups[place], part.evicted_bytes[place],
-                         part.missed_bytes[place]))  # fmt: skip
+            owns.append(own)
+            rows.append(part.noted[ids[own] - part.first])
         self._parts = [part for part in self._parts if part.num_left]
-        if not rows:
-            places, numbers = np.zeros(0, np.int16), np.zeros(0, np.int32)
-            return Touching(touch[:0], places, places, numbers, numbers, numbers)
-        own, *columns = (np.concatenate(column) for column in zip(*rows, strict=True))
-        return Touching(touch[own], *columns)
+        return Touching(touch[np.concatenate(owns)], np.concatenate(rows))
 
 
 def _place(names: list[str], name: str) -> int:

@@ -119,10 +119,6 @@ class PortSums:
         up, down = self.of_port(phase, what)[: len(NVLINK)]
         return PortBytes(uplink=up.tolist(), downlink=down.tolist())
 
-    def network_bytes(self, phase: str, what: str) -> Ints:
-        """Bytes of a phase on network cards: (way out or in, gpu)."""
-        return self.of_port(phase, what)[[PORTS.index(each) for each in CARDS]]
-
     def busiest(self, phase: str) -> BusiestPort:
         """The port that is in service longest; the first of equals."""
         duration = self.of_port(phase, "duration")

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Group
 from rich.text import Text
 
-from replay.report.proposed import proposed_text, star_notes, starred
+from replay.experiments.base.names import LACKING
+from replay.experiments.base.result import ComparisonBase, ResultBase
+from replay.report.command import command, repeated, value_text
+from replay.report.provenance import assumptions, provenance
 from replay.report.words import explained
-from tracegen.shared.display.content import Column, Page, Section, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from replay.experiments.base.result import ComparisonBase, ResultBase, SchemeDescription
-    from tracegen.shared.display.content import Cell
+    from pydantic import BaseModel
+    from rich.console import RenderableType
 
-    AnyComparison = ComparisonBase[Any]
+    from replay.experiments.base.experiment import AnySchemeExperiment
+    from replay.experiments.base.result import SchemeDescription, SystemDescription
+    from tracegen.shared.display.content import Cell, Section
+
+AnyComparison = ComparisonBase[Any]
+Comparison = TypeVar("Comparison", bound=AnyComparison)
+
+
+def starred(name: str, *schemes: SchemeDescription) -> str:
+    """Put a star behind the name of what needs hardware that its machine lacks."""
+    return name + (LACKING if any(one.lacking for one in schemes) else "")
+
+
+def star_notes(system: str, schemes: Iterable[SchemeDescription]) -> list[str]:
+    """Say what the star means, in one line; none where nothing is lacking."""
+    found = sorted({what for one in schemes for what in one.lacking})
+    return [f"* proposed hardware, which {system} lacks: {', '.join(found)}."] if found else []
+
+
+def proposed_text(scheme: SchemeDescription) -> str:
+    """List what a scheme proposes, with a star behind each that the machine lacks."""
+    marks = (f"{what} {LACKING}" if what in scheme.lacking else what for what in scheme.proposes)
+    return ", ".join(marks)
 
 
 def label(result: ResultBase) -> str:
@@ -25,20 +50,41 @@ def label(result: ResultBase) -> str:
     return starred(result.name, *result.schemes)
 
 
-def tables_group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Group:
-    """A heading, tables, and lines that explain them."""
-    text = "\n".join([*explained(tables), *lines])
-    return Group(Text(head), *tables, Text(), Text(text))
+def labels(results: Iterable[ResultBase]) -> list[str]:
+    """Names of several."""
+    return [label(one) for one in results]
+
+
+def beside(result: ResultBase | AnyComparison, kind: type[Comparison]) -> Comparison:
+    """A comparison as it is; a result alone as one of itself."""
+    if isinstance(result, kind):
+        return result
+    assert isinstance(result, ResultBase)
+    return kind(baseline=result.name, results=[result])
+
+
+def tables_group(
+    head: str, tables: Iterable[Table | None], lines: Iterable[str], *more: RenderableType
+) -> Group:
+    """A heading, those tables that there are, lines that explain them, and what comes behind."""
+    shown = [table for table in tables if table is not None]
+    text = "\n".join([*explained(shown), *lines])
+    return Group(Text(head), *shown, Text(), Text(text), *more)
 
 
 def outside_notes(system: str, compared: AnyComparison) -> Iterator[str]:
     """What the machine lacks, and who was left out: a line for each reason."""
     yield from star_notes(system, [one for each in compared.results for one in each.schemes])
+    for reason, names in left_out_alike(compared, "scheme {!r}: ").items():
+        yield f"Left out: {', '.join(names)}: {reason}."
+
+
+def left_out_alike(compared: AnyComparison, head: str) -> dict[str, list[str]]:
+    """Names of schemes that are left out, by reason, without the head that has the name."""
     reasons: dict[str, list[str]] = {}
     for name, reason in compared.left_out.items():
-        reasons.setdefault(reason.removeprefix(f"scheme {name!r}: "), []).append(name)
-    for reason, names in reasons.items():
-        yield f"Left out: {', '.join(names)}: {reason}."
+        reasons.setdefault(reason.removeprefix(head.format(name)), []).append(name)
+    return reasons
 
 
 def built(compared: AnyComparison) -> tuple[str, ResultBase | None]:
@@ -126,6 +172,67 @@ def versions(results: Iterable[ResultBase]) -> str:
     return ", ".join(sorted({one.version for one in results}))
 
 
-def filled_page(title: str, summary: str, sections: Iterable[Section], command: str) -> Page:
-    """Make a page of the sections that have something in them."""
-    return Page(title, summary, [one for one in sections if one.items], command)
+def rests_on(
+    system: SystemDescription | None,
+    results: Sequence[ResultBase],
+    entries: Mapping[str, Cell],
+    command: str,
+    ranking: Sequence[ResultBase] = (),
+) -> Iterator[Section]:
+    """Make the last sections of a page: what is taken to be so, and what entered some results.
+
+    Parameters
+    ----------
+    system
+        Their machine; None where they do not say.
+    ranking
+        The results in the order of their schemes, where that is another.
+    entries, command
+        As `provenance` takes them; versions and identities are added.
+    """
+    if system is not None:
+        yield assumptions(system, described(ranking or results))
+    yield provenance(
+        {**entries, "moereplay": versions(results)},
+        command=command,
+        more=[identities_table(labels(results), results)],
+    )
+
+
+def compare_command(
+    words: Sequence[str],
+    compared: AnyComparison,
+    experiment: AnySchemeExperiment,
+    usual: Iterable[str],
+    *,
+    spec: BaseModel | None = None,
+    leave_out: Sequence[str] = ("scheme", "options"),
+    defaults: Mapping[str, Any] | None = None,
+    further: Sequence[str] = (),
+) -> str:
+    """Command that makes a comparison again.
+
+    Parameters
+    ----------
+    words, leave_out, defaults
+        As `command` takes them.
+    spec
+        What all have; None for that of the first.
+    further
+        Words behind those that ask for schemes.
+    usual
+        References to schemes that run where none is named.
+    """
+    results = compared.results
+    asked = list(dict.fromkeys(experiment.reference(one.spec) for one in results))
+    ran = [one for one in usual if one not in compared.left_out]
+    more = [] if asked == ran else repeated("--scheme", asked)
+    if compared.baseline != experiment.baseline(results):
+        more += ["--baseline", compared.baseline]
+    options: dict[str, None] = {}
+    for one in results:
+        for name, own in one.asked_options.items():
+            options |= dict.fromkeys(f"{name}.{key}={value_text(own[key])}" for key in own)
+    more += [*repeated("--option", options), *further]
+    common = results[0].spec if spec is None else spec
+    return command(words, common, leave_out=leave_out, defaults=defaults, more=more)

@@ -1,21 +1,22 @@
-"""What entered a result: trace, model, machine, scheme, versions; and what makes it again."""
+"""What entered a result: its machine with the source of every value, and what makes it again."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from replay.experiments.base.names import row_names
-from replay.report.comparisons import identities_table, schemes_table
-from replay.report.machines import changes_table, machine_table
-from tracegen.shared.display.content import Column, Section, Table
+from hwmodel import UserError
+from hwmodel.units import unit_of
+from tracegen.shared.display.content import Cell, Column, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hwmodel import System
     from replay.experiments.base.result import SystemDescription
-    from replay.experiments.layer.result import Result
-    from tracegen.shared.display.content import Cell, Item
+    from tracegen.shared.display.content import Item
 
+CHANGED = "changed for this result"
+UNKNOWN = "of a machine that does not come with moereplay"
 NO_COMMAND = "No command makes it again: "
 IN_MEMORY = f"{NO_COMMAND}the trace was in memory, or its reference was not recorded."
 SEVERAL = f"{NO_COMMAND}these results were asked for by several."
@@ -62,45 +63,82 @@ def assumptions(system: SystemDescription, *first: Item) -> Section:
     return Section("Assumptions", items, is_open=False)
 
 
-def replay_entries(results: Sequence[Result]) -> dict[str, Cell]:
-    """What entered all of some results alike."""
-    one = results[0]
-    trace, spec, types = one.trace, one.spec, one.types
-    versions = sorted({each.version for each in results})
+# ---- the machine ---------------------------------------------------------------------------------
+
+
+def preset(name: str, overrides: Mapping[str, Any] | None = None) -> System | None:
+    """Load a machine that comes with the package; None if the name is another's.
+
+    No file is read whose path a result names.
+    """
+    import hwmodel
+
+    if "/" in name or name.endswith(".toml"):
+        return None
+    try:
+        return hwmodel.load(name, overrides)
+    except UserError:
+        return None
+
+
+def shown_value(value: Any) -> Cell:
+    """A hardware value as a cell's text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def changed_values(system: SystemDescription) -> dict[str, tuple[Any, Any]]:
+    """Values that are not those of the machine's name, by key, and what they are there.
+
+    Nothing where no machine of that name comes with the package. A value that the machine has since
+    been given is left out.
+    """
+    named = preset(system.name)
+    usual = {} if named is None else named.describe()
     return {
-        "trace": trace.title or "without a title",
-        "reference": spec.trace,
-        "content id": trace.content_id,
-        "model": trace.model,
-        "experts": f"{trace.num_experts}, top-{trace.topk}",
-        "widths": f"hidden {trace.hidden}, experts {trace.moe_intermediate}",
-        "machine": one.system.name,
-        "GPUs": one.batch.num_ranks,
-        "batch": f"{one.batch.phase}, step {one.batch.step}: {one.batch.batching}",
-        "layers": _layers(one),
-        "numbers": f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, "
-        f"{types.combine_rows} rows back",
-        "moereplay": ", ".join(versions),
+        key: (value, usual[key])
+        for key, value in system.values.items()
+        if key in usual and value != usual[key]
     }
 
 
-def _layers(result: Result) -> str:
-    if result.chain is not None:
-        return f"{result.chain.num_layers} chained, {result.chain.num_steps} steps"
-    numbers = [str(layer.decoder_layer) for layer in result.layers]
-    return f"{', '.join(numbers[:12])}{', ...' if numbers[12:] else ''} of the model"
+def changes_table(system: SystemDescription) -> Table | None:
+    """Hardware values that were changed; None where none was."""
+    rows = [
+        (f"{key} *", shown_value(value), shown_value(usual), unit_of(key))
+        for key, (value, usual) in changed_values(system).items()
+    ]
+    if not rows:
+        return None
+    columns = [Column("value"), Column("here"), Column(f"of {system.name}"), Column("unit")]
+    return Table("changes", "Hardware values that are not the machine's own (*)", columns, rows)
 
 
-def replay_identities(results: Sequence[Result]) -> Table:
-    """Identity, placement and options of each replay of layers."""
-    more: dict[str, Sequence[Cell]] = {
-        "placement": [one.placement for one in results],
-        "launch": [one.launch for one in results],
-    }
-    return identities_table(row_names(results), results, more)
+def machine_table(system: SystemDescription) -> Table:
+    """Every value of a machine, with its unit, how far it is trusted, and where it is from.
 
-
-def replay_schemes(results: Sequence[Result]) -> Table:
-    """What the scheme of each replay of layers assumes and proposes."""
-    schemes = [one.scheme for one in results]
-    return schemes_table(zip(row_names(results), schemes, strict=True))
+    A star marks what is not the machine's own; sources are those of the machine of that name that
+    comes with the package.
+    """
+    named = preset(system.name)
+    known = {} if named is None else {row[0]: row for row in named.spec.rows()}
+    columns = [
+        Column("value"),
+        Column("is"),
+        Column("unit"),
+        Column("confidence", rank=1),
+        Column("source", rank=2),
+    ]
+    rows = []
+    for key, value in sorted(system.values.items()):
+        confidence, source = "-", UNKNOWN
+        if key in known:
+            is_own = known[key][1] == value
+            confidence, source = known[key][4] if is_own else "user", known[key][3]
+            source = source if is_own else CHANGED
+        star = " *" if source == CHANGED else ""
+        rows.append((f"{key}{star}", shown_value(value), unit_of(key), confidence, source))
+    title = f"{system.name}: every value of the machine"
+    notes = [f"* {CHANGED}."] if any(row[-1] == CHANGED for row in rows) else []
+    return Table("machine", title, columns, rows, notes)

@@ -126,40 +126,30 @@ def limits_table() -> str:
     )
 
 
+def _schemes_of(kind: str, name: str) -> str:
+    """Schemes of a class of traffic or network."""
+    return ", ".join(f"`{key}`" for key, one in COMPARED.items() if getattr(one, kind) == name)
+
+
 def traffic_table() -> str:
     """Payload rows over the ports of rank g in closed form, by class of traffic."""
-    return _markdown(
-        ("class", "schemes", "dispatch up", "dispatch down", "combine up", "combine down"),
-        [
-            (
-                name,
-                ", ".join(f"`{key}`" for key, scheme in COMPARED.items() if scheme.traffic == name),
-                traffic.up,
-                traffic.down,
-                TRAFFIC[way_back(name)].down,
-                TRAFFIC[way_back(name)].up,
-            )
-            for name, traffic in TRAFFIC.items()
-        ],
-    )
+    rows = []
+    for name, way in TRAFFIC.items():
+        back = TRAFFIC[way_back(name)]
+        rows.append((name, _schemes_of("traffic", name), way.up, way.down, back.down, back.up))
+    head = ("class", "schemes", "dispatch up", "dispatch down", "combine up", "combine down")
+    return _markdown(head, rows)
 
 
 def network_table() -> str:
     """Payload rows over the NIC of rank g in closed form, by class of network."""
-    return _markdown(
-        ("class", "schemes", "what moves between domains", "dispatch out", "dispatch in"),
-        [
-            (
-                name,
-                ", ".join(f"`{key}`" for key, scheme in COMPARED.items() if scheme.network == name),
-                network.moves,
-                network.out,
-                network.in_,
-            )
-            for name, network in NETWORK.items()
-            if name
-        ],
-    )
+    head = ("class", "schemes", "what moves between domains", "dispatch out", "dispatch in")
+    rows = [
+        (name, _schemes_of("network", name), network.moves, network.out, network.in_)
+        for name, network in NETWORK.items()
+        if name
+    ]
+    return _markdown(head, rows)
 
 
 TABLES = {

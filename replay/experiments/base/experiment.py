@@ -290,6 +290,11 @@ class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyTimed]):
             if values.get(options)
         }
 
+    def shown(self, result: Any, *, details: bool) -> Any:
+        """Tables of a result, or of a comparison, for the screen: those of its `tables.py`."""
+        home = type(self).__module__.rpartition(".")[0]
+        return importlib.import_module(f"{home}.tables").tables(result, details=details)
+
     def documents(self) -> tuple[type[Document], ...]:
         """Give the classes of a result and of several."""
         return (self.result, self.comparison)

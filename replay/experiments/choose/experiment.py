@@ -68,6 +68,12 @@ class Choose(Experiment[ChooseSpec, ChooseSetup, SearchResult]):
             progress()
         return result
 
+    def shown(self, result: Any, *, details: bool) -> Any:
+        """A table for every system, and lines that explain it; there are no more."""
+        from replay.experiments.choose.tables import tables
+
+        return tables(result)
+
 
 EXPERIMENT = Choose()
 

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.choose.result import WORDS, unit_of
+from replay.experiments.choose import tables
+from replay.report.charts import parts_of
 from replay.report.command import command
 from replay.report.provenance import NO_COMMAND, provenance
-from tracegen.shared.display.content import (
-    Axis,
-    Bars,
-    Column,
-    Line,
-    Page,
-    Part,
-    Plot,
-    Section,
-    Table,
-)
+from tracegen.shared.display.content import Axis, Bars, Line, Page, Plot, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,19 +17,9 @@ if TYPE_CHECKING:
     from tracegen.shared.display.content import Item
 
 MOST_BARS = 10
-CAUSES = {
-    "attention": False,
-    "dense": False,
-    "experts": False,
-    "head": False,
-    "exchange": True,
-    "peers": True,
-    "pipeline": True,
-    "synchronise": True,
-    "optimiser": True,
-    "jitter": True,
-}
-"""Causes of a step, in the order of their parts, and whether nothing is computed meanwhile."""
+COMPUTING = ("attention", "dense", "experts", "head")
+WAITING = ("exchange", "peers", "pipeline", "synchronise", "optimiser", "jitter")
+"""Causes of a step in which something of the model is computed, and those in which nothing is."""
 
 
 def page(result: SearchResult) -> Page:
@@ -92,9 +73,9 @@ def row_name(found: Found, row: Row) -> str:
     differ = [
         key for key in row.sizes if len({one.sizes.get(key) for one in found.rows}) > 1
     ] or list(row.sizes)
-    words = [f"{row.sizes[key]} {WORDS.get(key, key)}" for key in differ]
-    if len({(one.plan, one.schedule) for one in found.rows}) > 1:
-        words.append(f"{row.plan.replace(',', ', ')}, {row.schedule}")
+    words = [f"{row.sizes[key]} {tables.WORDS.get(key, key)}" for key in differ]
+    if len(set(map(tables.plan_of, found.rows))) > 1:
+        words.append(tables.plan_of(row))
     return ", ".join(words)
 
 
@@ -109,20 +90,20 @@ def _said(value: object) -> str:
 def _sections(result: SearchResult, found: Found, number: int) -> Iterator[Section]:
     system = found.system
     if not found.rows:
-        yield Section(system, [counts_table(found, number)])
+        yield Section(system, [tables.counts_table(found, number)])
         return
     yield Section(
         f"The best on {system}",
         [
-            found.table(result.top, f"best-{number}"),
+            tables.best_table(found, result.top, f"best-{number}"),
             mfu_plot(found, number),
             cause_bars(found, number),
-            *found.why(),
+            *tables.reasons(found),
         ],
     )
-    more: list[Item] = [counts_table(found, number)]
+    more: list[Item] = [tables.counts_table(found, number)]
     if found.sensitivity is not None:
-        more += [*found.sensitivity.lines(), sensitivity_table(found, number)]
+        more += [*tables.turns(found.sensitivity), tables.sensitivity_table(found, number)]
     yield Section(f"How sure it is, and what was left out on {system}", more, is_open=False)
 
 
@@ -149,61 +130,19 @@ def mfu_plot(found: Found, number: int) -> Plot:
 def cause_bars(found: Found, number: int) -> Bars:
     """Steps of the first candidates by cause; the bound by multiplications alone is marked."""
     rows = found.rows[:MOST_BARS]
-    unit, unit_us = unit_of(rows)
-    names = dict.fromkeys([*CAUSES, *(cause for one in rows for cause in one.cost.spent_us)])
+    unit, unit_us = tables.unit_of(rows)
+    order = dict.fromkeys([*COMPUTING, *WAITING], 0.0)  # what is named else is last
     return Bars(
         name=f"step-{number}",
         title=f"{found.system}: step of the first candidates by cause, {unit}",
         labels=[f"{place}: {row_name(found, one)}" for place, one in enumerate(rows, 1)],
-        parts=[
-            Part(
-                cause,
-                [one.cost.spent_us.get(cause, 0.0) / unit_us for one in rows],
-                is_hatched=CAUSES.get(cause, True),
-            )
-            for cause in names
-            if any(one.cost.spent_us.get(cause) for one in rows)
-        ],
+        parts=parts_of(
+            [{**order, **one.cost.spent_us} for one in rows],
+            hatched={cause for one in rows for cause in one.cost.spent_us} - set(COMPUTING),
+            per=unit_us,
+        ),
         unit=unit,
         marks=[one.least_us / unit_us for one in rows],
         mark_name="bound: its multiplications alone",
         says="Mean over the GPUs. Hatched: nothing of the model is computed.",
-    )
-
-
-def counts_table(found: Found, number: int) -> Table:
-    """What became of all pairs of a model and a plan."""
-    rows: list[tuple[str, str, int]] = [
-        ("simulated", "", len(found.rows)),
-        ("not among the first", "their bounds show it", found.pruned),
-        ("not looked at", "beyond the number that was to be simulated", found.skipped),
-    ]
-    for what, counts in (
-        ("left out", found.left_out), ("refused", found.refused), ("failed", found.failed),
-    ):  # fmt: skip
-        rows += [(what, reason, count) for reason, count in counts.items()]
-    return Table(
-        f"candidates-{number}",
-        f"{found.system}: what became of the candidates",
-        [Column("candidates"), Column("because"), Column("number", form=",d")],
-        [row for row in rows if row[2]],
-    )
-
-
-def sensitivity_table(found: Found, number: int) -> Table:
-    """The order of the first candidates with each uncertain value of the hardware changed."""
-    assert found.sensitivity is not None
-    return Table(
-        f"sensitivity-{number}",
-        f"{found.system}: the first candidates with other values of the hardware",
-        [
-            Column("value"),
-            Column("is", form=",.6g"),
-            Column("order"),
-            Column("lead", form=".4f", says="worth of the first over the best of the others"),
-        ],
-        [
-            (one.key, one.value, ", ".join(str(place + 1) for place in one.order), one.lead)
-            for one in found.sensitivity.changed
-        ],
     )

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from replay.experiments.collective.spec import size_text
 from replay.experiments.collective.tables import kernel_name, table
 from replay.report.command import command, value_text
-from replay.report.machines import changed_values
-from replay.report.provenance import assumptions, provenance
+from replay.report.provenance import assumptions, changed_values, provenance
 from tracegen.shared.display.content import Axis, Heat, Line, Page, Plot, Section
 
 if TYPE_CHECKING:

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.tables import MB
-from replay.report.words import says
+from replay.report import tables
+from replay.report.tables import MB, told
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from replay.experiments.collective.result import CollectiveResult, CollectiveRow, PortUse
-    from tracegen.shared.display.content import Cell
-
-COLUMNS = (
-    Column("size", "B", "d"),
-    Column("kernel"),
-    Column("blocks", form="d", rank=2, says=says("blocks")),
-    Column("time", "us", ",.1f"),
-    Column("algbw", "GB/s", ",.1f", rank=1, says=says("algbw")),
-    Column("busbw", "GB/s", ",.1f", says=says("busbw")),
-    Column("up", "MB", ",.1f", rank=3, says=says("up of a GPU")),
-    Column("up busy", "", ".0%", rank=3),
-    Column("down", "MB", ",.1f", rank=3),
-    Column("down busy", "", ".0%", rank=3),
-)
 
 
 def table(result: CollectiveResult) -> Table:
     """One row for each size and algorithm; bytes on the wire per GPU, mean over the GPUs."""
-    what = f"{result.name} of {result.num_ranks} GPUs, {result.system.name}"
-    rows: list[tuple[Cell, ...]] = [
-        (
-            row.bytes, kernel_name(row), row.blocks, row.time_us, row.algorithm_GB_per_s,
-            row.bus_GB_per_s, *_cells(row.up), *_cells(row.down),
-        )
-        for row in result.rows
-    ]  # fmt: skip
-    return Table("sizes", what, COLUMNS, rows)
+    return tables.table(
+        "sizes",
+        f"{result.name} of {result.num_ranks} GPUs, {result.system.name}",
+        result.rows,
+        (Column("size", "B", "d"), lambda one: one.bytes),
+        (Column("kernel"), kernel_name),
+        (told("blocks", "", "d", 2), lambda one: one.blocks),
+        (Column("time", "us", ",.1f"), lambda one: one.time_us),
+        (told("algbw", "GB/s", ",.1f", 1), lambda one: one.algorithm_GB_per_s),
+        (told("busbw", "GB/s", ",.1f"), lambda one: one.bus_GB_per_s),
+        (told("up", "MB", ",.1f", 3, "up of a GPU"), lambda one: _megabytes(one.up)),
+        (Column("up busy", "", ".0%", 3), lambda one: one.up.utilisation),
+        (Column("down", "MB", ",.1f", 3), lambda one: _megabytes(one.down)),
+        (Column("down busy", "", ".0%", 3), lambda one: one.down.utilisation),
+    )
 
 
 def kernel_name(row: CollectiveRow) -> str:
@@ -45,5 +37,5 @@ def kernel_name(row: CollectiveRow) -> str:
     return row.kernel if is_same else f"{row.algorithm}: {row.kernel}"
 
 
-def _cells(use: PortUse) -> tuple[float, float]:
-    return sum(use.wire_bytes) / len(use.wire_bytes) / MB, use.utilisation
+def _megabytes(use: PortUse) -> float:
+    return sum(use.wire_bytes) / len(use.wire_bytes) / MB

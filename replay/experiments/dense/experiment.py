@@ -97,12 +97,6 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult]):
 
         return in_words(setup, lambda one: replayed(one, one.scheme)[2])
 
-    def shown(self, compared: Any, *, details: bool) -> Any:
-        """Tables for the screen."""
-        from replay.experiments.dense.tables import comparison_tables, ranking
-
-        return comparison_tables(compared) if details else ranking(compared)
-
 
 EXPERIMENT = Dense()
 

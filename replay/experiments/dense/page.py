@@ -4,68 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.dense import tables
 from replay.experiments.dense.experiment import EXPERIMENT
 from replay.experiments.dense.result import TensorComparison, TensorResult
-from replay.experiments.dense.tables import (
-    details,
-    heading,
-    notes,
-    on_path_us,
-    share_in,
-    sm_shares,
-    time_table,
-    times_table,
-)
-from replay.report.command import command, scheme_words
-from replay.report.comparisons import (
-    built,
-    described,
-    filled_page,
-    identities_table,
-    label,
-    versions,
-)
-from replay.report.provenance import assumptions, provenance
+from replay.report.charts import parts_of
+from replay.report.command import command
+from replay.report.comparisons import beside, built, compare_command, label, labels, rests_on
+from replay.report.pages import filled_page, there
 from replay.report.tables import MB
 from replay.report.words import schemes_text
-from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
-from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
+from replay.schemes.registry import TENSOR_SCHEMES
+from tracegen.shared.display.content import Bars, Heat, Page, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tracegen.shared.display.content import Cell
+
 OVER_TIME = {"uplink": "out of a GPU", "downlink": "into a GPU"}
 NUM_SLICES = 40
 """Of the longest time, for what is drawn over time."""
-KINDS = {"gather": "rows for all GPUs", "reduce": "sums", "rest": "headers and the like"}
 
 
 def page(result: TensorResult | TensorComparison) -> Page:
     """Make the page of a replay or a comparison, the fastest first."""
+    compared = beside(result, TensorComparison)
+    model = compared.base.model["name"]
     if isinstance(result, TensorComparison):
-        compared, words = result, compare_command(result)
-        title = f"{result.results[0].model['name']}: {schemes_text(len(result.results))}"
+        words = compare_command(
+            ["moereplay", "tensor", "compare"], result, EXPERIMENT, TENSOR_SCHEMES
+        )
+        title = f"{model}: {schemes_text(len(result.results))}"
     else:
-        alone = result.scheme.name
-        compared = TensorComparison(baseline=alone, results=[result])
         words = command(["moereplay", "tensor", "run"], result.spec)
-        title = f"{alone}: {result.model['name']}"
+        title = f"{result.name}: {model}"
     return filled_page(title, summary(compared), _sections(compared, words), words)
-
-
-def compare_command(compared: TensorComparison) -> str:
-    """Command that makes a comparison again."""
-    return command(
-        ["moereplay", "tensor", "compare"],
-        compared.results[0].spec,
-        leave_out=("scheme", "options"),
-        more=scheme_words(
-            compared.results,
-            EXPERIMENT,
-            baseline=compared.baseline,
-            usual=[one for one in SCHEMES if one not in compared.left_out],
-        ),
-    )
 
 
 def summary(compared: TensorComparison) -> str:
@@ -93,43 +66,41 @@ def summary(compared: TensorComparison) -> str:
 def _sections(compared: TensorComparison, words: str) -> Iterator[Section]:
     results = compared.ranking
     first = results[0]
-    alone = [] if results[1:] else [time_table(first)]
+    alone = [] if results[1:] else [tables.time_table(first)]
     yield Section(
         "Which is fastest" if results[1:] else "How long it takes",
-        [heading(first), times_table(compared), *alone, path_bars(results), *notes(compared)],
+        [
+            tables.heading(first),
+            tables.times_table(compared),
+            *alone,
+            path_bars(results),
+            *tables.notes(compared),
+        ],
     )
-    more = {table.name: table for table in details(results)}
+    more = {table.name: table for table in tables.details_of(results)}
     yield Section("What crosses the wires", [wire_bars(results), more["bytes"]])
     yield Section("Over time", list(use_heats(results)))
-    yield Section("What SMs do", [one for one in [sm_bars(results)] if one is not None])
+    yield Section("What SMs do", there(sm_bars(results)))
     others = [table for key, table in more.items() if key in ("skew", "mechanisms")]
     yield Section("Details", others, is_open=False)
-    yield assumptions(first.system, described(results))
-    yield provenance(
-        {
-            "model": str(first.model["name"]),
-            "machine": first.system.name,
-            "GPUs": first.tp,
-            "tokens": f"{first.tokens:,}, in sequences of {first.sequence:,}",
-            "moereplay": versions(results),
-        },
-        command=words,
-        more=[identities_table([label(one) for one in results], results)],
-    )
+    entries: dict[str, Cell] = {
+        "model": str(first.model["name"]),
+        "machine": first.system.name,
+        "GPUs": first.tp,
+        "tokens": f"{first.tokens:,}, in sequences of {first.sequence:,}",
+    }
+    yield from rests_on(first.system, results, entries, words)
 
 
 def path_bars(results: Sequence[TensorResult]) -> Bars:
     """Critical path by what it goes by with: the parts add up to the time; the bound is marked."""
-    spent = [on_path_us(one) for one in results]
     return Bars(
         name="time",
         title="Critical path by cause, us",
-        labels=[label(one) for one in results],
-        parts=[
-            Part(what, [one[what] for one in spent], is_hatched=what != "compute")
-            for what in spent[0]
-            if any(one[what] for one in spent)
-        ],
+        labels=labels(results),
+        parts=parts_of(
+            list(map(tables.on_path_us, results)), hatched=set(tables.ON_PATH) - {"compute"}
+        ),
         unit="us",
         marks=[one.measures.bounds_us.largest_us for one in results],
         mark_name="bound: no schedule of this work is shorter",
@@ -140,20 +111,23 @@ def path_bars(results: Sequence[TensorResult]) -> Bars:
 
 def wire_bars(results: Sequence[TensorResult]) -> Bars:
     """Bytes over a GPU's links by what they are, a bar for each direction."""
-    labels, sizes = [], []
+    sizes = {}
     for one in results:
         for way, words in ((one.up, "out"), (one.down, "in")):
             gather, reduce, wire = (
                 sum(getattr(way, f"{kind}_bytes")) / max(one.tp, 1) / MB
                 for kind in ("gather", "reduce", "wire")
             )
-            labels.append(f"{label(one)}, {words}")
-            sizes.append({"gather": gather, "reduce": reduce, "rest": wire - gather - reduce})
+            sizes[f"{label(one)}, {words}"] = {
+                "rows for all GPUs": gather,
+                "sums": reduce,
+                "headers and the like": wire - gather - reduce,
+            }
     return Bars(
         name="wires",
         title="Bytes over the links of a GPU, MB",
-        labels=labels,
-        parts=[Part(words, [one[kind] for one in sizes]) for kind, words in KINDS.items()],
+        labels=list(sizes),
+        parts=parts_of(list(sizes.values()), keeps_empty=True),
         unit="MB",
         says="Mean over the GPUs.",
     )
@@ -167,7 +141,7 @@ def use_heats(results: Sequence[TensorResult]) -> Iterator[Heat]:
         yield Heat(
             name=f"use-{group}",
             title=f"Links {words}, in use over time",
-            rows=[label(one) for one in results],
+            rows=labels(results),
             columns=[f"{place * slice_us:,.0f}" for place in range(NUM_SLICES)],
             values=rows,
             unit="%",
@@ -184,24 +158,26 @@ def _slices(result: TensorResult, group: str, slice_us: float) -> list[float | N
     for place in range(NUM_SLICES):
         begin, end = place * slice_us, min((place + 1) * slice_us, result.time_us)
         is_over = begin >= result.time_us
-        found.append(None if is_over else 100 * share_in(windows, over.window_us, begin, end))
+        found.append(
+            None if is_over else 100 * tables.share_in(windows, over.window_us, begin, end)
+        )
     return found
 
 
 def sm_bars(results: Sequence[TensorResult]) -> Bars | None:
     """Time of all SMs by what they do; None where no result says."""
-    found = {label(one): shares for one in results if (shares := sm_shares(one)) is not None}
+    found = {label(one): shares for one in results if (shares := tables.sm_shares(one)) is not None}
     if not found:
         return None
-    values = list(found.values())
     return Bars(
         name="sms",
         title="Time of all SMs of a GPU by what they do, %",
         labels=list(found),
-        parts=[
-            Part(what, [100 * one[what] for one in values], is_hatched=what != "computing")
-            for what in values[0]
-        ],
+        parts=parts_of(
+            [{what: 100 * share for what, share in one.items()} for one in found.values()],
+            hatched=("waiting", "copying", "idle"),
+            keeps_empty=True,
+        ),
         unit="%",
         says="Waiting: tiles wait for what they read, from the L2 cache or memory.",
     )

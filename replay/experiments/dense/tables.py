@@ -5,44 +5,43 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from replay.experiments.dense.result import TensorComparison
 from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind
-from replay.report.comparisons import label, outside_notes, tables_group
-from replay.report.mechanisms import lines_of
-from replay.report.tables import MB
-from replay.report.words import says
+from replay.report.comparisons import label, labels, outside_notes, tables_group
+from replay.report.mechanisms import mechanism_table
+from replay.report.tables import MB, named_table, table, told
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Group
 
-    from replay.experiments.dense.result import TensorComparison, TensorResult
-    from tracegen.shared.display.content import Cell
+    from replay.experiments.dense.result import TensorResult
 
 SLICES = 52  # of the time, each a character
 ON_PATH = ("compute", "wires", "copying", "overhead", "no SM", "latency")
 """What the time of a critical path is spent on, each with the queues before it."""
 
 
-def ranking(compared: TensorComparison) -> Group:
-    """What a comparison is asked for first: times, the fastest first, and what they rest on."""
-    more = "Bytes, what each scheme waits for, skew, tables, links over time: --details."
-    return tables_group(heading(compared.base), [times_table(compared)], [*notes(compared), more])
+def tables(result: TensorResult | TensorComparison, *, details: bool) -> Group:
+    """Tables of one replay, or of a comparison.
 
-
-def comparison_tables(compared: TensorComparison) -> Group:
-    """Everything: times, bytes by direction, waiting, SMs, skew, mechanisms, links over time."""
-    tables = [times_table(compared), *details(compared.ranking)]
-    return tables_group(heading(compared.base), tables, notes(compared))
-
-
-def result_tables(result: TensorResult) -> Group:
-    """Tables of one replay."""
-    num_sms = result.system.values["gpu.num_sms"]
-    note = f"SMs that only communicate: {result.communication_sms} of {num_sms}."
-    tables = [time_table(result), *details([result])]
-    return tables_group(f"{result.scheme.name}: {heading(result)}", tables, [note])
+    Parameters
+    ----------
+    details
+        Of a comparison, whether bytes by direction, waiting, SMs, skew, mechanisms and links over
+        time are wanted, or times alone, the fastest first, and what they rest on.
+    """
+    if not isinstance(result, TensorComparison):
+        num_sms = result.system.values["gpu.num_sms"]
+        note = f"SMs that only communicate: {result.communication_sms} of {num_sms}."
+        shown = [time_table(result), *details_of([result])]
+        return tables_group(f"{result.scheme.name}: {heading(result)}", shown, [note])
+    more = ["Bytes, what each scheme waits for, skew, tables, links over time: --details."]
+    shown, lines = [times_table(result)], [*notes(result), *([] if details else more)]
+    shown += details_of(result.ranking) if details else []
+    return tables_group(heading(result.base), shown, lines)
 
 
 def time_table(result: TensorResult) -> Table:
@@ -78,58 +77,51 @@ def heading(result: TensorResult) -> str:
 
 def times_table(compared: TensorComparison) -> Table:
     """Times, what is exposed, and links in use, the fastest scheme first."""
-    columns = [
-        Column("scheme"),
-        Column("layer" if compared.results[0].spec.part == "layer" else "time", "us", ",.1f"),
-        Column("speed-up", "", ".2f", says=says("speed-up")),
-        Column("exposed", "us", ",.1f", rank=1, says=says("exposed")),
-        Column("up", "", ".0%", rank=2, says=says("up")),
-        Column("down", "", ".0%", rank=2, says=says("down")),
-        Column("SMs", form="d", rank=3, says=says("SMs")),
-    ]
-    rows = [
+    layer = "layer" if compared.results[0].spec.part == "layer" else "time"
+    return table(
+        "times",
+        f"Time; speed-up over {compared.baseline}",
+        compared.ranking,
+        (Column(layer, "us", ",.1f"), lambda one: one.layer_us),
         (
-            label(result),
-            result.layer_us,
-            compared.speed_up(result.name) if result.time_us else None,
-            result.exposed_us / result.spec.layers,
-            result.up.utilisation,
-            result.down.utilisation,
-            result.communication_sms,
-        )
-        for result in compared.ranking
-    ]
-    return Table("times", f"Time; speed-up over {compared.baseline}", columns, rows)
+            told("speed-up", "", ".2f"),
+            lambda one: compared.speed_up(one.name) if one.time_us else None,
+        ),
+        (told("exposed", "us", ",.1f", 1), lambda one: one.exposed_us / one.spec.layers),
+        (told("up", "", ".0%", 2), lambda one: one.up.utilisation),
+        (told("down", "", ".0%", 2), lambda one: one.down.utilisation),
+        (told("SMs", "", "d", 3), lambda one: one.communication_sms),
+        labels=labels(compared.ranking),
+    )
 
 
 # ---- details -------------------------------------------------------------------------------------
 
 
-def details(results: Sequence[TensorResult]) -> Iterator[Table]:
+def details_of(results: Sequence[TensorResult]) -> Iterator[Table]:
     """Bytes, critical path, SMs, and what else there is of some results."""
-    tables = (bytes_table, path_table, sm_table, skew_table, mechanism_table, links_table)
-    yield from (table for table in (make(results) for make in tables) if table.rows)
+    mechanisms = mechanism_table(
+        "Mechanisms, all GPUs together", [[one.measures] for one in results], labels(results)
+    )
+    for made in (bytes_table, path_table, sm_table, skew_table):
+        found = made(results)
+        yield from [found] if found.rows else []
+    yield from [] if mechanisms is None else [mechanisms]
+    yield links_table(results)
 
 
 def bytes_table(results: Sequence[TensorResult]) -> Table:
     """Payload of gathers and reductions, and all wire bytes, in both directions."""
-    kinds = ("gather", "reduce", "wire")
-    columns = [Column("scheme")]
-    for kind in kinds:
-        columns.append(Column(f"{kind} up", "MB", ",.1f", says=says(kind)))
-        columns.append(Column(f"{kind} down", "MB", ",.1f"))
-    rows: list[tuple[Cell, ...]] = [
-        (
-            label(result),
-            *(
-                _mean(getattr(direction, f"{kind}_bytes")) / MB
-                for kind in kinds
-                for direction in (result.up, result.down)
-            ),
-        )
-        for result in results
-    ]
-    return Table("bytes", "Bytes of a GPU, mean over the GPUs", columns, rows)
+
+    def carried(kind: str, way: str) -> Callable[[TensorResult], float]:
+        return lambda one: _mean(getattr(getattr(one, way), f"{kind}_bytes")) / MB
+
+    columns = []
+    for kind in ("gather", "reduce", "wire"):
+        up, down = told(f"{kind} up", "MB", ",.1f", word=kind), Column(f"{kind} down", "MB", ",.1f")
+        columns += [(up, carried(kind, "up")), (down, carried(kind, "down"))]
+    title = "Bytes of a GPU, mean over the GPUs"
+    return table("bytes", title, results, *columns, labels=labels(results))
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -138,14 +130,9 @@ def _mean(values: Sequence[float]) -> float:
 
 def path_table(results: Sequence[TensorResult]) -> Table:
     """What the time went by with, on one chain of tasks that adds up to it."""
-    columns = [
-        Column("scheme"),
-        *(Column(what, "us", ",.1f", says=says(f"path: {what}")) for what in ON_PATH),
-    ]
-    rows: list[tuple[Cell, ...]] = [
-        (label(result), *on_path_us(result).values()) for result in results
-    ]
-    return Table("critical-path", "Critical path, with its queues", columns, rows)
+    columns = [told(what, "us", ",.1f", word=f"path: {what}") for what in ON_PATH]
+    rows = [(label(one), on_path_us(one).values()) for one in results]
+    return named_table("critical-path", "Critical path, with its queues", columns, rows)
 
 
 def on_path_us(result: TensorResult) -> dict[str, float]:
@@ -164,19 +151,18 @@ def on_path_us(result: TensorResult) -> dict[str, float]:
 def sm_table(results: Sequence[TensorResult]) -> Table:
     """Time of all SMs of a GPU by what they do, as shares of the layer's time."""
     columns = [
-        Column("scheme"),
         Column("computing", "", ".1%"),
-        Column("waiting", "", ".1%", says=says("waiting tiles")),
+        told("waiting", "", ".1%", word="waiting tiles"),
         Column("copying", "", ".1%"),
         Column("idle", "", ".1%"),
         Column("computing", "us", ",.1f", rank=1),
     ]
-    rows: list[tuple[Cell, ...]] = []
-    for result in results:
-        shares = sm_shares(result)
-        if shares is not None:
-            rows.append((label(result), *shares.values(), shares["computing"] * result.time_us))
-    return Table("sms", "SM time, of all SMs of a GPU: shares of the time", columns, rows)
+    rows = [
+        (label(one), [*shares.values(), shares["computing"] * one.time_us])
+        for one in results
+        if (shares := sm_shares(one)) is not None
+    ]
+    return named_table("sms", "SM time, of all SMs of a GPU: shares of the time", columns, rows)
 
 
 def sm_shares(result: TensorResult) -> dict[str, float] | None:
@@ -195,33 +181,23 @@ def sm_shares(result: TensorResult) -> dict[str, float] | None:
 
 def skew_table(results: Sequence[TensorResult]) -> Table:
     """Accesses of several GPUs to one address, where a scheme has some."""
-    columns = [
-        Column("scheme"),
-        Column("accesses"),
-        Column("addresses", form=",d"),
-        *(Column(what, "us", ".2f") for what in ("mean", "p50", "p99", "max")),
-    ]
     rows = [
-        (
-            label(result), what, found.count, found.mean_us, found.p50_us, found.p99_us,
-            found.max_us,
-        )
+        (label(result), what, found)
         for result in results
         for what, found in result.skew.between_gpus.items()
-    ]  # fmt: skip
-    title = "From the first GPU's access to an address until the last's"
-    return Table("skew", title, columns, rows)
-
-
-def mechanism_table(results: Sequence[TensorResult]) -> Table:
-    """Use of finite memories, caches, tiles and counters."""
-    rows = [
-        (label(result), mechanism, use)
-        for result in results
-        for mechanism, use in lines_of([result.measures.mechanisms])
     ]
-    columns = [Column("scheme"), Column("mechanism"), Column("use")]
-    return Table("mechanisms", "Mechanisms, all GPUs together", columns, rows)
+    return table(
+        "skew",
+        "From the first GPU's access to an address until the last's",
+        rows,
+        (Column("scheme"), lambda one: one[0]),
+        (Column("accesses"), lambda one: one[1]),
+        (Column("addresses", form=",d"), lambda one: one[2].count),
+        (Column("mean", "us", ".2f"), lambda one: one[2].mean_us),
+        (Column("p50", "us", ".2f"), lambda one: one[2].p50_us),
+        (Column("p99", "us", ".2f"), lambda one: one[2].p99_us),
+        (Column("max", "us", ".2f"), lambda one: one[2].max_us),
+    )
 
 
 def links_table(results: Sequence[TensorResult]) -> Table:

@@ -114,12 +114,6 @@ class Layer(SchemeExperiment[RunSpec, TracedSetup, Result]):
         layers = setup.setup.chain_settings.num_layers(setup.trace)
         return layers if spec.sample_layers is None else min(layers, spec.sample_layers)
 
-    def shown(self, compared: Comparison, *, details: bool) -> Any:
-        """Tables for the screen."""
-        from replay.report.text import comparison_tables, ranking
-
-        return comparison_tables(compared) if details else ranking(compared)
-
     def check_fit(
         self,
         setups: Sequence[TracedSetup],

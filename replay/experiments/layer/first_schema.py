@@ -1,4 +1,4 @@
-"""Documents of ``moereplay-result/1`` and ``moereplay-comparison/1``, made into present ones.
+"""Documents of ``moereplay-result/1``, made into present ones.
 
 The first schema had the measures among the other fields of a layer or a chain, and no spec. The
 spec is made from what was recorded; the reference to the trace was not.
@@ -9,19 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replay.experiments.layer.result import COMPARISON_FORMAT, RESULT_FORMAT
+from replay.experiments.layer.result import RESULT_FORMAT
 from replay.measure.result import Measures
 
 Document = dict[str, Any]
 
 _MEASURES = frozenset(Measures.model_fields)
 _HASH_OF_FILE = " (SHA-256 "
-
-
-def comparison_of_first(document: Mapping[str, Any]) -> Document:
-    """Make a comparison of the present schema."""
-    results = [result_of_first(result) for result in document["results"]]
-    return {**document, "format": COMPARISON_FORMAT, "results": results}
 
 
 def result_of_first(document: Mapping[str, Any]) -> Document:

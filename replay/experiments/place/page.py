@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.place.tables import (
-    fitted_on,
-    imbalance_table,
-    map_table,
-    mean,
-    rows_table,
-    steps_of,
-)
+from replay.experiments.place import tables
 from replay.report.command import command
 from replay.report.provenance import NO_COMMAND, provenance
 from tracegen.shared.display.content import Axis, Line, Page, Plot, Section
@@ -31,27 +24,27 @@ def page(result: PlacementResult) -> Page:
     is_known = spec.trace is not None or bool(spec.loads)
     line = command(["moereplay", "place"], spec) if is_known else ""
     last = result.windows[-1]
-    before, after = mean(last.before), mean(last.fitted)
+    before, after = tables.mean(last.before), tables.mean(last.fitted)
     per_layer = [_layers_plot(window, result, place) for place, window in
                  enumerate(result.windows, 1)]  # fmt: skip
     nodes = any(any(window.rows_before) for window in result.windows)
     return Page(
         title=f"{result.num_experts} experts in {result.num_slots} slots on "
         f"{result.num_ranks} GPUs: {result.algorithm}",
-        summary=f"In steps {steps_of(last)} the busiest GPU has {after:.2f} times the mean of the "
-        f"rows with {result.algorithm}, and {before:.2f} times with contiguous experts (mean of "
-        f"the layers).",
+        summary=f"In steps {tables.steps_of(last)} the busiest GPU has {after:.2f} times the mean "
+        f"of the rows with {result.algorithm}, and {before:.2f} times with contiguous experts "
+        "(mean of the layers).",
         sections=[
-            Section("How even it is", [_over_time(result), imbalance_table(result)]),
-            *([Section("Rows between nodes", [rows_table(result)])] if nodes else []),
+            Section("How even it is", [_over_time(result), tables.imbalance_table(result)]),
+            *([Section("Rows between nodes", [tables.rows_table(result)])] if nodes else []),
             Section("Layer by layer", per_layer),
-            Section("The map", [map_table(result)], is_open=False),
+            Section("The map", [tables.map_table(result)], is_open=False),
             provenance(
                 {
                     "trace": result.trace,
                     "content id": result.content_id,
                     "algorithm": result.algorithm,
-                    "fitted on": fitted_on(result) or "nothing: a file",
+                    "fitted on": tables.fitted_on(result) or "nothing: a file",
                 },
                 command=line,
                 why_none=UNSAID,
@@ -72,7 +65,7 @@ def _over_time(result: PlacementResult) -> Plot:
     for field, name in _named(result).items():
         values = [getattr(window, field) for window in result.windows]
         low, high = [min(of) for of in values], [max(of) for of in values]
-        lines.append(Line(name, x, [mean(of) for of in values], low, high))
+        lines.append(Line(name, x, [tables.mean(of) for of in values], low, high))
     return Plot(
         "imbalance",
         "Rows of the busiest GPU over the mean",
@@ -87,7 +80,7 @@ def _layers_plot(window: Imbalance, result: PlacementResult, place: int) -> Plot
     layers = [float(layer) for layer in range(len(window.before))]
     return Plot(
         f"layers-{place}",
-        f"Steps {steps_of(window)}",
+        f"Steps {tables.steps_of(window)}",
         Axis("MoE layer", from_zero=False),
         Axis("busiest over mean", from_zero=False),
         [

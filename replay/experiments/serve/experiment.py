@@ -126,12 +126,6 @@ class Serve(Serving[InferSpec, "Setup", InferResult]):
             progress()
         return result
 
-    def shown(self, compared: Any, *, details: bool) -> Any:
-        """Tables for the screen."""
-        from replay.experiments.serve.tables import tables
-
-        return tables(compared)
-
 
 EXPERIMENT = Serve()
 

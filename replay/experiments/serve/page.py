@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from replay.experiments.serve import tables
 from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.result import InferComparison
-from replay.experiments.serve.tables import (
-    CAUSES,
-    US_PER_MS,
-    batch_table,
-    by_time,
-    causes_table,
-    heading,
-    memory_table,
-    notes,
-    spent_ms,
-    times_table,
-)
-from replay.report.command import command, scheme_words
-from replay.report.comparisons import described, filled_page, identities_table, label, versions
-from replay.report.provenance import assumptions, provenance
-from replay.report.tables import GB
+from replay.report.charts import parts_of
+from replay.report.comparisons import beside, compare_command, label, labels, rests_on
+from replay.report.pages import filled_page
+from replay.report.tables import GB, US_PER_MS
 from replay.report.words import schemes_text
 from tracegen.shared.display.content import Bars, Page, Part, Section
 
@@ -31,6 +20,7 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnySchemeExperiment
     from replay.experiments.base.result import ComparisonBase
     from replay.experiments.serve.result import InferResult
+    from tracegen.shared.display.content import Cell
 
 PARTS = {
     "attention": "attention",
@@ -48,19 +38,11 @@ NOTHING_COMPUTED = ("rows", "gaps")
 
 def page(result: InferResult | InferComparison) -> Page:
     """Make the page of a batch or of a comparison, those that decode fastest first."""
-    if isinstance(result, InferComparison):
-        compared = result
-        title = f"Serving {result.results[0].model['name']}: {schemes_text(len(result.results))}"
-    else:
-        compared = InferComparison(baseline=result.name, results=[result])
-        title = f"Serving {result.model['name']}: {result.name}"
-    words = compare_command(compared)
+    compared = beside(result, InferComparison)
+    what = compared.base.name if compared is not result else schemes_text(len(compared.results))
+    words = serving_command(compared, EXPERIMENT)
+    title = f"Serving {compared.results[0].model['name']}: {what}"
     return filled_page(title, summary(compared), _sections(compared, words), words)
-
-
-def compare_command(compared: InferComparison) -> str:
-    """Command that makes a batch or a comparison again."""
-    return serving_command(compared, EXPERIMENT)
 
 
 def serving_command(
@@ -76,14 +58,15 @@ def serving_command(
         Values that the command takes in place of a field's default.
     """
     usual = [experiment.reference(experiment.spec())]
-    words = scheme_words(compared.results, experiment, baseline=compared.baseline, usual=usual)
-    spec = compared.results[0].spec
-    return command(["moereplay", "infer"], spec, leave_out=LEFT_OUT, defaults=defaults, more=words)
+    words = ["moereplay", "infer"]
+    return compare_command(
+        words, compared, experiment, usual, leave_out=LEFT_OUT, defaults=defaults
+    )
 
 
 def summary(compared: InferComparison) -> str:
     """Say which schemes decode fastest, and when the first tokens come."""
-    results = by_time(compared)
+    results = tables.by_time(compared)
     first, base = results[0], compared.base
     of = f" decodes fastest of {len(results)} schemes" if results[1:] else ""
     text = f"{label(first)}{of}: {first.tpot.mean_us / US_PER_MS:,.2f} ms per token of a request"
@@ -96,8 +79,8 @@ def summary(compared: InferComparison) -> str:
     soonest = min(results, key=lambda one: one.ttft.mean_us)
     if soonest is not first:
         text += f"; soonest under {label(soonest)}: {soonest.ttft.mean_us / US_PER_MS:,.1f} ms"
-    rows = spent_ms(first, "decode")[list(CAUSES.values()).index("rows")]
-    share = rows / max(sum(spent_ms(first, "decode")), 1e-12)
+    spent = tables.spent_ms(first, "decode")
+    share = spent["rows"] / max(sum(spent.values()), 1e-12)
     text += f". In {share:.0%} of an iteration of decode rows travel and nothing computes."
     if label(first) != first.name:
         text += " It needs proposed hardware, which the machine lacks (*)."
@@ -105,44 +88,39 @@ def summary(compared: InferComparison) -> str:
 
 
 def _sections(compared: InferComparison, words: str) -> Iterator[Section]:
-    results = by_time(compared)
+    results = tables.by_time(compared)
     first = results[0]
     yield Section(
         "First tokens, and each token",
         [
-            heading(first),
-            times_table(compared),
+            tables.heading(first),
+            tables.times_table(compared),
             tpot_bars(results),
             ttft_bars(results),
-            batch_table(compared),
-            *notes(compared),
+            tables.batch_table(compared),
+            *tables.notes(compared),
         ],
     )
     yield Section(
         "What an iteration is spent on",
         [
             cause_bars(results, "decode"),
-            causes_table(compared, "decode"),
+            tables.causes_table(compared, "decode"),
             cause_bars(results, "prefill"),
-            causes_table(compared, "prefill"),
+            tables.causes_table(compared, "prefill"),
         ],
     )
-    yield Section("Memory", [memory_bars(results), memory_table(compared)])
-    yield assumptions(first.decode.system, described(results))
+    yield Section("Memory", [memory_bars(results), tables.memory_table(compared)])
     gpus = f"{first.decode.gpus}"
     if first.handover is not None:
         gpus += f" decode, {first.prefill.gpus} of {first.prefill.system.name} prefill"
-    yield provenance(
-        {
-            "model": str(first.model["name"]),
-            "machine": first.decode.system.name,
-            "GPUs": gpus,
-            "requests": first.requests,
-            "moereplay": versions(results),
-        },
-        command=words,
-        more=[identities_table([label(one) for one in results], results)],
-    )
+    entries: dict[str, Cell] = {
+        "model": str(first.model["name"]),
+        "machine": first.decode.system.name,
+        "GPUs": gpus,
+        "requests": first.requests,
+    }
+    yield from rests_on(first.decode.system, results, entries, words)
 
 
 def tpot_bars(results: Sequence[InferResult]) -> Bars:
@@ -150,7 +128,7 @@ def tpot_bars(results: Sequence[InferResult]) -> Bars:
     return Bars(
         name="tpot",
         title="TPOT: time per output token of a request, ms",
-        labels=[label(one) for one in results],
+        labels=labels(results),
         parts=[Part("mean of the requests", [one.tpot.mean_us / US_PER_MS for one in results])],
         unit="ms",
         marks=[one.tpot.end_us / US_PER_MS for one in results],
@@ -163,7 +141,7 @@ def ttft_bars(results: Sequence[InferResult]) -> Bars:
     return Bars(
         name="ttft",
         title="TTFT: time to the first token, from the beginning of the batch, ms",
-        labels=[label(one) for one in results],
+        labels=labels(results),
         parts=[Part("mean of the requests", [one.ttft.mean_us / US_PER_MS for one in results])],
         unit="ms",
         marks=[one.ttft.last_us / US_PER_MS for one in results],
@@ -173,16 +151,13 @@ def ttft_bars(results: Sequence[InferResult]) -> Bars:
 
 def cause_bars(results: Sequence[InferResult], phase: str) -> Bars:
     """A mean iteration of a phase by what it is spent on."""
-    spent = [spent_ms(one, phase) for one in results]
     return Bars(
         name=f"iteration-{phase}",
         title=f"A mean iteration of {phase}, ms",
-        labels=[label(one) for one in results],
-        parts=[
-            Part(PARTS[word], [one[place] for one in spent], is_hatched=word in NOTHING_COMPUTED)
-            for place, word in enumerate(CAUSES.values())
-            if any(one[place] for one in spent)
-        ],
+        labels=labels(results),
+        parts=parts_of(
+            [tables.spent_ms(one, phase) for one in results], hatched=NOTHING_COMPUTED, names=PARTS
+        ),
         unit="ms",
         says="Hatched: nothing is computed.",
     )
@@ -191,16 +166,19 @@ def cause_bars(results: Sequence[InferResult], phase: str) -> Bars:
 def memory_bars(results: Sequence[InferResult]) -> Bars:
     """Memory of a GPU that decodes by what holds it; what the GPU has is marked."""
     found = [one.decode.memory for one in results]
-    held = {
-        "weights": [one.weight_bytes for one in found],
-        "buffers, rows": [one.iteration_bytes for one in found],
-        "cache": [one.cache_positions * one.position_bytes for one in found],
-    }
+    held = [
+        {
+            "weights": one.weight_bytes,
+            "buffers, rows": one.iteration_bytes,
+            "cache": one.cache_positions * one.position_bytes,
+        }
+        for one in found
+    ]
     return Bars(
         name="memory",
         title="Memory of a GPU that decodes, GB",
-        labels=[label(one) for one in results],
-        parts=[Part(what, [size / GB for size in sizes]) for what, sizes in held.items()],
+        labels=labels(results),
+        parts=parts_of(held, per=GB, keeps_empty=True),
         unit="GB",
         marks=[one.capacity_bytes / GB for one in found],
         mark_name="what the GPU has",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.comparisons import label, outside_notes, tables_group
-from replay.report.tables import GB
-from replay.report.words import WORDS, says
-from tracegen.shared.display.content import Column, Table
+from replay.experiments.serve.result import InferComparison
+from replay.report.comparisons import beside, label, labels, outside_notes, tables_group
+from replay.report.tables import GB, US_PER_MS, named_table, table, time_unit, told
+from replay.report.words import WORDS
+from tracegen.shared.display.content import Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import Group
 
-    from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
-    from tracegen.shared.display.content import Cell
+    from replay.experiments.serve.result import InferResult, PhaseResult
+    from tracegen.shared.display.content import Table
 
-US_PER_MS = 1e3
 CAUSES = {
     "attention": "attention",
     "dense": "dense",
@@ -29,18 +29,17 @@ CAUSES = {
 """Columns, by what time is spent on."""
 
 
-def tables(compared: InferComparison) -> Group:
-    """Times of the phases, the fastest decoding first, by cause, and memory."""
-    return tables_group(heading(compared.base), list(all_tables(compared)), notes(compared))
-
-
-def all_tables(compared: InferComparison) -> Iterator[Table]:
-    """Every table."""
-    yield times_table(compared)
-    yield batch_table(compared)
-    yield causes_table(compared, "decode")
-    yield causes_table(compared, "prefill")
-    yield memory_table(compared)
+def tables(result: InferResult | InferComparison, *, details: bool) -> Group:
+    """Times of the phases, the fastest decoding first, by cause, and memory; there are no more."""
+    compared = beside(result, InferComparison)
+    shown = [
+        times_table(compared),
+        batch_table(compared),
+        causes_table(compared, "decode"),
+        causes_table(compared, "prefill"),
+        memory_table(compared),
+    ]
+    return tables_group(heading(compared.base), shown, notes(compared))
 
 
 def heading(result: InferResult) -> str:
@@ -67,107 +66,77 @@ def by_time(compared: InferComparison) -> list[InferResult]:
 
 def times_table(compared: InferComparison) -> Table:
     """What a batch is asked for first."""
-    columns = [
-        Column("scheme"),
-        Column("TTFT", "ms", ",.1f", says=says("TTFT")),
-        Column("TTFT speed-up", "", ".2f", rank=1, says=says("speed-up")),
-        Column("input/s", "", ",.0f", rank=2, says=says("input/s")),
-        Column("TPOT", "ms", ",.2f", says=says("TPOT")),
-        Column("TPOT speed-up", "", ".2f", rank=1),
-        Column("output/s", "", ",.0f", rank=2, says=says("output/s")),
-    ]
-    base = compared[compared.baseline]
-    rows = [
+    base, results = compared.base, by_time(compared)
+    return table(
+        "times",
+        f"Times of a batch; speed-up over {compared.baseline}",
+        results,
+        (told("TTFT", "ms", ",.1f"), lambda one: one.ttft.mean_us / US_PER_MS),
         (
-            label(one),
-            one.ttft.mean_us / US_PER_MS,
-            base.ttft.mean_us / one.ttft.mean_us,
-            one.prefill.tokens_per_s_per_gpu,
-            one.tpot.mean_us / US_PER_MS,
-            base.tpot.mean_us / one.tpot.mean_us,
-            one.decode.tokens_per_s_per_gpu,
-        )
-        for one in by_time(compared)
-    ]
-    return Table("times", f"Times of a batch; speed-up over {compared.baseline}", columns, rows)
+            told("TTFT speed-up", "", ".2f", 1, "speed-up"),
+            lambda one: base.ttft.mean_us / one.ttft.mean_us,
+        ),
+        (told("input/s", "", ",.0f", 2), lambda one: one.prefill.tokens_per_s_per_gpu),
+        (told("TPOT", "ms", ",.2f"), lambda one: one.tpot.mean_us / US_PER_MS),
+        (
+            Column("TPOT speed-up", "", ".2f", rank=1),
+            lambda one: base.tpot.mean_us / one.tpot.mean_us,
+        ),
+        (told("output/s", "", ",.0f", 2), lambda one: one.decode.tokens_per_s_per_gpu),
+        labels=labels(results),
+    )
 
 
 def batch_table(compared: InferComparison) -> Table:
     """How times grow with the cache, and what the whole batch takes."""
-    longest_us = max(one.time_us for one in compared.results)
-    unit, unit_us = ("s", 1e6) if longest_us >= 1e6 else ("ms", US_PER_MS)
-    columns = [
-        Column("scheme"),
-        Column("TPOT at start", "ms", ",.2f"),
-        Column("at end", "ms", ",.2f"),
-        Column("steps", form=",d", rank=1),
-        Column("first token", unit, ",.2f", rank=1),
-        Column("last first token", unit, ",.2f", rank=1),
-        Column("batch", unit, ",.2f"),
-    ]
-    rows = [
-        (
-            label(one),
-            one.tpot.start_us / US_PER_MS,
-            one.tpot.end_us / US_PER_MS,
-            one.decode.iterations,
-            one.ttft.first_us / unit_us,
-            one.ttft.last_us / unit_us,
-            one.time_us / unit_us,
-        )
-        for one in by_time(compared)
-    ]
-    title = "TPOT as caches grow, first tokens, and the whole batch"
-    return Table("batch", title, columns, rows)
+    results = by_time(compared)
+    unit, unit_us = time_unit(max(one.time_us for one in results))
+    return table(
+        "batch",
+        "TPOT as caches grow, first tokens, and the whole batch",
+        results,
+        (Column("TPOT at start", "ms", ",.2f"), lambda one: one.tpot.start_us / US_PER_MS),
+        (Column("at end", "ms", ",.2f"), lambda one: one.tpot.end_us / US_PER_MS),
+        (Column("steps", "", ",d", 1), lambda one: one.decode.iterations),
+        (Column("first token", unit, ",.2f", 1), lambda one: one.ttft.first_us / unit_us),
+        (Column("last first token", unit, ",.2f", 1), lambda one: one.ttft.last_us / unit_us),
+        (Column("batch", unit, ",.2f"), lambda one: one.time_us / unit_us),
+        labels=labels(results),
+    )
 
 
 def causes_table(compared: InferComparison, phase: str) -> Table:
     """What an iteration is spent on, mean over those of a phase."""
-    columns = [
-        Column("scheme"),
-        *(Column(word, "ms", ",.2f", says=WORDS.get(word, "")) for word in CAUSES.values()),
-        Column("all", "ms", ",.2f"),
-    ]
-    rows: list[tuple[Cell, ...]] = []
-    for one in by_time(compared):
-        each = spent_ms(one, phase)
-        rows.append((label(one), *each, sum(each)))
-    return Table(phase, f"An iteration of {phase}, mean", columns, rows)
+    columns = [Column(word, "ms", ",.2f", says=WORDS.get(word, "")) for word in CAUSES.values()]
+    spent = [(label(one), spent_ms(one, phase).values()) for one in by_time(compared)]
+    rows = [(name, [*times, sum(times)]) for name, times in spent]
+    all_of_it = Column("all", "ms", ",.2f")
+    return named_table(phase, f"An iteration of {phase}, mean", [*columns, all_of_it], rows)
 
 
-def spent_ms(result: InferResult, phase: str) -> list[float]:
-    """Time of a mean iteration of a phase by what it is spent on, in the order of `CAUSES`."""
+def spent_ms(result: InferResult, phase: str) -> dict[str, float]:
+    """Time of a mean iteration of a phase by column, in the order of `CAUSES`."""
     found: PhaseResult = getattr(result, phase)
-    return [found.spent_us[cause] / found.iterations / US_PER_MS for cause in CAUSES]
+    return {
+        word: found.spent_us[cause] / found.iterations / US_PER_MS for cause, word in CAUSES.items()
+    }
 
 
 def memory_table(compared: InferComparison) -> Table:
     """Memory of a GPU that decodes."""
-    columns = [
-        Column("scheme"),
-        Column("weights", "GB", ",.1f"),
-        Column("buffers, rows", "GB", ",.1f"),
-        Column("cache", "GB", ",.1f"),
-        Column("of", "GB", ",.1f", rank=1, says=says("of")),
-        Column("positions", form=",d", rank=2, says=says("positions")),
-        Column("room for", form=",d", rank=2, says=says("room for")),
-    ]
-    rows: list[tuple[Cell, ...]] = []
-    for one in by_time(compared):
-        found = one.decode.memory
-        sizes = (
-            found.weight_bytes, found.iteration_bytes,
-            found.cache_positions * found.position_bytes, found.capacity_bytes,
-        )  # fmt: skip
-        rows.append(
-            (
-                label(one),
-                *(size / GB for size in sizes),
-                found.cache_positions,
-                max(found.positions_fit, 0),
-            )
-        )
-    return Table("memory", "Memory of a GPU that decodes", columns, rows)
+    results = by_time(compared)
+    return table(
+        "memory",
+        "Memory of a GPU that decodes",
+        [one.decode.memory for one in results],
+        (Column("weights", "GB", ",.1f"), lambda one: one.weight_bytes / GB),
+        (Column("buffers, rows", "GB", ",.1f"), lambda one: one.iteration_bytes / GB),
+        (Column("cache", "GB", ",.1f"), lambda one: one.cache_positions * one.position_bytes / GB),
+        (told("of", "GB", ",.1f", 1), lambda one: one.capacity_bytes / GB),
+        (told("positions", "", ",d", 2), lambda one: one.cache_positions),
+        (told("room for", "", ",d", 2), lambda one: max(one.positions_fit, 0)),
+        labels=labels(results),
+    )
 
 
 def notes(compared: InferComparison) -> Iterator[str]:

@@ -111,12 +111,6 @@ class Train(SchemeExperiment[TrainSpec, SchemedStep, TrainResult]):
             progress()
         return result
 
-    def shown(self, compared: Any, *, details: bool) -> Any:
-        """Tables for the screen."""
-        from replay.experiments.train.tables import comparison_tables, ranking
-
-        return comparison_tables(compared) if details else ranking(compared)
-
 
 EXPERIMENT = Train()
 

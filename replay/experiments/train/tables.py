@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 from hwmodel.units import BYTES_PER_MIB
 from replay.experiments.train.result import TrainComparison
 from replay.experiments.train.schedules.registry import SCHEDULES
-from replay.report.comparisons import label, outside_notes, tables_group
-from replay.report.tables import GB
-from replay.report.words import WORDS, says
+from replay.report.comparisons import beside, label, labels, outside_notes, tables_group
+from replay.report.tables import GB, named_table, table, time_unit, told
+from replay.report.words import WORDS
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Group
 
     from replay.experiments.train.result import Efficiency, TrainResult
-    from tracegen.shared.display.content import Cell
 
 COLUMNS = {
     "attn": ("attention",),
@@ -43,24 +42,23 @@ PARTS = {"activations": "kept", "at_work": "at work"}
 """Shorter names of parts of memory."""
 
 
-def ranking(compared: TrainComparison) -> Group:
-    """What a comparison is asked for first: where the step goes, and what it is worth."""
-    tables = [causes_table(compared.ranking), worth_table(compared)]
-    more = "By stage, and memory: --details."
-    return tables_group(heading(compared.base), tables, [*notes(compared), more])
+def tables(result: TrainResult | TrainComparison, *, details: bool) -> Group:
+    """Tables of one step, which are all, or of a comparison.
 
-
-def comparison_tables(compared: TrainComparison) -> Group:
-    """Everything: also causes by stage, GPUs that wait most and least, memory."""
-    results = compared.ranking
-    tables = [causes_table(results), worth_table(compared), *details(results)]
-    return tables_group(heading(compared.base), tables, notes(compared))
-
-
-def result_tables(result: TrainResult) -> Group:
-    """Tables of one step."""
-    alone = TrainComparison(baseline=result.scheme.name, results=[result])
-    return comparison_tables(alone)
+    Parameters
+    ----------
+    details
+        Of a comparison, whether causes by stage and memory are wanted, too.
+    """
+    compared = beside(result, TrainComparison)
+    results, lines = compared.ranking, list(notes(compared))
+    shown = [causes_table(results), worth_table(compared)]
+    if details or compared is not result:
+        shown += map(stages_table, results)
+        shown += [memory_table(results[0])] if results[0].memory else []
+    else:
+        lines.append("By stage, and memory: --details.")
+    return tables_group(heading(compared.base), shown, lines)
 
 
 def heading(result: TrainResult) -> str:
@@ -81,7 +79,7 @@ def heading(result: TrainResult) -> str:
 
 def unit_of(results: Sequence[TrainResult]) -> tuple[str, float]:
     """Unit in which steps have few digits, and its microseconds."""
-    return ("s", 1e6) if max(one.step_us for one in results) >= 1e6 else ("ms", 1e3)
+    return time_unit(max(one.step_us for one in results))
 
 
 def causes_of(results: Sequence[TrainResult]) -> dict[str, tuple[str, ...]]:
@@ -96,19 +94,31 @@ def _form(results: Sequence[TrainResult]) -> str:
     return f".{decimals}f"
 
 
+def spent_us(result: TrainResult, columns: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Step by column, mean over GPUs."""
+    return {what: sum(map(result.mean_us, causes)) for what, causes in columns.items()}
+
+
+def by_stage_us(result: TrainResult) -> list[dict[str, float]]:
+    """Step by column for each stage, mean over its GPUs."""
+    return [
+        {
+            what: sum(sum(result.spent_us[cause][stage]) for cause in causes) / len(peers)
+            for what, causes in causes_of([result]).items()
+        }
+        for stage, peers in enumerate(result.spent_us["peers"])
+    ]
+
+
 def causes_table(results: Sequence[TrainResult]) -> Table:
     """Step by cause, mean over GPUs, in the order of the results."""
     (unit, unit_us), form, columns = unit_of(results), _form(results), causes_of(results)
-    rows: list[tuple[Cell, ...]] = []
-    for result in results:
-        times = [sum(map(result.mean_us, causes)) / unit_us for causes in columns.values()]
-        rows.append((label(result), result.step_us / unit_us, *times))
-    return Table(
-        "causes",
-        "Step by cause, mean over GPUs",
-        [Column("scheme"), Column("step", unit, form), *_cause_columns(columns, unit, form)],
-        rows,
-    )
+    rows = [
+        (label(one), [time / unit_us for time in (one.step_us, *spent_us(one, columns).values())])
+        for one in results
+    ]
+    heads = [Column("step", unit, form), *_cause_columns(columns, unit, form)]
+    return named_table("causes", "Step by cause, mean over GPUs", heads, rows)
 
 
 def _cause_columns(causes: Iterable[str], unit: str, form: str) -> Iterator[Column]:
@@ -119,26 +129,22 @@ def _cause_columns(causes: Iterable[str], unit: str, form: str) -> Iterator[Colu
 def worth_table(compared: TrainComparison) -> Table:
     """Speed-up, tokens per second, utilisation, shares; the fastest first."""
     results = compared.ranking
-    worth = [result.efficiency for result in results]
-    columns = [
-        Column("scheme"),
-        Column("speed-up", "", ".3f", says=says("speed-up")),
-        Column("tokens/s", "", ",.0f"),
-        Column("per GPU", "", ",.0f", rank=2),
-        Column("TFLOP/s per GPU", "", ",.1f", rank=3),
-        Column("MFU", "", ".1%", says=_counted(worth[0])),
-        Column("MoE", "", ".1%", rank=1, says=says("MoE")),
-        Column("bubble", "", ".1%", rank=1, says=says("bubble")),
-    ]
-    rows = [
+    return table(
+        "worth",
+        f"What it is worth; speed-up over {compared.baseline}",
+        results,
+        (told("speed-up", "", ".3f"), lambda one: compared.speed_up(one.name)),
+        (Column("tokens/s", "", ",.0f"), lambda one: one.efficiency.tokens_per_s),
+        (Column("per GPU", "", ",.0f", 2), lambda one: one.efficiency.tokens_per_s_per_gpu),
+        (Column("TFLOP/s per GPU", "", ",.1f", 3), lambda one: one.efficiency.tflop_per_s_per_gpu),
         (
-            label(result), compared.speed_up(result.name), one.tokens_per_s,
-            one.tokens_per_s_per_gpu, one.tflop_per_s_per_gpu, one.mfu, result.moe_share,
-            result.bubble_share,
-        )
-        for result, one in zip(results, worth, strict=True)
-    ]  # fmt: skip
-    return Table("worth", f"What it is worth; speed-up over {compared.baseline}", columns, rows)
+            Column("MFU", "", ".1%", says=_counted(results[0].efficiency)),
+            lambda one: one.efficiency.mfu,
+        ),
+        (told("MoE", "", ".1%", 1), lambda one: one.moe_share),
+        (told("bubble", "", ".1%", 1), lambda one: one.bubble_share),
+        labels=labels(results),
+    )
 
 
 def _counted(worth: Efficiency) -> str:
@@ -152,32 +158,22 @@ def _counted(worth: Efficiency) -> str:
 # ---- details -------------------------------------------------------------------------------------
 
 
-def details(results: Sequence[TrainResult]) -> Iterator[Table]:
-    """Causes by stage of each result, and memory by stage."""
-    for result in results:
-        yield stages_table(result)
-    if results[0].memory:
-        yield memory_table(results[0])
-
-
 def stages_table(result: TrainResult) -> Table:
     """Causes by stage, mean over its GPUs, and the least and most that one of them waits."""
     (unit, unit_us), form, columns = unit_of([result]), _form([result]), causes_of([result])
-    rows: list[tuple[Cell, ...]] = []
-    for stage, peers in enumerate(result.spent_us["peers"]):
-        times = [
-            sum(sum(result.spent_us[cause][stage]) for cause in causes) / len(peers)
-            for causes in columns.values()
-        ]
-        rows.append((stage, *(time / unit_us for time in (*times, min(peers), max(peers)))))
+    waits = [(min(peers), max(peers)) for peers in result.spent_us["peers"]]
+    rows = [
+        [stage, *(time / unit_us for time in (*times.values(), *waits[stage]))]
+        for stage, times in enumerate(by_stage_us(result))
+    ]
     return Table(
         f"stages-{result.scheme.name}",
         f"{label(result)} by stage",
         [
             Column("stage", form="d"),
             *_cause_columns(columns, unit, form),
-            Column("peers from", unit, form, rank=2, says=says("peers from")),
-            Column("to", unit, form, rank=2, says=says("to")),
+            told("peers from", unit, form, 2),
+            told("to", unit, form, 2),
         ],
         rows,
     )
@@ -191,8 +187,8 @@ def memory_table(result: TrainResult) -> Table:
         *(Column(PARTS.get(part, part), "GB", ".2f", rank=1) for part in parts),
         Column("all", "GB", ".2f"),
     ]
-    rows: list[tuple[Cell, ...]] = [
-        (stage, *(one[part] / GB for part in parts), sum(one.values()) / GB)
+    rows = [
+        [stage, *(one[part] / GB for part in parts), sum(one.values()) / GB]
         for stage, one in enumerate(result.memory)
     ]
     return Table("memory", f"Memory of a GPU of each stage, {result.recipe}", columns, rows)
@@ -204,36 +200,39 @@ def memory_table(result: TrainResult) -> Table:
 def notes(compared: TrainComparison) -> Iterator[str]:
     """What was replayed, what stars and missing rows mean."""
     result = compared.results[0]
-    lines = []
     if result.num_gpus > result.peers * len(result.spent_us["peers"]):
         groups = result.num_gpus // (result.peers * len(result.spent_us["peers"]))
-        lines.append(f"One of {groups} groups of {result.peers} GPUs per stage; all do alike.")
-    lines += _misfit(result)
+        yield f"One of {groups} groups of {result.peers} GPUs per stage; all do alike."
+    yield from _misfit(result)
     facts = result.replayed
     sampled = [len(_list(one)) for one in _list(facts["replayed_layers"])]
-    lines.append(
+    yield (
         f"Replayed: {' + '.join(map(str, sampled))} of {facts['moe_layers']} MoE layers, routing "
         f"{result.spec.trace or result.spec.routing}, {facts['tokens_per_gpu']:,} tokens per GPU."
     )
     if left_out := _list(facts["left_out"]):
-        lines.append(f"No time is charged for: {', '.join(map(str, left_out))}.")
+        yield f"No time is charged for: {', '.join(map(str, left_out))}."
     apart = [label(one) for one in compared.results if not one.is_paired]
     schedule = SCHEDULES.get(str(result.schedule["name"]))
     if apart and schedule is not None and schedule.beside:
-        lines.append(
+        yield (
             "No joint replay, so a forward pass comes before a backward pass where the schedule "
             f"has both at once: {', '.join(apart)}."
         )
-    yield from lines
     yield from outside_notes(result.system.name, compared)
+
+
+def capacity_bytes(result: TrainResult) -> float:
+    """Memory that a GPU has."""
+    capacity = result.system.values["hbm.capacity_MiB"]
+    assert isinstance(capacity, int | float)
+    return capacity * BYTES_PER_MIB
 
 
 def _misfit(result: TrainResult) -> Iterator[str]:
     """The stage that needs most, where that is more than a GPU has."""
     needs = [sum(one.values()) for one in result.memory]
-    capacity = result.system.values["hbm.capacity_MiB"]
-    assert isinstance(capacity, int | float)
-    most, room = max(needs, default=0), capacity * BYTES_PER_MIB
+    most, room = max(needs, default=0), capacity_bytes(result)
     if most > room:
         yield (
             f"Does not fit: stage {needs.index(most)} needs {most / GB:,.1f} GB on each GPU, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.report.bands import drawn_notes, drawn_plot, drawn_table
+from replay.experiments.layer.tables.bands import drawn_notes, drawn_plot, drawn_table
 from replay.report.provenance import provenance
 from tracegen.shared.display.content import Page, Section
 

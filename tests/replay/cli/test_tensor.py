@@ -15,11 +15,9 @@ from replay.errors import UserError
 from replay.experiments import dense as tensor
 from replay.experiments.dense import SCHEMES, TensorComparison
 from replay.experiments.dense.tables import (
-    comparison_tables,
     links_table,
     on_path_us,
-    ranking,
-    result_tables,
+    tables,
     times_table,
 )
 from replay.model.work.transformer_shape import load, names, names_of_experts
@@ -50,13 +48,13 @@ def compared() -> TensorComparison:
 def test_no_table_is_wider_than_80_columns(
     compared: TensorComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for content in (ranking(compared), comparison_tables(compared)):
+    for content in (tables(compared, details=False), tables(compared, details=True)):
         text = render(content, 80)
         assert max(map(len, text.splitlines())) <= 80
         assert "…" not in text  # nothing is cut
         assert "Not shown" not in text
     for result in compared.results:
-        assert max(map(len, render(result_tables(result), 80).splitlines())) <= 80
+        assert max(map(len, render(tables(result, details=True), 80).splitlines())) <= 80
     monkeypatch.setenv("COLUMNS", "80")
     for command in (("schemes",), ("models",), *(("schemes", name) for name in SCHEMES)):
         assert max(map(len, invoke(*command).splitlines())) <= 80
@@ -69,7 +67,9 @@ def test_the_fastest_scheme_comes_first(compared: TensorComparison) -> None:
     over = compared["sp-nvls"].time_us / first.time_us
     assert rows[0][1:3] == (first.layer_us, over)
     row = next(
-        line for line in render(ranking(compared)).splitlines() if line.startswith(str(rows[0][0]))
+        line
+        for line in render(tables(compared, details=False)).splitlines()
+        if line.startswith(str(rows[0][0]))
     )
     for text in (f"{first.layer_us:,.1f}", f"{over:.2f}", f"{first.up.utilisation:.0%}"):
         assert text in row.split()
@@ -78,19 +78,19 @@ def test_the_fastest_scheme_comes_first(compared: TensorComparison) -> None:
 @pytest.mark.extended
 def test_stars_and_missing_rows_are_explained() -> None:
     odd = tensor.compare(model="llama-2-7b", tp=4, tokens=255)
-    text = one_line(render(ranking(odd)))
+    text = one_line(render(tables(odd, details=False)))
     assert "4 GPUs cannot own equal shares of 255 tokens" in text
     for name in odd.left_out:
         assert name in text
     every = tensor.compare(model="llama-2-7b", tp=4, tokens=256)
-    text = one_line(render(ranking(every)))
+    text = one_line(render(tables(every, details=False)))
     for result in every.results:
         assert (f"{result.scheme.name}*" in text) == bool(result.scheme.lacking)
     assert "* proposed hardware, which dgx-h100 lacks: " in text
 
 
 def test_details_say_what_a_result_says(compared: TensorComparison) -> None:
-    text = render(comparison_tables(compared))
+    text = render(tables(compared, details=True))
     for result in compared.results:
         for direction in (result.up, result.down):
             for nbytes in (direction.gather_bytes, direction.reduce_bytes, direction.wire_bytes):
@@ -118,9 +118,9 @@ def test_links_over_time_have_the_mean_that_the_table_says(compared: TensorCompa
 
 
 def test_summaries_are_those_tables(compared: TensorComparison) -> None:
-    assert replay.summary(compared) == render(comparison_tables(compared))
+    assert replay.summary(compared) == render(tables(compared, details=True))
     one = compared.results[0]
-    assert replay.summary(one) == render(result_tables(one))
+    assert replay.summary(one) == render(tables(one, details=True))
 
 
 def test_run_shows_one_scheme(tmp_path: Path) -> None:

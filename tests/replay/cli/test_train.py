@@ -13,7 +13,7 @@ from replay.cli.app import app
 from replay.errors import UserError
 from replay.experiments import train as training
 from replay.experiments.train import TrainComparison, setup
-from replay.experiments.train.tables import comparison_tables, ranking
+from replay.experiments.train.tables import tables
 from replay.report.text import render
 from replay.schemes.registry import COMPARED
 from tests.replay.train.made import EXCHANGE_MS, MadeReplays
@@ -68,7 +68,7 @@ def test_no_table_is_wider_than_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
     compared = training.compare(schemes=["ideal", longest], **spec)
     for result in compared.results:
         result.spent_us["jitter"][0][0] = 0.1  # so that it has a column
-    for content in (ranking(compared), comparison_tables(compared)):
+    for content in (tables(compared, details=False), tables(compared, details=True)):
         text = render(content, 80)
         assert max(map(len, text.splitlines())) <= 80
         assert longest in text

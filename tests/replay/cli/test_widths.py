@@ -15,13 +15,17 @@ from replay.experiments import train as training
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.result import Found, Row, SearchResult
 from replay.experiments.choose.spec import ChooseSpec
+from replay.experiments.choose.tables import tables as of_search
 from replay.experiments.dense import tables as of_tensor
+from replay.experiments.layer import tables as layers
 from replay.experiments.serve import tables as infer
 from replay.experiments.serve.experiment import compare as serve
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import setup
 from replay.experiments.train import tables as of_training
-from replay.report import difference, explanation, text
+from replay.report.text import render
+from replay.studies.differences import explanation_page as explanation
+from replay.studies.differences import page as difference
 from replay.studies.differences.explanation import explain
 from tests.replay.train.made import MadeReplays
 
@@ -71,11 +75,11 @@ def shown(synthetic: Any) -> dict[str, RenderableType]:
     trace = synthetic(ranks=4, tokens_per_rank=4)
     names = ["ideal", "deepep", "dysharp-fusion-only"]
     compared = replay.compare(trace, names, layer=0)
-    found["compare"] = text.ranking(compared)
-    found["compare --details"] = text.comparison_tables(compared)
-    found["run"] = text.summary_tables(compared.results[1])
+    found["compare"] = layers.tables(compared, details=False)
+    found["compare --details"] = layers.tables(compared, details=True)
+    found["run"] = layers.tables(compared.results[1], details=True)
     chained = replay.run(trace, scheme="deepep")
-    found["run, a chain"] = text.summary_tables(chained)
+    found["run, a chain"] = layers.tables(chained, details=True)
     found["diff"] = difference.difference_tables(
         replay.diff(compared, replay.compare(trace, names, layer=1))
     )
@@ -83,15 +87,15 @@ def shown(synthetic: Any) -> dict[str, RenderableType]:
         explain(compared["ideal"], compared["deepep"])
     )
     dense = tensor.compare(schemes=["sp-nvls", "t3-nvls"], model="llama-2-7b", tp=4, tokens=256)
-    found["tensor compare"] = of_tensor.ranking(dense)
-    found["tensor compare --details"] = of_tensor.comparison_tables(dense)
-    found["tensor run"] = of_tensor.result_tables(dense.results[0])
+    found["tensor compare"] = of_tensor.tables(dense, details=False)
+    found["tensor compare --details"] = of_tensor.tables(dense, details=True)
+    found["tensor run"] = of_tensor.tables(dense.results[0], details=True)
     some = InferSpec(
         model="olmoe-1b-7b", decode_gpus=2, requests=4, prompt=32, output=2, chunk=64,
         sample_layers=1,
     )  # fmt: skip
-    found["infer"] = infer.tables(serve(some, ["deepep-ll"]))
-    found["choose"] = text.Group(*choice().shown())
+    found["infer"] = infer.tables(serve(some, ["deepep-ll"]), details=True)
+    found["choose"] = of_search(choice())
     return found
 
 
@@ -142,7 +146,7 @@ NAMES = (
 def test_results_are_no_wider_than_the_screen(
     shown: dict[str, RenderableType], name: str, width: int
 ) -> None:
-    printed = text.render(shown[name], width)
+    printed = render(shown[name], width)
     check(printed, width)
     assert max(map(len, printed.splitlines())) <= width
 
@@ -153,12 +157,12 @@ def test_training_is_no_wider_than_the_screen(monkeypatch: pytest.MonkeyPatch, w
     compared = training.compare(
         schemes=["deepep", "ideal"], model="olmoe-1b-7b", plan="pp=2,dp=4,ep=4", sequence=512
     )
-    check(text.render(of_training.ranking(compared), width), width)
-    check(text.render(of_training.comparison_tables(compared), width), width)
+    check(render(of_training.tables(compared, details=False), width), width)
+    check(render(of_training.tables(compared, details=True), width), width)
 
 
 @pytest.mark.parametrize("name", ["compare", "tensor compare", "infer"])
 def test_at_80_columns_the_first_tables_are_whole(
     shown: dict[str, RenderableType], name: str
 ) -> None:
-    assert "Not shown" not in text.render(shown[name], 80)
+    assert "Not shown" not in render(shown[name], 80)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import replay
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.report.difference import difference_tables
 from replay.report.text import render
+from replay.studies.differences.page import difference_tables
 from replay.studies.differences.parts import Difference
 
 OLD = Path(__file__).parents[2] / "data" / "results"

@@ -10,10 +10,10 @@ import replay
 from replay.errors import UserError
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.result import Comparison
-from replay.report.explanation import explanation_tables, path_table
 from replay.report.pages import page
 from replay.report.text import render
 from replay.studies.differences.explanation import Explanation, pick
+from replay.studies.differences.explanation_page import explanation_tables, path_table
 from replay.studies.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause
 from tracegen.shared.display.palette import places
 

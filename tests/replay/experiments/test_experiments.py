@@ -21,12 +21,12 @@ from replay.errors import UserError
 from replay.experiments.base.compare import compare, run
 from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
 from replay.experiments.base.load import load_of, load_result
-from replay.report.difference import difference_tables
 from replay.report.pages import page
 from replay.report.text import render
 from replay.schemes import find
 from replay.studies.differences.diff import diff
 from replay.studies.differences.explanation import explain, pick, picked
+from replay.studies.differences.page import difference_tables
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.run import sweep
 from replay.studies.sweeps.study import Column, Grid, Study

@@ -10,8 +10,9 @@ from round_machine import round_machine
 import hwmodel
 from replay.engine import schedule
 from replay.errors import UserError
-from replay.measure.ports import PortSums
+from replay.measure.ports import CARDS, PortSums
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.model.machine.resources import PORTS
 
 FLIT = 16
 ROW = 1000  # bytes: seven full packets of 128 and one of 104
@@ -102,7 +103,8 @@ def test_a_network_card_is_a_port_and_no_sm() -> None:
     machine.transfers.store(DISPATCH, src, dst, ROW, start[src])
     graph = machine.graph.build()
     ports = PortSums.of(graph, machine.resources.classes(graph), 16)
-    sent, received = ports.network_bytes("dispatch", "payload")
+    on_ports = ports.of_port("dispatch", "payload")
+    sent, received = (on_ports[PORTS.index(each)] for each in CARDS)
     assert np.flatnonzero(sent).tolist() == [1] and np.flatnonzero(received).tolist() == [9]
     assert sent[1] == received[9] == ROW
     assert sum(ports.bytes("dispatch", "payload").uplink) == ROW  # the other row

@@ -12,13 +12,13 @@ import pytest
 import hwmodel
 from replay.chains.memory import largest
 from replay.errors import UserError
+from replay.experiments.layer.tables import memory as shown_memory
+from replay.experiments.layer.tables.times import slowest_part
+from replay.experiments.layer.tables.wires import _network_cells
 from replay.experiments.serve.serving import _Route
 from replay.measure.measured import _busiest_resource
 from replay.measure.network import network_of
 from replay.measure.parts import NetworkPort
-from replay.report import memory as shown_memory
-from replay.report.layers import slowest_part
-from replay.report.network import _cells
 from replay.steps.memory import GIB, StageMemory, require
 from replay.steps.plan import ParallelPlan
 from tracegen import models
@@ -38,7 +38,7 @@ def test_the_layer_whose_fullest_gpu_needs_most() -> None:
     found = memories([6, 5, 6], [1, 9, 1], [8, 2, 8], [2, 9, 2])
     assert largest(found) is found[1]
     result = some(parts=[some(memory=one) for one in (None, *found)])
-    assert shown_memory._memory(result) is found[1]
+    assert shown_memory.memory_of(result) is found[1]
 
 
 def test_the_slowest_layer() -> None:
@@ -82,7 +82,7 @@ def test_the_rail_that_carries_most_both_ways() -> None:
 
 def test_the_network_table_tells_the_busiest_card_rail_and_uplink() -> None:
     mb = 1e6
-    cells = _cells([network()], 1)
+    cells = _network_cells([network()], 1)
     assert cells[:4] == [pytest.approx(one / mb) for one in (630 / 3, 310, 830 / 3, 410)]
     assert cells[4:7] == ["nic-in 2", 0.7, "leaf 5"]
     assert cells[7:] == [pytest.approx(620 / mb), 0.6, 0.9]

@@ -15,10 +15,11 @@ import replay
 from replay.cli.app import app
 from replay.cli.options import options_of, settings_of
 from replay.experiments.layer.bands import Uncertainty
+from replay.experiments.layer.page.command import compare_command, run_command
 from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
-from replay.report.command import command, compare_command, run_command
+from replay.report.command import command
 
 COMMANDS: Any = typer.main.get_command(app)
 

@@ -19,7 +19,7 @@ from replay.experiments.dense.result import TensorComparison, TensorResult
 from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
 from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
 from replay.experiments.train.result import TrainComparison, TrainResult
-from replay.report.pages.pages import MAKERS, home_of
+from replay.report.pages import MAKERS, home_of
 from replay.studies.differences.explanation import Explanation, explain
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.saved import SavedSweep

@@ -10,9 +10,9 @@ from loops import every
 
 import replay
 from replay.experiments.layer.bands import Band, Uncertainty
+from replay.experiments.layer.page.spent import MOST_LONGER, SMALL, gpu_bars, waterfall
 from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages import page
-from replay.report.spent import MOST_LONGER, SMALL, gpu_bars, waterfall
 from tracegen.shared.display.content import Bars, Heat, Line, Page, Plot, Table, Waterfall
 from tracegen.shared.display.html import document
 
@@ -100,7 +100,7 @@ def test_wires_are_those_of_each_gpu(
 
 def test_more_gpus_than_columns_are_put_together(across: Comparison, monkeypatch: Any) -> None:
     whole = chart(page(across), "dispatch-uplink")
-    monkeypatch.setattr("replay.report.traffic.MOST_COLUMNS", 5)
+    monkeypatch.setattr("replay.experiments.layer.page.charts.MOST_COLUMNS", 5)
     heat = chart(page(across), "dispatch-uplink")
     assert heat.columns == ["GPU 0-3", "GPU 4-7", "GPU 8-11", "GPU 12-15"] or heat.columns == [
         "0-3", "4-7", "8-11", "12-15",

@@ -17,11 +17,10 @@ import replay
 from replay.cli.app import app, main
 from replay.experiments.base.load import DocumentKind, document_kinds
 from replay.experiments.base.load import load_result as load
+from replay.experiments.layer.page.several import as_comparison, page_of_several
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.place import experiment as place
-from replay.report.pages import page
-from replay.report.pages.pages import MAKERS, home_of
-from replay.report.pages.several import as_comparison, page_of_several
+from replay.report.pages import MAKERS, home_of, page
 
 ROOT = Path(__file__).parents[3]
 KINDS = document_kinds()

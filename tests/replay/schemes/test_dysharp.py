@@ -20,13 +20,13 @@ from replay.chains.layer import build_layer, replay_layer
 from replay.engine import GraphBuilder, TaskGraph, Timeline, Touched, schedule
 from replay.errors import UserError
 from replay.experiments.base.names import row_names
+from replay.experiments.layer.tables.every import mechanisms_table
 from replay.measure.measured import mechanisms
 from replay.measure.parts import Mechanisms
 from replay.measure.result import Measures
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
-from replay.report.mechanisms import mechanism_table
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.counting import response_packets, write_packets
@@ -826,7 +826,7 @@ def test_report_of_two_layers_is_that_of_their_sums() -> None:
             for layer in (0, 1)
         )
         results.append(first.model_copy(update={"layers": [*first.layers, *second.layers]}))
-    table = mechanism_table(results)
+    table = mechanisms_table(results)
     assert table is not None
     told = [
         {str(what): str(use) for name, what, use in table.rows if name == whose}

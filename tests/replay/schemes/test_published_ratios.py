@@ -19,8 +19,8 @@ import hwmodel
 import replay
 import tracegen
 from replay.chains.layer import build_layer
+from replay.experiments.layer.tables.wires import payload_tables
 from replay.model.work.layer import ExpertShape, LayerWork
-from replay.report.payload import payload_tables
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.reading import port_bytes

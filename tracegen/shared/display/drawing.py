@@ -94,12 +94,7 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
     handles: list[tuple[Artist, str]] = []
     for part in chart.parts:
         lengths = finite(part.values, 0.0)
-        look: dict[str, Any] = {
-            "facecolor": colour(places[part.name]),
-            "edgecolor": "white",
-            "hatch": _hatch(places[part.name], is_hatched=part.is_hatched),
-            "linewidth": 0.0,
-        }
+        look = _look(places[part.name], is_hatched=part.is_hatched)
         axes.barh(at, lengths, 0.72, left=left, **look)
         handles.append((Patch(**look), part.name))
         left = left + lengths
@@ -111,11 +106,7 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
         drawn.set_gid("marks")
         handles.append((drawn, chart.mark_name))
     labels = [broken(one) for one in chart.labels]
-    axes.set_yticks(at, labels)
-    axes.tick_params(axis="y", length=0)
-    _upside_down(axes, len(chart.labels))
-    axes.set_xlabel(label(chart.unit))
-    axes.grid(axis="x", color="0.9", linewidth=0.5)
+    _level_bars(axes, labels, chart.unit)
     names = [name for _, name in handles]
     if len(names) > 1:
         legend(figure, handles)
@@ -130,39 +121,36 @@ def _waterfall(figure: Figure, axes: Axes, chart: Waterfall, places: Mapping[str
     starts = finite([span.start for span in spans], 0.0)
     ends = finite([span.end for span in spans], 0.0)
     kinds = list(dict.fromkeys(span.kind for span in spans))
-    looks: dict[str, dict[str, Any]] = {
-        kind: {
-            "facecolor": colour(places[kind]),
-            "edgecolor": "white",
-            "hatch": _hatch(places[kind]),
-            "linewidth": 0.0,
-        }
-        for kind in kinds
-    }
+    looks = {kind: _look(places[kind]) for kind in kinds}
     bars = axes.barh(at, ends - starts, 0.8, left=starts)
     for bar, span in zip(bars, spans, strict=True):
         bar.set(**looks[span.kind])
     if len(spans) > 1:
         axes.vlines(ends[:-1], at[:-1], at[1:], color="0.6", linewidth=0.4)
-    axes.set_yticks(at, [broken(span.label) for span in spans])
-    axes.tick_params(axis="y", length=0, labelsize=SMALL)
-    _upside_down(axes, len(spans))
-    axes.set_xlabel(label(chart.unit))
-    axes.grid(axis="x", color="0.9", linewidth=0.5)
+    _level_bars(axes, [broken(span.label) for span in spans], chart.unit, labelsize=SMALL)
     legend(figure, [(Patch(**looks[kind]), kind) for kind in kinds])
     height = STEP * max(len(spans), 1) + 0.45 + legend_height(kinds)
     figure.set_size_inches(WIDTH, max(height, 0.9))
 
 
-def _hatch(place: int, *, is_hatched: bool = False) -> str | None:
-    """Strokes for time in which nothing is gained; dots where a colour comes again in a chart."""
+def _look(place: int, *, is_hatched: bool = False) -> dict[str, Any]:
+    """A surface: strokes for time in which nothing is gained, dots where a colour comes again."""
     dots = "." * 4 * (place // len(palette.LIGHT))
-    return ("//////" if is_hatched else "") + dots or None
+    return {
+        "facecolor": colour(place),
+        "edgecolor": "white",
+        "hatch": ("//////" if is_hatched else "") + dots or None,
+        "linewidth": 0.0,
+    }
 
 
-def _upside_down(axes: Axes, number: int) -> None:
-    """The first row stands on top, as it does in a table."""
-    axes.set_ylim(max(number, 1) - 0.5, -0.5)
+def _level_bars(axes: Axes, labels: Sequence[str], unit: str, **look: Any) -> None:
+    """Label horizontal bars; the first stands on top, as it does in a table."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(axis="y", length=0, **look)
+    axes.set_ylim(max(len(labels), 1) - 0.5, -0.5)
+    axes.set_xlabel(label(unit))
+    axes.grid(axis="x", color="0.9", linewidth=0.5)
 
 
 # ---- lines and points ----------------------------------------------------------------

@@ -71,12 +71,6 @@ class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult]):
             progress()
         return result
 
-    def shown(self, compared: Any, *, details: bool) -> Any:
-        """Tables for the screen."""
-        from replay.experiments.serve.arrivals.tables import tables
-
-        return tables(compared)
-
 
 EXPERIMENT = Arrivals()
 

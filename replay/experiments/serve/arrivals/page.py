@@ -4,38 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.serve.arrivals import tables
 from replay.experiments.serve.arrivals.experiment import EXPERIMENT
 from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
-from replay.experiments.serve.arrivals.tables import (
-    US_PER_MS,
-    by_time,
-    engine_table,
-    heading,
-    latencies_table,
-    model_of,
-    notes,
-)
 from replay.experiments.serve.page import serving_command
-from replay.report.comparisons import described, filled_page, identities_table, label, versions
-from replay.report.provenance import assumptions, provenance
+from replay.report.comparisons import beside, label, rests_on
+from replay.report.pages import filled_page
+from replay.report.tables import US_PER_MS
 from replay.report.words import schemes_text
-from tracegen.shared.display.content import (
-    Axis,
-    Bars,
-    Column,
-    Line,
-    Page,
-    Part,
-    Plot,
-    Section,
-    Table,
-)
+from tracegen.shared.display.content import Axis, Bars, Line, Part, Plot, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from replay.experiments.serve.measures import Served
-    from tracegen.shared.display.content import Item
+    from tracegen.shared.display.content import Cell, Item, Page
 
     Pairs = Sequence[tuple[ArrivalResult, Served]]
 
@@ -50,20 +33,18 @@ QUANTILES = {"p50_us": 50.0, "p90_us": 90.0, "p95_us": 95.0, "p99_us": 99.0, "ma
 
 def page(result: ArrivalResult | ArrivalComparison) -> Page:
     """Make the page of a run or of several, the fastest first."""
-    if isinstance(result, ArrivalComparison):
-        compared, what = result, schemes_text(len(result.results))
-    else:
-        compared, what = ArrivalComparison(baseline=result.name, results=[result]), result.name
-    title = f"Requests to {model_of(compared.base)}: {what}"
+    compared = beside(result, ArrivalComparison)
+    what = compared.base.name if compared is not result else schemes_text(len(compared.results))
+    title = f"Requests to {tables.model_of(compared.base)}: {what}"
     words = serving_command(compared, EXPERIMENT, {"arrivals": None})
     return filled_page(title, summary(compared), _sections(compared, words), words)
 
 
 def summary(compared: ArrivalComparison) -> str:
     """Say which schemes are the fastest, and what latencies and limits come to."""
-    served = by_time(compared)
+    served = tables.by_time(compared)
     if not served:
-        return " ".join(notes(compared)) or "Nothing was served."
+        return " ".join(tables.notes(compared)) or "Nothing was served."
     first, run = served[0]
     of = f" is the fastest of {len(served)} schemes" if served[1:] else ""
     text = (
@@ -84,28 +65,27 @@ def summary(compared: ArrivalComparison) -> str:
 
 
 def _sections(compared: ArrivalComparison, words: str) -> Iterator[Section]:
-    served = by_time(compared)
+    served = tables.by_time(compared)
     first = compared.results[0]
     found: list[Item] = []
     if served:
-        found = [latencies_table(compared), throughput_bars(served)]
-    yield Section("Latencies and throughput", [heading(first), *found, *notes(compared)])
-    yield Section("Under limits", [*goodput_tables(served), *search_plots(compared)])
-    yield Section("Distributions", list(distributions(served)))
-    yield Section("The engine", [*([engine_table(served)] if served else []), *moments(served)])
-    if first.phases:
-        yield assumptions(first.phases[-1].system, described(compared.ranking))
-    yield provenance(
-        {
-            "model": model_of(first),
-            "machine": first.spec.system,
-            "requests": first.spec.arrivals,
-            "policy": first.spec.policy,
-            "moereplay": versions(compared.results),
-        },
-        command=words,
-        more=[identities_table([label(one) for one in compared.results], compared.results)],
+        found = [tables.latencies_table(compared), throughput_bars(served)]
+    yield Section(
+        "Latencies and throughput", [tables.heading(first), *found, *tables.notes(compared)]
     )
+    yield Section("Under limits", [*tables.goodput_tables(served), *search_plots(compared)])
+    yield Section("Distributions", list(distributions(served)))
+    yield Section(
+        "The engine", [*([tables.engine_table(served)] if served else []), *moments(served)]
+    )
+    system = first.phases[-1].system if first.phases else None
+    entries: dict[str, Cell] = {
+        "model": tables.model_of(first),
+        "machine": first.spec.system,
+        "requests": first.spec.arrivals,
+        "policy": first.spec.policy,
+    }
+    yield from rests_on(system, compared.results, entries, words, compared.ranking)
 
 
 def throughput_bars(served: Pairs) -> Bars:
@@ -117,24 +97,6 @@ def throughput_bars(served: Pairs) -> Bars:
         parts=[Part("tokens/s", [run.output_tokens_per_s_per_gpu for _, run in served])],
         unit="tokens/s",
     )
-
-
-def goodput_tables(served: Pairs) -> Iterator[Table]:
-    """Requests that keep the limits; nothing where no limit was given."""
-    rows = [
-        (label(one), run.goodput.share, run.goodput.requests_per_s,
-         "yes" if run.goodput.is_met else "no")
-        for one, run in served
-        if run.goodput is not None
-    ]  # fmt: skip
-    if rows:
-        columns = [
-            Column("scheme"),
-            Column("keep the limits", "", ".1%"),
-            Column("goodput", "/s", ",.4g", says="requests per second that keep the limits"),
-            Column("percentile keeps them"),
-        ]
-        yield Table("goodput", "Requests that keep the limits", columns, rows)
 
 
 def search_plots(compared: ArrivalComparison) -> Iterator[Plot]:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from replay.report.comparisons import label, outside_notes, tables_group
-from replay.report.words import says
+from replay.experiments.serve.arrivals.result import ArrivalComparison
+from replay.report.comparisons import beside, label, outside_notes, tables_group
+from replay.report.tables import US_PER_MS, table, told
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Group
 
-    from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
+    from replay.experiments.serve.arrivals.result import ArrivalResult
     from replay.experiments.serve.measures import Percentiles, Served
     from tracegen.shared.display.content import Cell
 
-US_PER_MS = 1e3
 
-
-def tables(compared: ArrivalComparison) -> Group:
-    """Latencies and throughput, the fastest first, and what the engine did."""
+def tables(result: ArrivalResult | ArrivalComparison, *, details: bool) -> Group:
+    """Latencies and throughput, the fastest first, and what the engine did; there are no more."""
+    compared = beside(result, ArrivalComparison)
     served = by_time(compared)
     found = [latencies_table(compared), engine_table(served)] if served else []
     return tables_group(heading(compared.base), found, notes(compared))
@@ -55,16 +55,16 @@ def model_of(result: ArrivalResult) -> str:
 
 def latencies_table(compared: ArrivalComparison) -> Table:
     """Percentiles of latencies, and tokens per second."""
-    searched = compared.base.spec.search
+    word = "speed-up of rates" if compared.base.spec.search else "speed-up of requests"
     columns = [
         Column("scheme"),
-        Column("rate", "/s", ",.4g", rank=2, says=says("rate")),
-        Column("speed-up", "", ".2f", says=says(f"speed-up of {'rates' * searched or 'requests'}")),
-        Column("tokens/s", "", ",.1f", says=says("tokens/s")),
+        told("rate", "/s", ",.4g", 2),
+        told("speed-up", "", ".2f", word=word),
+        told("tokens/s", "", ",.1f"),
     ]
-    for word, form, rank in (("TTFT", ",.1f", 0), ("TPOT", ",.1f", 0), ("ITL", ",.1f", 1)):
-        columns.append(Column(f"{word} p50", "ms", form, rank, says(f"{word} of a request")))
-        columns.append(Column(f"{word} p99", "ms", form, rank))
+    for name, rank in (("TTFT", 0), ("TPOT", 0), ("ITL", 1)):
+        columns.append(told(f"{name} p50", "ms", ",.1f", rank, f"{name} of a request"))
+        columns.append(Column(f"{name} p99", "ms", ",.1f", rank))
     rows: list[tuple[Cell, ...]] = [
         (
             label(result), run.offered_per_s or "once", _speed_up(compared, result),
@@ -83,26 +83,41 @@ def _speed_up(compared: ArrivalComparison, result: ArrivalResult) -> float | Non
 
 def engine_table(served: Sequence[tuple[ArrivalResult, Served]]) -> Table:
     """What the iterations of the engine were like."""
-    columns = [
-        Column("scheme"),
-        Column("iteration", "ms", ",.1f"),
-        Column("busy", "", ".0%"),
-        Column("decoded", form=",.1f", rank=1, says=says("decoded")),
-        Column("prompts", form=",.0f", rank=1, says=says("prompts")),
-        Column("most cache", "", ".0%", rank=2),
-        Column("most queued", form=",d", rank=2),
-    ]
-    rows: list[tuple[Cell, ...]] = [
-        (
-            label(result) + ("" if group.name == "engine" else f", {group.name}"),
-            group.iteration_us / US_PER_MS, group.busy, group.decoding, group.prefilled,
-            group.most_cache, group.most_waiting,
-        )
-        for result, run in served
+    groups = {
+        label(one) + ("" if group.name == "engine" else f", {group.name}"): group
+        for one, run in served
         for group in run.groups
-    ]  # fmt: skip
-    return Table("engine", "Iterations in the mean; most of the cache, and of requests that wait",
-                 columns, rows)  # fmt: skip
+    }
+    return table(
+        "engine",
+        "Iterations in the mean; most of the cache, and of requests that wait",
+        groups.values(),
+        (Column("iteration", "ms", ",.1f"), lambda one: one.iteration_us / US_PER_MS),
+        (Column("busy", "", ".0%"), lambda one: one.busy),
+        (told("decoded", "", ",.1f", 1), lambda one: one.decoding),
+        (told("prompts", "", ",.0f", 1), lambda one: one.prefilled),
+        (Column("most cache", "", ".0%", 2), lambda one: one.most_cache),
+        (Column("most queued", "", ",d", 2), lambda one: one.most_waiting),
+        labels=list(groups),
+    )
+
+
+def goodput_tables(served: Sequence[tuple[ArrivalResult, Served]]) -> Iterator[Table]:
+    """Requests that keep the limits; nothing where no limit was given."""
+    kept = [(label(one), run.goodput) for one, run in served if run.goodput is not None]
+    if kept:
+        yield table(
+            "goodput",
+            "Requests that keep the limits",
+            [goodput for _, goodput in kept],
+            (Column("keep the limits", "", ".1%"), lambda one: one.share),
+            (
+                Column("goodput", "/s", ",.4g", says="requests per second that keep the limits"),
+                lambda one: one.requests_per_s,
+            ),
+            (Column("percentile keeps them"), lambda one: "yes" if one.is_met else "no"),
+            labels=[name for name, _ in kept],
+        )
 
 
 def _pair(found: Percentiles | None) -> tuple[float | None, float | None]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tracegen.shared.display.content import Cell, Column, Table
 from tracegen.shared.display.html.drawing import WIDE, Drawing, rows, tip, upright_grid, words
-from tracegen.shared.display.html.markup import number, shape, tag, width
-from tracegen.shared.display.html.scales import figures, scale
+from tracegen.shared.display.html.markup import number, shape, tag
+from tracegen.shared.display.html.scales import figures
 
 if TYPE_CHECKING:
     from tracegen.shared.display.content import Bars
@@ -45,14 +45,8 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
     ]
     marks = chart.marks or [None] * count
     frame = rows(chart.labels, wide, top=HEAD, bar=BAR, gap=SPACE)
-    room = max((width(format(one, written)) for one in sums), default=0) + 10
-    room = max(room, width(chart.unit) + 24)
-    across = scale(
-        [end for pair in ends for end in pair] + [one for one in marks if one is not None],
-        frame.left + 1,
-        wide - room,
-        max(2, int((wide - room - frame.left) / 85)),
-    )
+    values_of = [end for pair in ends for end in pair] + [one for one in marks if one is not None]
+    across = frame.across(values_of, [format(one, written) for one in sums], chart.unit)
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]
     for place, row in enumerate(values):
         inside = []

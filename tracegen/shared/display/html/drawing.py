@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tracegen.shared.display.html.markup import FONT, number, shape, shortened, tag, text, width
-from tracegen.shared.display.html.scales import Scale
+from tracegen.shared.display.html.scales import Scale, scale
 from tracegen.shared.display.palette import LIGHT
 
 WIDE, NARROW = 820.0, 352.0
@@ -15,8 +15,6 @@ GAP = 8.0
 """Between a label and what it labels."""
 SIDE = 250.0
 """Width from which on labels stand above their rows and not beside them."""
-TICK_HEIGHT = 22.0
-
 
 MARKERS = (
     "M-1,0a1,1 0 1,0 2,0a1,1 0 1,0 -2,0z",
@@ -162,6 +160,15 @@ class Rows:
             data_name=label,
             transform=f"translate(0 {number(down)})",
         )
+
+    def across(
+        self, values: Sequence[float], texts: Sequence[str], unit: str, *, from_zero: bool = True
+    ) -> Scale:
+        """Scale of what the rows show, with room for a text behind each and for the unit."""
+        room = max(max(map(width, texts), default=0) + 10, width(unit) + 24)
+        end = self.width - room
+        ticks = max(2, int((end - self.left) / 85))
+        return scale(values, self.left + 1, end, ticks, from_zero=from_zero)
 
 
 def rows(labels: Sequence[str], width_: float, *, top: float, bar: float, gap: float) -> Rows:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tracegen.shared.display.content import Cell, Column, Table
 from tracegen.shared.display.html.drawing import Drawing, rows, tip, upright_grid
-from tracegen.shared.display.html.markup import number, shape, tag, text, width
-from tracegen.shared.display.html.scales import figures, scale
+from tracegen.shared.display.html.markup import number, shape, tag, text
+from tracegen.shared.display.html.scales import figures
 
 if TYPE_CHECKING:
     from tracegen.shared.display.content import Span, Waterfall
@@ -34,14 +34,8 @@ def draw(chart: Waterfall, colours: Colours, wide: float) -> Drawing:
     written = form(chart)
     frame = rows([span.label for span in spans], wide, top=HEAD, bar=BAR, gap=SPACE)
     texts = [format(span.end - span.start, written) for span in spans]
-    room = max(max(map(width, texts), default=0) + 10, width(chart.unit) + 24)
-    across = scale(
-        [end for span in spans for end in (span.start, span.end)],
-        frame.left + 1,
-        wide - room,
-        max(2, int((wide - room - frame.left) / 85)),
-        from_zero=False,
-    )
+    ends = [end for span in spans for end in (span.start, span.end)]
+    across = frame.across(ends, texts, chart.unit, from_zero=False)
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]
     for place, (span, length) in enumerate(zip(spans, texts, strict=True)):
         x, end = sorted((across(span.start), across(span.end)))

@@ -1,23 +1,32 @@
-"""From a result of any kind to its page."""
+"""From a result of any kind to its page, and the skeleton that pages have."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
+from rich.text import Text
 
 from replay.errors import UserError, shown
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.result import ComparisonBase, ResultBase
-from tracegen.shared.display.content import Page
+from tracegen.shared.display.content import Bars, Heat, Page, Plot, Section, Table, Waterfall
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+    from tracegen.shared.display.content import Item
+
+ITEMS = (Table, Bars, Plot, Heat, Waterfall, str)
 MAKERS: dict[str, str] = {
-    "Difference": "replay.report.pages.difference",
+    "Difference": "replay.studies.differences.page",
     "SavedSweep": "replay.studies.sweeps.page",
     "SavedValidation": "replay.studies.validate.page",
     "SweepResult": "replay.studies.sweeps.page",
-    "Explanation": "replay.report.pages.explanation",
+    "Explanation": "replay.studies.differences.explanation_page",
     "Sureness": "replay.studies.uncertainty.page",
 }
 """Modules whose `page` shows what studies give, by the name of its class."""
@@ -61,3 +70,14 @@ def home_of(kind: type[BaseModel]) -> str:
             return f"{type(experiment).__module__.rpartition('.')[0]}.page"
     message = f"there is no report of {kind.__name__}; of these there is: {', '.join(EXPERIMENTS)}"
     raise UserError(message)
+
+
+def there(*items: Item | RenderableType | None) -> list[Item]:
+    """Those of some items that there are; text of a screen as paragraphs."""
+    found = [one.plain if isinstance(one, Text) else one for one in items]
+    return [one for one in found if isinstance(one, ITEMS) and one != ""]
+
+
+def filled_page(title: str, summary: str, sections: Iterable[Section], command: str) -> Page:
+    """Make a page of the sections that have something in them."""
+    return Page(title, summary, [one for one in sections if one.items], command)

@@ -1,21 +1,26 @@
-"""Two schemes side by side, as tables."""
+"""Two schemes side by side, as tables and as a page."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.text import Text
-
+from replay.report.charts import STEP_KINDS, STEPS_SAY, steps_between
+from replay.report.comparisons import tables_group
+from replay.report.tables import MB, table
 from replay.report.words import WORDS
-from tracegen.shared.display.content import Column, Table
+from tracegen.shared.display.content import Bars, Column, Page, Part, Section, Table, Waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.studies.differences.explanation import Explanation, Share
-    from tracegen.shared.display.content import Cell
+    from rich.console import Group
 
+    from replay.studies.differences.explanation import Explanation, Share
+    from replay.studies.differences.parts import Quantity
+    from tracegen.shared.display.content import Cell, Item
+
+MOST_STEPS = 10
+"""Steps from one time to the other; the smaller ones are one step."""
 MOST = 12
 """Rows of the first table; the rest is one row, so that they add up."""
 COMPOSED = {"train": ", mean over the GPUs", "serve": ""}
@@ -26,14 +31,13 @@ MOST_QUANTITIES = 10
 
 def explanation_tables(found: Explanation) -> Group:
     """What is longer, by phase and cause, by what GPUs do, by phase; and what else differs."""
-    tables = [path_table(found)]
-    if found.gpus:
-        tables.append(gpus_table(found))
-    if found.phases:
-        tables.append(phases_table(found))
-    if found.quantities:
-        tables.append(quantities_table(found))
-    return Group(Text(sentence(found)), *tables, Text(), Text("\n".join(lines(found))))
+    tables = [
+        path_table(found),
+        gpus_table(found) if found.gpus else None,
+        phases_table(found) if found.phases else None,
+        quantities_table(found) if found.quantities else None,
+    ]
+    return tables_group(sentence(found), tables, lines(found))
 
 
 def sentence(found: Explanation) -> str:
@@ -64,7 +68,7 @@ def path_table(found: Explanation) -> Table:
     rest = [share for share in found.path if share not in seen]
     rows: list[Sequence[Cell]] = [(share.where, share.what, *_times(share)) for share in seen]
     if rest:
-        rows.append(("all else", "", *_sums(rest)))
+        rows.append(("all else", "", *map(sum, zip(*map(_times, rest), strict=True))))
     rows.append(("in all", "", found.one_us, found.other_us, found.difference_us))
     columns = (Column("phase"), Column("spent on"), *_columns(found))
     return Table("path", title_of_path(found), columns, rows)
@@ -99,25 +103,24 @@ def phases_table(found: Explanation) -> Table:
 def quantities_table(found: Explanation) -> Table:
     """What else is not the same; the largest ratios first."""
 
-    def ratio(one: tuple[float, float]) -> float:
-        return abs(one[1] / one[0] - 1) if one[0] else float("inf")
+    def ratio(one: Quantity) -> float:
+        return abs(one.after / one.before - 1) if one.before else float("inf")
 
-    some = sorted(found.quantities, key=lambda each: -ratio((each.before, each.after)))
+    some = sorted(found.quantities, key=lambda each: -ratio(each))
     both = [each for each in some if each.before and each.after]
     chosen = sorted((both or some)[:MOST_QUANTITIES], key=found.quantities.index)
-    columns = (
-        Column("quantity"),
-        Column(found.one, form=",.6g"),
-        Column(found.other, form=",.6g"),
-        Column("ratio", form=",.2f", rank=1),
+    return table(
+        "quantities",
+        "What else is not the same",
+        [(each, *(("MB", MB) if each.unit == "bytes" else (each.unit, 1))) for each in chosen],
+        (Column("quantity"), lambda one: f"{one[0].name} ({one[1]})" if one[1] else one[0].name),
+        (Column(found.one, form=",.6g"), lambda one: one[0].before / one[2]),
+        (Column(found.other, form=",.6g"), lambda one: one[0].after / one[2]),
+        (
+            Column("ratio", form=",.2f", rank=1),
+            lambda one: one[0].after / one[0].before if one[0].before else None,
+        ),
     )
-    rows = []
-    for each in chosen:
-        unit, per = ("MB", 1e6) if each.unit == "bytes" else (each.unit, 1)
-        ratio_of = each.after / each.before if each.before else None
-        name = f"{each.name} ({unit})" if unit else each.name
-        rows.append((name, each.before / per, each.after / per, ratio_of))
-    return Table("quantities", "What else is not the same", columns, rows)
 
 
 def lines(found: Explanation) -> list[str]:
@@ -143,6 +146,59 @@ def _times(share: Share) -> tuple[float, float, float]:
     return share.one_us, share.other_us, share.difference_us
 
 
-def _sums(shares: Sequence[Share]) -> tuple[float, float, float]:
-    one, other, difference = zip(*map(_times, shares), strict=True)
-    return sum(one), sum(other), sum(difference)
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def page(found: Explanation, command: str = "") -> Page:
+    """Make the page of an explanation.
+
+    Parameters
+    ----------
+    command
+        The command line that made it, where that is known.
+    """
+    more: list[Item] = [quantities_table(found)] if found.quantities else []
+    gpus: list[Item] = [gpus_chart(found), gpus_table(found)]
+    return Page(
+        title=f"{found.one} and {found.other}",
+        summary=sentence(found),
+        sections=[
+            Section("Where the difference comes from", [steps(found), path_table(found)]),
+            *([Section("What the GPUs do", gpus)] if found.gpus else []),
+            *([Section("When phases run", [phases_table(found)])] if found.phases else []),
+            Section("What else is not the same", [*more, *lines(found)]),
+        ],
+        command=command,
+    )
+
+
+def steps(found: Explanation) -> Waterfall:
+    """From the first's time to the second's, one step for each part of the critical path."""
+    changes = [
+        (f"{share.where}: {share.what}", share.difference_us) for share in found.path[:MOST_STEPS]
+    ]
+    return Waterfall(
+        name="steps",
+        title=f"From {found.one} to {found.other}: "
+        f"{'parts' if found.experiment in COMPOSED else 'parts of the critical path'}",
+        spans=list(
+            steps_between((found.one, found.one_us), changes, (found.other, found.other_us))
+        ),
+        unit="us",
+        says=STEPS_SAY,
+        kinds=STEP_KINDS,
+    )
+
+
+def gpus_chart(found: Explanation) -> Bars:
+    """What a GPU does in the mean, under either scheme."""
+    return Bars(
+        name="gpus",
+        title="What a GPU does in the mean",
+        labels=[found.one, found.other],
+        parts=[
+            Part(share.where, [share.one_us, share.other_us], share.where.startswith("waiting"))
+            for share in found.gpus
+        ],
+        unit="us",
+    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.chains.node_sampling import error_of
 from replay.experiments.base.names import short_placement
-from replay.report.proposed import star_notes
+from replay.report.comparisons import left_out_alike, star_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,9 @@ def outside_notes(compared: Comparison) -> list[str]:
     """What the system lacks, which schemes are left out, and what lies between layers."""
     results = compared.results
     notes = star_notes(results[0].system.name, [one.scheme for one in results])
-    if compared.left_out:
-        notes += _left_out(compared)
+    for reason, names in left_out_alike(compared, "scheme {!r}").items():
+        several = "s" if names[1:] else ""
+        notes.append(f"Left out: scheme{several} {', '.join(map(repr, names))}{reason}.")
     chain = results[0].chain
     if chain is not None:
         notes.append(
@@ -28,17 +29,6 @@ def outside_notes(compared: Comparison) -> list[str]:
             f"norms, gate and shared experts; it leaves out {', '.join(chain.left_out)}."
         )
     return notes
-
-
-def _left_out(compared: Comparison) -> list[str]:
-    """Schemes that are left out, those of one reason together."""
-    alike: dict[str, list[str]] = {}
-    for name, reason in compared.left_out.items():
-        alike.setdefault(reason.removeprefix(f"scheme {name!r}"), []).append(name)
-    return [
-        f"Left out: scheme{'s' if names[1:] else ''} {', '.join(map(repr, names))}{reason}."
-        for reason, names in alike.items()
-    ]
 
 
 def token_note(layer: LayerResult) -> str:
@@ -59,7 +49,15 @@ def token_note(layer: LayerResult) -> str:
     return text + "."
 
 
-def chain_note(chain: ChainResult) -> str:
+def chain_notes(result: Result) -> list[str]:
+    """How long a chain takes, and where both passes run, a pair of layers; none without a chain."""
+    if result.chain is None:
+        return []
+    pairs = result.chain.pairs
+    return [_chain_note(result.chain), *([] if pairs is None else [_pairs_note(pairs)])]
+
+
+def _chain_note(chain: ChainResult) -> str:
     """How long all takes, and with barriers."""
     makespan_us = chain.measures.makespan_us
     text = (
@@ -75,7 +73,7 @@ def chain_note(chain: ChainResult) -> str:
     return text
 
 
-def pairs_note(pairs: Pairs) -> str:
+def _pairs_note(pairs: Pairs) -> str:
     """How long a pair of layers takes, and how much of it both streams are busy."""
     pair_us, sequence_us, forward_us = (
         sum(times) / len(times) for times in (pairs.pair_us, pairs.sequence_us, pairs.forward_us)

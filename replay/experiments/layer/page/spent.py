@@ -7,17 +7,19 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
+from replay.experiments.layer.tables.times import bound_us, count, time_us, unit_of
 from replay.model.machine.kinds import PHASES
-from replay.report.times import count, per, time_us
+from replay.report.charts import parts_of
 from replay.studies.differences.gpus import COMPUTING, of_gpus
 from replay.studies.differences.gpus import PARTS as GPU_PARTS
 from replay.studies.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause, ps
-from tracegen.shared.display.content import Bars, Part, Span, Waterfall
+from tracegen.shared.display.content import Bars, Span, Waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from replay.experiments.layer.result import Result
+    from tracegen.shared.display.content import Part
 
 MOVING = frozenset({"dispatch", "combine", "placement", LAUNCHES})
 """Phases of the critical path in which nothing is computed for tokens."""
@@ -44,11 +46,6 @@ SMALL = 0.004
 PS_PER_US = 1e6
 
 
-def unit_of(result: Result) -> str:
-    """What times are given for: a layer, or a step of a chain."""
-    return "layer" if result.chain is None else "step"
-
-
 def gpu_bars(results: Sequence[Result]) -> Bars:
     """What a GPU does in the mean, until the last one ends: the parts add up to the time.
 
@@ -60,9 +57,9 @@ def gpu_bars(results: Sequence[Result]) -> Bars:
         name="time",
         title=f"What a GPU does in the mean, us per {unit_of(results[0])}",
         labels=row_names(drawn),
-        parts=_parts(drawn, spent, GPU_PARTS, {COMPUTING}),
+        parts=_parts(drawn, spent, GPU_PARTS, set(GPU_PARTS) - {COMPUTING}),
         unit="us",
-        marks=[per(one, lambda each: each.bounds_us.largest_us) for one in drawn],
+        marks=[bound_us(one) for one in drawn],
         mark_name="bound: no schedule of this work is shorter",
         says="A bar is as long as the scheme takes. Hatched: nothing is computed, and the GPU "
         f"waits for what the legend says.{note}",
@@ -72,13 +69,11 @@ def gpu_bars(results: Sequence[Result]) -> Bars:
 def phase_bars(results: Sequence[Result]) -> Bars:
     """Critical path by phase: the parts add up to the time."""
     drawn, note = _comparable(results)
-    spent = [_put_together(by_phase(one)) for one in drawn]
-    computing = {phase for one in spent for phase in one} - MOVING
     return Bars(
         name="path-phases",
         title=f"Critical path by phase, us per {unit_of(results[0])}",
         labels=row_names(drawn),
-        parts=_parts(drawn, spent, ORDER, computing),
+        parts=_parts(drawn, [_put_together(by_phase(one)) for one in drawn], ORDER, MOVING),
         unit="us",
         says="The critical path is one chain of tasks and waits that is as long as the scheme's "
         f"time. Hatched: rows move, or kernels begin.{note}",
@@ -89,11 +84,12 @@ def cause_bars(results: Sequence[Result]) -> Bars:
     """Critical path by cause: the parts add up to the time."""
     drawn, note = _comparable(results)
     spent = [_put_together(by_cause(one)) for one in drawn]
+    waiting = {cause for one in spent for cause in one} - {"compute", "queueing behind compute"}
     return Bars(
         name="path-causes",
         title=f"Critical path by cause, us per {unit_of(results[0])}",
         labels=row_names(drawn),
-        parts=_parts(drawn, spent, CAUSES, {"compute", "queueing behind compute"}),
+        parts=_parts(drawn, spent, CAUSES, waiting),
         unit="us",
         says="Queueing: all servers are busy with other tasks. Credits: there is no room in a "
         "buffer. Serialisation: bytes pass a port. Overhead: launches, barriers, flags, hosts."
@@ -156,24 +152,16 @@ def _parts(
     results: Sequence[Result],
     spent: Sequence[Mapping[str, int]],
     order: Sequence[str],
-    solid: Collection[str],
+    hatched: Collection[str],
 ) -> list[Part]:
     """Parts in an order, what it does not name last; those that no result has are left out."""
-    there = dict.fromkeys(name for one in spent for name, time in one.items() if time)
-    shown = dict.fromkeys(TOGETHER.get(name, name) for name in order)
-    names = [name for name in shown if name in there]
-    names += [name for name in there if name not in names]
-    return [
-        Part(
-            name=name,
-            values=[
-                times.get(name, 0) / PS_PER_US / count(one)
-                for one, times in zip(results, spent, strict=True)
-            ],
-            is_hatched=name not in solid,
-        )
-        for name in names
+    there = dict.fromkeys(TOGETHER.get(name, name) for name in order)
+    there |= dict.fromkeys(name for one in spent for name, time in one.items() if time)
+    times = [
+        {name: one.get(name, 0) / PS_PER_US / count(result) for name in there}
+        for result, one in zip(results, spent, strict=True)
     ]
+    return parts_of(times, hatched=hatched)
 
 
 def _places(one: tuple[str, str]) -> tuple[int, int]:
@@ -183,8 +171,3 @@ def _places(one: tuple[str, str]) -> tuple[int, int]:
         ORDER.index(phase) if phase in ORDER else len(ORDER),
         CAUSES.index(cause) if cause in CAUSES else len(CAUSES),
     )
-
-
-def fastest(results: Sequence[Result]) -> list[Result]:
-    """Results in the order of their times."""
-    return sorted(results, key=time_us)

@@ -1,4 +1,4 @@
-"""How sure a comparison is, as a table."""
+"""How sure a comparison is, as a table and as a plot."""
 
 from __future__ import annotations
 
@@ -7,32 +7,37 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from replay.experiments.base.names import row_names
-from replay.report.words import says
-from tracegen.shared.display.content import Axis, Column, Line, Plot, Table
+from replay.experiments.layer.tables.times import count, fastest, unit_of
+from replay.report.tables import table, told
+from tracegen.shared.display.content import Axis, Column, Line, Plot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from replay.experiments.layer.bands import Band, Uncertainty
+    from replay.experiments.layer.bands import Uncertainty
     from replay.experiments.layer.result import Comparison
+    from tracegen.shared.display.content import Table
 
 
 def bands_table(compared: Comparison) -> list[RenderableType]:
-    """Bands and shares of a comparison, and what decides; nothing where it was not asked for.
-
-    Times are of a layer, or of a step where layers are chained.
-    """
+    """Bands and shares of a comparison, and what decides; nothing where it was not asked for."""
     found = compared.uncertainty
     if found is None:
         return []
-    by_time = sorted(compared.results, key=lambda one: one.totals.makespan_us)
-    first = by_time[0]
-    per = len(first.layers) if first.chain is None else first.chain.num_steps
-    names = row_names(by_time)
-    table = drawn_table(found, names, "layer" if first.chain is None else "step", per)
-    return [table, Text("\n".join(drawn_notes(found, names)))]
+    by_time = fastest(compared.results)
+    names, unit = row_names(by_time), unit_of(by_time[0])
+    made = drawn_table(found, names, unit, count(by_time[0]))
+    return [made, Text("\n".join(drawn_notes(found, names)))]
+
+
+def bands_plot(compared: Comparison) -> Plot | None:
+    """Times in the draws over the times of the comparison; None where there are no draws."""
+    by_time = fastest(compared.results)
+    if compared.uncertainty is None:
+        return None
+    return drawn_plot(compared.uncertainty, row_names(by_time), count(by_time[0]))
 
 
 def drawn_table(
@@ -49,44 +54,31 @@ def drawn_table(
     name
         Of the table.
     """
-    return Table(
+    return table(
         name,
         f"How sure it is: {found.draws} draws of {_listed(found.drawn)}, seed {found.seed}",
-        [
-            Column("scheme"),
-            Column(of, "us", ",.1f"),
-            Column("5 %", "us", ",.1f", rank=1, says=says("5 %")),
-            Column("median", "us", ",.1f", rank=2),
-            Column("95 %", "us", ",.1f", rank=1),
-            Column("fastest in", "", ".0%", says=says("fastest in")),
-            Column("before the next in", "", ".0%", says=says("before the next in")),
-        ],
-        [
-            (
-                name,
-                *(time / per for time in (band.nominal_us, *_percentiles(band))),
-                band.first,
-                band.before_next,
-            )
-            for name, band in zip(names, found.bands, strict=True)
-        ],
+        found.bands,
+        (Column(of, "us", ",.1f"), lambda one: one.nominal_us / per),
+        (told("5 %", "us", ",.1f", 1), lambda one: one.low_us / per),
+        (Column("median", "us", ",.1f", 2), lambda one: one.median_us / per),
+        (Column("95 %", "us", ",.1f", 1), lambda one: one.high_us / per),
+        (told("fastest in", "", ".0%"), lambda one: one.first),
+        (told("before the next in", "", ".0%"), lambda one: one.before_next),
+        labels=names,
     )
-
-
-def _percentiles(band: Band) -> tuple[float, float, float]:
-    return band.low_us, band.median_us, band.high_us
 
 
 def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str = "bands") -> Plot:
     """Times in the draws over times without; parameters are those of `drawn_table`."""
     x = [one.nominal_us / per for one in found.bands]
+    ends = [min(x), max(x)]
     return Plot(
         name=name,
         title=f"Times in {found.draws} draws of {', '.join(found.drawn)}",
         x=Axis("time of the comparison, us", log=True),
         y=Axis("time in the draws, us", log=True),
         lines=[
-            Line("the same time", [min(x), max(x)], [min(x), max(x)], form="guide"),
+            Line("the same time", ends, ends, form="guide"),
             Line(
                 "median, 5 % and 95 %",
                 x,

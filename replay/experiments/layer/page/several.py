@@ -9,7 +9,7 @@ from replay.errors import UserError
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.experiment import EXPERIMENT
 from replay.experiments.layer.result import Comparison, Result
-from replay.report.pages.pages import page
+from replay.report.pages import page
 from tracegen.shared.display.content import Column, Page, Section, Table
 
 if TYPE_CHECKING:

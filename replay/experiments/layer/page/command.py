@@ -1,0 +1,74 @@
+"""The command line that makes a replay or a comparison of schemes again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from replay.experiments.layer.experiment import EXPERIMENT
+from replay.report.command import command, repeated
+from replay.report.comparisons import compare_command as words_of_comparison
+from replay.report.provenance import preset
+from replay.schemes import supported
+from replay.schemes.registry import COMPARED
+from replay.studies.uncertainty.assess import EVERYTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replay.experiments.layer.result import Comparison, Result
+
+
+def run_command(result: Result) -> str:
+    """Command that makes one result again; empty where the trace was not given by a reference."""
+    if result.spec.trace is None:
+        return ""
+    return command(["moereplay", "run"], result.spec, defaults={"compare_barrier": True})
+
+
+def compare_command(compared: Comparison) -> str:
+    """Command that makes a comparison again; empty where no single one does."""
+    results = compared.results
+    specs = [one.spec for one in results]
+    tune = _tune_of_all(results)
+    shared: dict[str, Any] = {"scheme": None, "options": {}, "placement": "contiguous"}
+    common = [one.changed(**shared, tune=tune if one.tune is None else one.tune) for one in specs]
+    schemes = list(dict.fromkeys(str(one.scheme) for one in specs))
+    placements = list(dict.fromkeys(one.placement for one in specs))
+    pairs = [(one.scheme, one.placement) for one in specs]
+    is_whole = pairs == [(scheme, place) for scheme in schemes for place in placements]
+    if common[0].trace is None or any(one != common[0] for one in common) or not is_whole:
+        return ""
+    placed = [] if placements == ["contiguous"] else repeated("--placement", placements)
+    system = preset(specs[0].system, specs[0].overrides)
+    return words_of_comparison(
+        ["moereplay", "compare"],
+        compared,
+        EXPERIMENT,
+        [] if system is None else supported(system),
+        spec=common[0],
+        leave_out=("scheme", "options", "placement"),
+        further=[*placed, *_uncertainty(compared)],
+    )
+
+
+def _uncertainty(compared: Comparison) -> list[str]:
+    """Words that ask for the draws of a comparison; none where there are none."""
+    found, more = compared.uncertainty, []
+    if found is not None:
+        more += ["--uncertainty", str(found.draws)]
+        if list(found.drawn) != list(EVERYTHING):
+            more += ["--uncertainty-of", ",".join(found.drawn)]
+        if found.seed:
+            more += ["--uncertainty-seed", str(found.seed)]
+    return more
+
+
+def _tune_of_all(results: Sequence[Result]) -> bool | None:
+    """What was said on tuning; a spec says nothing where that makes no difference to its scheme."""
+    said = {one.spec.tune for one in results} - {None}
+    if len(said) != 1:
+        return None
+    (tune,) = said
+    silent = {one.scheme.name for one in results if one.spec.tune is None} & set(COMPARED)
+    is_same = all(COMPARED[name].is_tuned(tune) == COMPARED[name].is_tuned(None) for name in silent)
+    return tune if is_same else None
