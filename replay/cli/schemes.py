@@ -288,7 +288,7 @@ def _facts_of_tensor(scheme: TensorScheme) -> dict[str, str]:
 
     gather, reduce = GATHERS[scheme.traffic.gather], REDUCES[scheme.traffic.reduce]
     return {
-        name: f"{of.moves}: {of.up_form} shares up, {of.down_form} down"
+        name: f"{of.moves}: {of.up} shares up, {of.down} down"
         for name, of in (("gathers", gather), ("reduces", reduce))
     }
 

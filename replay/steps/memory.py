@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from hwmodel.units import ceil_div
 from replay.errors import RefusedError, UserError
 from replay.steps import activations, fitting, parameters
@@ -20,8 +18,6 @@ from replay.steps.recipes import BF16, FP32, weight_bytes
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.work.layer import LayerWork
-    from replay.schemes import Scheme
     from replay.steps.recipes import Recipe
     from tracegen.models import ModelShape
 
@@ -153,21 +149,6 @@ def stages(
             )
         )
     return found
-
-
-def exchange_bytes(scheme: Scheme, work: LayerWork, system: System) -> int:
-    """Count the buffers that a scheme states for a layer, on the GPU that has most.
-
-    They are there for one layer at a time; some stay from layer to layer. Rows of the experts that
-    a scheme hands on in a buffer of its own are among the activations once more.
-
-    Parameters
-    ----------
-    work
-        The layer that moves most rows.
-    """
-    buffers = scheme.buffers(work, system)
-    return max(np.sum([one.nbytes for one in buffers], axis=0).tolist()) if buffers else 0
 
 
 def _ends(shape: ModelShape, tp: int, has_embedding: bool | int, has_head: bool | int) -> int:

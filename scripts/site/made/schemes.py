@@ -330,7 +330,7 @@ def _tensor_scheme(scheme: TensorScheme) -> str:
 
     gather, reduce = GATHERS[scheme.traffic.gather], REDUCES[scheme.traffic.reduce]
     rows = [
-        (what, one.moves, one.up_form, one.down_form)
+        (what, one.moves, one.up, one.down)
         for what, one in (("gather", gather), ("reduction", reduce))
     ]
     facts = {

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from packets import write_packets
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -29,7 +30,6 @@ from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
-from replay.schemes.contract.counting import write_packets
 from replay.schemes.contract.examine import examine_case
 from replay.schemes.contract.reading import Dependencies
 from replay.schemes.ep.software import Outline, as_program, launched

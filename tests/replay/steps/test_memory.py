@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hwmodel
 from replay.errors import UserError
-from replay.model.work.layer import ExpertShape
-from replay.schemes import find
-from replay.schemes.contract import layers as small_layers
 from replay.steps import activations, memory, parameters, recipes
 from replay.steps.memory import GIB, Held, StageMemory
 from replay.steps.plan import Plan
@@ -221,15 +217,6 @@ def test_a_stage_of_two_chunks_has_both_and_prediction_of_more_tokens_brings_its
     assert joint[0] == joint[1]
     assert joint[0].weights == apart[0].weights + apart[1].weights - ends  # one embedding
     assert joint[0].activations == apart[0].activations + apart[1].activations
-
-
-def test_buffers_of_a_scheme_are_those_of_the_gpu_that_has_most() -> None:
-    system, ids = hwmodel.load("dgx-h100"), np.array([[0, 1], [0, 1], [0, 2]], np.int32)
-    work = small_layers.work(ids, 2, 4, tokens_of_rank=[2, 1], shape=ExpertShape(256, 128))
-    fifos, rows = 402653184, 2 * 256 * np.array([[4, 2], [5, 1], [5, 1], [5, 1], [4, 2]])
-    most = fifos + max(rows.sum(axis=0).tolist())  # permuted, received, by expert, and back
-    assert memory.exchange_bytes(find("nccl-alltoall"), work, system) == most
-    assert memory.exchange_bytes(find("ideal"), work, system) == 0
 
 
 def test_more_rows_take_more() -> None:
