@@ -16,7 +16,6 @@ from replay.model.work.capacity import as_it_is
 from replay.schemes.base import AnyScheme
 from replay.schemes.ep.facts import ALL_TYPES, BOTH_PASSES, lacking
 from replay.schemes.ep.memory import intermediates
-from replay.schemes.ep.software import TYPICAL, Listed, Outline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -169,25 +168,6 @@ class Scheme(AnyScheme):
             work, padded_rows(work, self.layout),
             fuses_activation=self.fuses_activation, keeps_results=self.keeps_results,
         )  # fmt: skip
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """List the kernels of a layer and the waits of its host, in the order of the program.
-
-        Parameters
-        ----------
-        layer
-            What the list may depend on.
-
-        Returns
-        -------
-        Nothing where a scheme states nothing, such as one from outside.
-        """
-        return ()
-
-    def can_be_captured(self, layer: Outline = TYPICAL) -> bool:
-        """Whether a CUDA graph can hold a whole layer: it is listed, and no host waits in it."""
-        listed = self.operations(layer)
-        return bool(listed) and all(one.launches for one in listed)
 
     @abstractmethod
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:

@@ -37,7 +37,6 @@ from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.ragged import places
 from replay.schemes.ep import memory
 from replay.schemes.ep.facts import FORWARD, Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 
 if TYPE_CHECKING:
@@ -125,16 +124,6 @@ class CannEp(StagedScheme):
             Buffer("received rows", received * work.dispatch_row_bytes),
             *memory.cast_received(work, received),
             *memory.cast_results(work, received),
-        )
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """A kernel each way, and those of the experts between."""
-        return (
-            *kernels("dispatch"),
-            *layer.received,
-            *experts(is_backward=layer.is_backward),
-            *layer.results,
-            *kernels("combine"),
         )
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:

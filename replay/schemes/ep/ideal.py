@@ -26,7 +26,6 @@ from replay.model.compute.weight_gradients import joined, weight_gradients_besid
 from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -73,14 +72,6 @@ class Ideal(Scheme):
             return ()
         fused = self.options.form == "fused"
         return memory.intermediates(work, memory.received(work), fuses_activation=fused)
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The experts' kernels, where they run as kernels."""
-        return experts(is_backward=layer.is_backward) if self.options.form == "kernels" else ()
-
-    def can_be_captured(self, layer: Outline = TYPICAL) -> bool:
-        """Nothing is launched, or kernels without a wait."""
-        return True
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the experts of each rank on all its SMs.

@@ -36,12 +36,12 @@ from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_kernels
 from replay.model.machine import multimem
 from replay.model.machine.domains import Domains
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
 from replay.schemes.ep import memory
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -56,7 +56,11 @@ ID_BYTES = 8  # of each of a token's experts, as torch.topk gives them
 WEIGHT_BYTES = 4  # FP32
 COUNT_BYTES = 4  # of each expert
 GATHERS = ("all-gather of rows", "all-gather of expert ids", "all-gather of gate weights")
-COUNT, OFFSETS, ZERO, ADD = "count of rows", "offsets of experts", "zeroes", "scatter-add"
+COUNT = Operation("count of rows", moves="expert ids of all tokens")
+OFFSETS = Operation("offsets of experts", moves="a count for each own expert, twice")
+PERMUTE = Operation("permute", moves="ids and weights of all tokens, own copies, own rows")
+ZERO = Operation("zeroes", moves="a row for each of all tokens")
+ADD = Operation("scatter-add", moves="own rows, own sums twice")
 SUM = "reduce-scatter"
 
 
@@ -123,27 +127,6 @@ class Nvls(StagedScheme):
             Buffer("sums of all tokens", memory.on_each(work, sums), stays=True),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Cast, all-gathers, counts, permute, experts, zeroes, scatter-add, reduce-scatter."""
-        several_ranks = layer.num_ranks > 1  # a rank alone exchanges nothing
-        look: tuple[Listed, ...] = ()
-        if not layer.is_backward:
-            look = (
-                Listed(COUNT, moves="expert ids of all tokens"),
-                Listed(OFFSETS, moves="a count for each own expert, twice"),
-            )
-        return (
-            *layer.tokens,
-            *kernels(*(GATHERS[:1] if layer.is_backward else GATHERS) if several_ranks else ()),
-            *look,
-            Listed("permute", moves="ids and weights of all tokens, own copies, own rows"),
-            *layer.received,
-            *experts(is_backward=layer.is_backward),
-            Listed(ZERO, moves="a row for each of all tokens"),
-            Listed(ADD, moves="own rows, own sums twice"),
-            *kernels(*((SUM,) if several_ranks else ())),
-        )
-
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add all-gathers, permute, experts, zeroing, scatter-add, reduce-scatter."""
         rows = work.matrix("pairs").sum(axis=0)
@@ -162,7 +145,7 @@ class Nvls(StagedScheme):
             gathered = machine.memory_kernel(Kind.LAYOUT, nbytes, counted, OFFSETS)
         looked = slots * (ID_BYTES + WEIGHT_BYTES)
         moved = MemoryTraffic(looked + copies * b_d, rows * b_d, rows)
-        permuted = machine.memory_kernel(Kind.PERMUTE, moved, gathered)
+        permuted = machine.memory_kernel(Kind.PERMUTE, moved, gathered, PERMUTE)
         # Of the tokens that were gathered, only those copied out are wanted.
         permuted = cast_received(machine, work, rows, permuted)
         sms = machine.sms.for_kernels()

@@ -25,7 +25,6 @@ from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -70,18 +69,6 @@ class Plain(Scheme):
             Buffer("returned rows", returned * work.combine_row_bytes),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """A cast, two kernels that store, those of the experts, one that adds."""
-        return (
-            *layer.tokens,
-            Listed("dispatch"),
-            *layer.received,
-            *experts(is_backward=layer.is_backward),
-            *layer.results,
-            Listed("combine"),
-            Listed("unpermute", moves="every result, their sums"),
-        )
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add dispatch, barrier, experts, combine, barrier and sums."""
         owner, expert_rank = work.pair_source, work.pair_rank
@@ -111,7 +98,9 @@ class Plain(Scheme):
             read=work.matrix("pairs").sum(axis=1) * work.combine_row_bytes,
             written=np.diff(work.tokens_of_rank) * work.result_row_bytes,
         )
-        ends = machine.memory_kernel(Kind.UNPERMUTE, summed, combined)
+        ends = machine.memory_kernel(
+            Kind.UNPERMUTE, summed, combined, moves="every result, their sums"
+        )
         token = np.arange(work.num_tokens)
         machine.notes.follow("combined", token, ends[work.source_rank])
         return ends

@@ -111,7 +111,7 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     ),
     "sums do not wait for results": (
         "waits", "tiny, two ranks",
-        [("summed, combined)", "summed, begun)")],
+        [("summed, combined,", "summed, begun,")],
         r"combine: the end of GPU \d waits for 0 bytes on the uplink of GPU \d; the rows of GPU",
     ),
     "it starts before its start": (

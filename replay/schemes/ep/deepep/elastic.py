@@ -29,12 +29,11 @@ from replay.model.compute.shared import shared_before_wait
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.deepep import elastic_kernels, stack
-from replay.schemes.ep.deepep.elastic_kernels import COMBINE_EPILOGUE, DISPATCH_EPILOGUE, Slots
+from replay.schemes.ep.deepep.elastic_kernels import Slots
 from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
 from replay.schemes.ep.deepep.stack import CAST, STACKS, VLLM, Stack
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -165,30 +164,6 @@ class ElasticDeepEp(StagedScheme):
             Buffer("received rows", rows * work.dispatch_row_bytes),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The library's four kernels with its wait, the cast, the experts."""
-        dispatch = (
-            Listed("dispatch"),
-            *((Listed("counts to the host", 0),) if self._waits(layer) else ()),
-            Listed(DISPATCH_EPILOGUE, moves="received slots, rows for the experts"),
-        )
-        combine = (Listed("combine"), Listed(COMBINE_EPILOGUE, moves="slots, sums"))
-        engine = self._engine(layer)
-        if engine is not None:
-            before, around, after = stack.listed(engine, layer)
-            return (*before, *dispatch, *around, *combine, *after)
-        copies = () if self.options.do_expand else kernels("permute")
-        sums = () if self.options.do_expand else kernels("unpermute")
-        return (
-            *layer.tokens,
-            *dispatch,
-            *layer.received,
-            *copies,
-            *experts(is_backward=layer.is_backward),
-            *sums,
-            *combine,
-        )
-
     def interleaved(self, kind: Interleave) -> Self:
         """With SMs for kernels that something runs beside."""
         assert kind in self.interleaves
@@ -202,7 +177,7 @@ class ElasticDeepEp(StagedScheme):
         if engine is None:
             cast = yield cast_before_dispatch(machine, work, start)
         else:
-            cast = yield stack.run(engine.before_dispatch, work, machine, start)
+            cast = yield stack.run(engine, engine.before_dispatch, work, machine, start)
         received = yield elastic_kernels.dispatch(
             work, machine, sms, cast, is_cached=options.cached_layout or work.is_backward,
             expands=options.do_expand, host_waits=options.cpu_sync,
@@ -212,7 +187,7 @@ class ElasticDeepEp(StagedScheme):
         combined = yield combined
         if engine is None:
             return combined
-        return stack.run(engine.after_combine, work, machine, combined)
+        return stack.run(engine, engine.after_combine, work, machine, combined)
 
     def _experts(
         self, work: LayerWork, machine: Machine, engine: Stack | None, after: Ints
@@ -228,7 +203,7 @@ class ElasticDeepEp(StagedScheme):
                 return separate_kernels(machine, work, pool, operands, layout=self._layout)
             first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
             done = gemm_kernel(machine, work, first, pool, operands, layout=self._layout)
-            done = stack.run(engine.between, work, machine, done)
+            done = stack.run(engine, engine.between, work, machine, done)
             return gemm_kernel(machine, work, second, pool, done, layout=self._layout)
         operands = cast_received(machine, work, copies, after)
         row, back = work.operand_row_bytes, work.combine_row_bytes
@@ -243,7 +218,7 @@ class ElasticDeepEp(StagedScheme):
         """Layout of the expanded rows."""
         return "skipped" if self.options.expert_alignment > 1 else "plain"
 
-    def _engine(self, layer: LayerWork | Outline) -> Stack | None:
+    def _engine(self, layer: LayerWork) -> Stack | None:
         """Kernels around the library's; None where nothing but casts, copies and sums is known."""
         types = {layer.precision.gemm, layer.precision.dispatch}
         if layer.is_backward or "fp32" in types:
@@ -251,11 +226,6 @@ class ElasticDeepEp(StagedScheme):
         if self.options.do_expand:
             return EXPANDED if self.options.expert_alignment > 1 else None
         return None if self.options.stack == BARE else STACKS[self.options.stack]
-
-    def _waits(self, layer: Outline) -> bool:
-        """Whether the host waits for counts."""
-        options = self.options
-        return options.cpu_sync and not options.cached_layout and not layer.is_backward
 
     def stream_sms(self, work: LayerWork, system: System) -> int:
         """Those of the option, or of the formula."""

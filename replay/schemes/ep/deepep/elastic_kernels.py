@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import SCALE_BLOCK, SCALE_BYTES, VALUE_BYTES
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
-DISPATCH_EPILOGUE, COMBINE_EPILOGUE = "dispatch, copy epilogue", "combine, reduce epilogue"
+DISPATCH_EPILOGUE = Operation(
+    "dispatch, copy epilogue", moves="received slots, rows for the experts"
+)
+COMBINE_EPILOGUE = Operation("combine, reduce epilogue", moves="slots, sums")
 ALIGNED = 32  # bytes of TMA's parts of a row
 HIDDEN_STEP = 256  # values; vLLM rounds rows up to it, since a warp combines 512 bytes at once
 INT_BYTES, COUNT_BYTES, EXPERT_ID_BYTES = 4, 8, 8

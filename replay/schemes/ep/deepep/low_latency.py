@@ -41,6 +41,7 @@ from replay.model.compute import masked
 from replay.model.compute.casts import cast_received, cast_results
 from replay.model.compute.row_tiles import MASKED_ROWS
 from replay.model.compute.shared import shared_kernels
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.ragged import places
 from replay.schemes.ep import memory
@@ -50,7 +51,6 @@ from replay.schemes.ep.deepep.flags import Rows, Told, store_flags, store_rows
 from replay.schemes.ep.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
 from replay.schemes.ep.deepep.messages import Messages, blocks_of_tokens
 from replay.schemes.ep.facts import FORWARD, Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 MOST_BLOCKS = 64  # blocks of tokens, per rank: what goes to one peer together in the model
 
-SGLANG = "sgl-project/sglang, DeepEP's dispatcher and forward_deepgemm_masked"
-CAST = "topk_ids.to(int64)"
-SIGNALS = "torch.zeros"  # of the signals that GEMM-2 raises
+CAST = Operation("topk_ids.to(int64)", moves="expert ids of 4 and of 8 bytes", source=masked.SGLANG)
+# Of the signals that GEMM-2 raises.
+SIGNALS = Operation("torch.zeros", moves="a signal per block", source=masked.SGLANG)
 SIGNAL_BYTES = 4
 OVERLAP_SMS = 3  # on Hopper (compute_overlap_args)
 GATE_ID_BYTES, EXPERT_ID_BYTES = 4, 8  # SGLang casts expert ids to the type of the kernels
@@ -183,25 +183,6 @@ class LowLatencyDeepEp(StagedScheme):
         """(rank,): rows that the buffers of each rank's experts have room for."""
         experts = np.array([len(experts) for experts in work.experts_of_rank], np.int64)
         return experts * self._room(work) * work.num_ranks
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The kernels of DeepEP, one or two each way, and those of SGLang around them."""
-        first, _, second = experts(is_backward=False)
-        scales = Listed(masked.SCALES, moves="scales of all slots, read and written", source=SGLANG)
-        received = ("dispatch, receive", "combine, receive") if self._has_hook else ()
-        signals = (Listed(SIGNALS, moves="a signal per block", source=SGLANG),)
-        return (
-            Listed(CAST, moves="expert ids of 4 and of 8 bytes", source=SGLANG),
-            *kernels("dispatch", *received[:1]),
-            *(signals if self.options.overlap_sms else ()),
-            *layer.received,
-            first,
-            Listed(masked.ACTIVATION, moves="results of GEMM-1, operands of GEMM-2", source=SGLANG),
-            *((scales,) if layer.precision.gemm == "fp8" else ()),
-            second,
-            *layer.results,
-            *kernels("combine", *received[1:]),
-        )
 
     def interleaved(self, kind: Interleave) -> Self:
         """With hooks; with none of its kernels beside another but for a combine beside GEMM-2."""

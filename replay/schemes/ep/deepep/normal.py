@@ -52,7 +52,6 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.ep.deepep.stack import STACKS
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -237,29 +236,6 @@ class DeepEp(StagedScheme):
             quantises_apart=engine is STACKS["sglang"],
         )  # fmt: skip
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The engine's kernels; layout and notify with its wait, unless known; DeepEP's."""
-        known = self.options.cached_layout or layer.is_backward
-        dispatch = (
-            kernels(notify.CACHED_NOTIFY, "dispatch")
-            if known
-            else (*kernels("layout", "notify"), Listed("counts to the host", 0), Listed("dispatch"))
-        )
-        combine = kernels(notify.COMBINE_NOTIFY, "combine")
-        engine = self._engine(layer)
-        if engine is not None:
-            before, around, after = stack.listed(engine, layer)
-            return (*before, *dispatch, *around, *combine, *after)
-        return (
-            *layer.tokens,
-            *dispatch,
-            *layer.received,
-            Listed("permute", moves="received copies, a row for each of their experts"),
-            *experts(is_backward=layer.is_backward),
-            Listed("unpermute", moves="every result, their sums by GPU"),
-            *combine,
-        )
-
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add the stack's kernels, dispatch, experts and combine."""
         beyond = work.num_ranks - NODE_GPUS
@@ -270,13 +246,13 @@ class DeepEp(StagedScheme):
         if engine is None:
             return (yield from self._bare(work, machine, pool, start))
         shared = shared_before_wait(machine, work, self._sms(machine), start)
-        cast = yield stack.run(engine.before_dispatch, work, machine, start)
+        cast = yield stack.run(engine, engine.before_dispatch, work, machine, start)
         received = yield self.dispatch(work, machine, cast)
         added = yield stack.experts(engine, work, machine, pool, shared(received))
         combined = yield self.combine(work, machine, added)
-        return stack.run(engine.after_combine, work, machine, combined)
+        return stack.run(engine, engine.after_combine, work, machine, combined)
 
-    def _engine(self, layer: LayerWork | Outline) -> stack.Stack | None:
+    def _engine(self, layer: LayerWork) -> stack.Stack | None:
         """Kernels of the engine that runs the layer; None where none does."""
         if self.options.stack == BARE or layer.is_backward:
             return None
@@ -292,11 +268,15 @@ class DeepEp(StagedScheme):
         received = yield self.dispatch(work, machine, cast)
         received = cast_received(machine, work, copies, received)
         moved = MemoryTraffic(copies * operand, rows * operand, rows)
-        permuted = machine.memory_kernel(Kind.PERMUTE, moved, received)
+        permuted = machine.memory_kernel(
+            Kind.PERMUTE, moved, received, moves="received copies, a row for each of their experts"
+        )
         done = separate_kernels(machine, work, pool, shared(permuted))
         # The caller adds the rows of its own experts, so that one row per (token, GPU) returns.
         added = MemoryTraffic(rows * b_c, copies * b_c)
-        reduced = yield machine.memory_kernel(Kind.UNPERMUTE, added, done)
+        reduced = yield machine.memory_kernel(
+            Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU"
+        )
         return (yield self.combine(work, machine, reduced))
 
     def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:

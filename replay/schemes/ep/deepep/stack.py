@@ -23,17 +23,15 @@ from replay.model.compute.casts import cast_received
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.row_tiles import padded_rows
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import SCALE_BLOCK
-from replay.schemes.ep import software
-from replay.schemes.ep.software import Listed
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
     from replay.model.work.precision import Precision
-    from replay.schemes.ep.software import Outline
 
 BF16_BYTES, FLOAT_BYTES, INT_BYTES, LONG_BYTES = 2, 4, 4, 8
 
@@ -284,35 +282,16 @@ VLLM = Stack(
 STACKS = {"sglang": SGLANG, "vllm": VLLM}
 
 
-def listed(engine: Stack, layer: Outline) -> tuple[tuple[Listed, ...], ...]:
-    """List its kernels before the dispatch, from there to the combine, and after that."""
-
-    def those(kernels: tuple[StackKernel, ...]) -> tuple[Listed, ...]:
-        return tuple(
-            Listed(kernel.name, moves=kernel.moves, source=engine.source)
-            for kernel in kernels
-            if kernel.is_there(layer.precision)
-        )
-
-    first, _, second = software.experts(is_backward=False)
-    around = (
-        *layer.received,
-        *those(engine.before_experts),
-        first,
-        *those(engine.between),
-        second,
-        *those(engine.after_experts),
-    )
-    return those(engine.before_dispatch), around, those(engine.after_combine)
-
-
-def run(kernels: tuple[StackKernel, ...], work: LayerWork, machine: Machine, after: Ints) -> Ints:
-    """Run kernels one after the other: (rank,) tasks of the last one's end."""
+def run(
+    engine: Stack, kernels: tuple[StackKernel, ...], work: LayerWork, machine: Machine, after: Ints
+) -> Ints:
+    """Run kernels of an engine one after the other: (rank,) tasks of the last one's end."""
     sizes = Sizes.of(work)
     for kernel in kernels:
         if kernel.is_there(work.precision):
             traffic = kernel.traffic(sizes)
-            after = machine.memory_kernel(kernel.kind, traffic, after, kernel.name)
+            what = Operation(kernel.name, 1, kernel.moves, engine.source)
+            after = machine.memory_kernel(kernel.kind, traffic, after, what)
     return after
 
 
@@ -320,8 +299,8 @@ def experts(stack: Stack, work: LayerWork, machine: Machine, pool: Ints, after: 
     """Run everything from the dispatch to the combine: (rank,) tasks of its end."""
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     operands = cast_received(machine, work, Sizes.of(work).copies, after)
-    ready = run(stack.before_experts, work, machine, operands)
+    ready = run(stack, stack.before_experts, work, machine, operands)
     done = gemm_kernel(machine, work, first, pool, ready, layout=stack.layout)
-    done = run(stack.between, work, machine, done)
+    done = run(stack, stack.between, work, machine, done)
     done = gemm_kernel(machine, work, second, pool, done, layout=stack.layout)
-    return run(stack.after_experts, work, machine, done)
+    return run(stack, stack.after_experts, work, machine, done)

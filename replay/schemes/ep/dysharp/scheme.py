@@ -50,7 +50,6 @@ from replay.schemes.ep.dysharp.pull import Pull
 from replay.schemes.ep.dysharp.push import Push
 from replay.schemes.ep.dysharp.units import Units
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -148,15 +147,6 @@ class DySharp(Scheme):
             f"its rows go to the GPU of the own index in other domains, and {work.num_ranks} ranks "
             f"do not fill domains of {domains.size}"
         )
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """One kernel, two, or one after the other, as `fusion` says."""
-        if self.fusion == "layer":
-            return kernels("layer")
-        if self.two_kernels:
-            return kernels("dispatch and gemm1", "gemm2 and combine")
-        experts_kernels = experts(is_backward=layer.is_backward)
-        return (*kernels("dispatch"), *layer.received, *experts_kernels, *kernels("combine"))
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the fused kernel, two of them, or kernels one after the other."""

@@ -22,24 +22,19 @@ import numpy as np
 from replay.model.collectives import point_to_point
 from replay.model.compute import shadows
 from replay.model.compute.shared import shared_before_wait
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, PhaseKinds
 from replay.model.work.ragged import places
 from replay.model.work.shadowed import first_shadow, with_shadows
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.fastermoe import around
-from replay.schemes.ep.fastermoe.experts import compute, computed
+from replay.schemes.ep.fastermoe.experts import compute
 from replay.schemes.ep.fastermoe.shadows import (
     Shadows,
-    added,
-    broadcasts,
     decide,
-    decided,
-    fetched,
-    run,
 )
-from replay.schemes.ep.fastermoe.steps import Part, num_steps, rows_by_source, steps_of
+from replay.schemes.ep.fastermoe.steps import Part, rows_by_source, steps_of
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
-from replay.schemes.ep.software import TYPICAL, Listed, Outline
 from replay.schemes.options import option
 
 if TYPE_CHECKING:
@@ -51,7 +46,7 @@ if TYPE_CHECKING:
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
 
-ROWS = "sends and receives of rows"
+ROWS = Operation("sends and receives of rows", moves="rows of one step for one expert")
 
 
 @dataclass(frozen=True)
@@ -149,26 +144,6 @@ class FasterMoe(SendsByNccl):
             Buffer("gathered rows", owned),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Counts, policy, scatter; dispatches, calls, combines; gather."""
-        steps = num_steps(layer.num_ranks, self.options.group_size)
-        each = -(-layer.num_experts // layer.num_ranks)
-        ways: tuple[Listed, ...] = ()
-        if layer.num_ranks > 1:
-            ways = (Listed(ROWS, steps * each, "rows of one step for one expert"),)
-        policy = decided(layer) if self.options.shadowing and layer.num_ranks > 1 else ()
-        calls = computed(is_backward=layer.is_backward) * (steps * each)
-        if layer.is_backward:
-            calls = *run(layer), *calls, *added(layer)
-        else:
-            calls = *broadcasts(layer), *calls, *run(layer)
-        tokens = () if layer.is_backward else (around.TOKENS_OF,)
-        return (
-            *around.counted(layer), *policy, *tokens,
-            *around.scattered(layer), *fetched(layer), around.SCATTERED,
-            *ways, *calls, *ways, *around.gathered(layer),
-        )  # fmt: skip
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add counts, scatter, dispatches, calls, combines, gather."""
         shadowed = self._shadowed(work, partial(shadows.rates_of, machine))
@@ -179,7 +154,7 @@ class FasterMoe(SendsByNccl):
         )
         known = around.scatter(machine, work, self._counted(work, machine, start))
         begun = beside.fetch(known)
-        machine.host.wait(DISPATCH, begun, around.SCATTERED.name)
+        machine.host.wait(DISPATCH, begun, around.SCATTERED)
 
         steps = steps_of(work, carried, self.options.group_size)
         arrived = self._dispatched(carried, machine, steps, begun)

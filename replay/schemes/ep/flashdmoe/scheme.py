@@ -40,7 +40,6 @@ from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.flashdmoe.options import FlashDMoeOptions
 from replay.schemes.ep.flashdmoe.packets import Packets, PacketTiles, capacity_of, within_capacity
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, kernels
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -112,10 +111,6 @@ class FlashDMoe(Scheme):
         rows = memory.received(work)
         every = memory.intermediates(work, rows, fuses_activation=True, keeps_results=False)
         return (*memory.cast_received(work, rows), *every[1:])
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """One persistent kernel."""
-        return kernels("layer")
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the kernel."""

@@ -24,9 +24,8 @@ from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.hybrid_ep import kernels, preprocessing
-from replay.schemes.ep.hybrid_ep.kernels import EXPECTED, MEET, PROB_BYTES, Rows
-from replay.schemes.ep.hybrid_ep.preprocessing import COUNTS_WAIT, all_experts
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
+from replay.schemes.ep.hybrid_ep.kernels import PROB_BYTES, Rows
+from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -128,27 +127,6 @@ class HybridEp(StagedScheme):
             Buffer("permuted rows", pairs * work.dispatch_row_bytes),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Preprocessing with its wait, the two kernels with those around, permutes, experts."""
-        known = self.options.cached_layout or layer.is_backward
-        before = () if known else preprocessing.KERNELS
-        waits = not known and not self.options.non_blocking
-
-        def between_meetings(name: str) -> tuple[Listed, ...]:
-            return Listed(EXPECTED), Listed(MEET), Listed(name), Listed(MEET)
-
-        return (
-            *layer.tokens,
-            *before,
-            *((Listed(COUNTS_WAIT, 0),) if waits else ()),
-            *between_meetings("dispatch"),
-            Listed("permute", moves="received rows, a row for each of their experts"),
-            *layer.received,
-            *experts(is_backward=layer.is_backward, quantises_apart=layer.precision.gemm == "fp8"),
-            Listed("unpermute", moves="every result, their sums by GPU"),
-            *between_meetings("combine"),
-        )
-
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add preprocessing, dispatch, permute, experts, unpermute, combine."""
         options, split = self.options, self._split(machine)
@@ -164,14 +142,18 @@ class HybridEp(StagedScheme):
         row, back = work.dispatch_row_bytes, work.combine_row_bytes
         weight = 0 if work.is_backward else PROB_BYTES  # one for each row behind the permute
         moved = MemoryTraffic(copies * Rows.of(work).out, pairs * (row + weight), pairs)
-        permuted = machine.memory_kernel(Kind.PERMUTE, moved, received)
+        permuted = machine.memory_kernel(
+            Kind.PERMUTE, moved, received, moves="received rows, a row for each of their experts"
+        )
         operands = cast_received(machine, work, pairs, permuted)
         pool = machine.sms.for_kernels()
         # TransformerEngine's grouped linear layer quantises its input itself.
         done = separate_kernels(machine, work, pool, shared(operands), quantises_apart=True)
         weight = PROB_BYTES if work.is_backward else 0
         added = MemoryTraffic(pairs * (back + weight), copies * Rows.of(work).back)
-        summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, done)
+        summed = yield machine.memory_kernel(
+            Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU"
+        )
         return (yield kernels.combine(work, machine, *shape, summed))
 
     def _split(self, machine: Machine) -> Split:

@@ -25,6 +25,7 @@ import numpy as np
 
 from replay.model.compute.casts import cast_before_dispatch
 from replay.model.compute.row_tiles import RowTiles
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
@@ -32,7 +33,6 @@ from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import FORWARD, Buffer
 from replay.schemes.ep.megamoe import kernel
 from replay.schemes.ep.megamoe.tasks import TILE_COLUMNS, ring_tiles, tile_rows
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, kernels
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 CODE = "deepseek-ai/DeepGEMM 0274ad7"
-FILL = "rows to the buffer"
+FILL = Operation("rows to the buffer", moves="own tokens, read and written")
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,6 @@ class MegaMoe(Scheme):
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
         """Results of GEMM-1 are in the ring, those of GEMM-2 with their owners."""
         return ()
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """What makes the tokens that peers read, and the kernel."""
-        tokens = layer.tokens or (Listed(FILL, moves="own tokens, read and written"),)
-        return (*tokens, *kernels("layer"))
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the kernel behind what makes its tokens."""

@@ -9,6 +9,7 @@ import numpy as np
 from replay.model.compute.casts import cast_before_dispatch, cast_received
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_before_wait
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.pangu.options import PanguOptions
-    from replay.schemes.ep.software import Listed
     from replay.schemes.ep.staged import Stages
 
 
@@ -262,9 +262,9 @@ class Layer:
         """(rank,) marks behind two (rank,) tasks."""
         return one if one is other else self._machine.gather(other, self._machine.ranks, one)
 
-    def _small(self, one: Listed, after: Ints, nbytes: IntsLike = 0) -> Ints:
+    def _small(self, one: Operation, after: Ints, nbytes: IntsLike = 0) -> Ints:
         """Run small kernels as they are listed: (rank,) tasks."""
-        return self._machine.small_kernels(Kind.LAYOUT, nbytes, after, one.name, one.launches)
+        return self._machine.small_kernels(Kind.LAYOUT, nbytes, after, one)
 
     def _follow(self, token: Ints, leaves: Ints) -> None:
         """Note in which tasks tokens leave, but those of nobody."""

@@ -31,20 +31,17 @@ from replay.model.work.capacity import Carried, with_equal_tokens
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.memory import cast_tokens, on_each
 from replay.schemes.ep.nccl import FIFO_SOURCE
-from replay.schemes.ep.pangu import programs
 from replay.schemes.ep.pangu.exchanges import fifo_bytes, held_sms
 from replay.schemes.ep.pangu.layer import Layer
 from replay.schemes.ep.pangu.options import PanguOptions
 from replay.schemes.ep.pangu.programs import ID_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.pangu.routes import Routes
-from replay.schemes.ep.software import TYPICAL, Outline
 from replay.schemes.ep.staged import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.software import Listed
     from replay.schemes.ep.staged import Stages
 
 
@@ -114,10 +111,6 @@ class Pangu(StagedScheme):
         if domains.even:
             return super().refuses_on(work, system)
         return f"its all-gathers need full nodes of {domains.size} GPUs, not {work.num_ranks} ranks"
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Mindformers' operators, each a kernel; see `replay.schemes.ep.pangu.programs`."""
-        return programs.listed(layer, self.options)
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add gathers, exchange inside, experts, exchange inside, scatter."""

@@ -26,13 +26,13 @@ from replay.model.collectives import nccl, point_to_point
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_before_wait
 from replay.model.machine.domains import Domains
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.capacity import Carried, cut, largest_load, with_capacity
 from replay.schemes.ep.base import DROPPED, PADDED
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
 from replay.schemes.ep.tutel import hierarchical, sparse
 from replay.schemes.options import option
 
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 ROWS, AGREE = "all-to-all of rows", "all-reduce of the capacity"
-TO_EXPERTS, TO_RANKS = "order of experts", "order of ranks"
+TO_EXPERTS = Operation("order of experts", moves="every row of a chunk")
+TO_RANKS = Operation("order of ranks", moves="every result of a chunk")
 WAIT = "capacity to the host"
 NUMBER_BYTES = 4
 MOST_ALIGNED, ALIGNMENT = 256, 128  # larger alignments are multiples of 128 (moe_layer.py)
@@ -164,27 +165,6 @@ class Tutel(SendsByNccl):
             found += [Buffer("rows by expert", there), Buffer("results by source", back)]
         return tuple(found)
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Locations, capacity, encode; chunks; decode."""
-        before: tuple[Listed, ...] = ()
-        if not layer.is_backward:  # which finds locations and capacity as they were
-            before = sparse.located(layer)
-            if self.options.capacity <= 0:
-                agree = (Listed(AGREE),) if layer.num_ranks > 1 else ()
-                before += (sparse.LARGEST, *agree, Listed(WAIT, 0))
-        chunks = self._chunks(layer.num_ranks)
-        ways: tuple[Listed, ...] = (Listed(ROWS, chunks),) if layer.num_ranks > 1 else ()
-        if self.options.use_2dh and layer.num_domains > 1:
-            ways = hierarchical.LISTED * chunks
-        several = layer.has_several_experts
-        there = (Listed(TO_EXPERTS, moves="every row of a chunk"),) if several else ()
-        back = (Listed(TO_RANKS, moves="every result of a chunk"),) if several else ()
-        return (
-            *before, *sparse.encoded(layer), *ways,
-            *(there + experts(is_backward=layer.is_backward) + back) * chunks,
-            *ways, *sparse.decoded(layer),
-        )  # fmt: skip
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add locations, encode, chunks of dispatch, experts and combine, decode."""
         carried = self.carries(work)
@@ -217,9 +197,9 @@ class Tutel(SendsByNccl):
         placed = sparse.locate(machine, work, start)
         if self.options.capacity > 0:
             return placed
-        tokens, largest = np.diff(work.tokens_of_rank), sparse.LARGEST
+        tokens = np.diff(work.tokens_of_rank)
         nbytes = 3 * tokens * work.expert_ids.shape[1] * NUMBER_BYTES  # read, written, read
-        placed = machine.small_kernels(Kind.LAYOUT, nbytes, placed, largest.name, largest.launches)
+        placed = machine.small_kernels(Kind.LAYOUT, nbytes, placed, sparse.LARGEST)
         if machine.num_ranks > 1:
             begun = machine.kernel(placed, AGREE)
             placed = nccl.run(machine, COUNTS, "all_reduce", NUMBER_BYTES, begun)
