@@ -10,6 +10,7 @@ import pytest
 import hwmodel
 from replay.engine import GraphBuilder
 from replay.model.machine.domains import Domains
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine, MemoryTraffic
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -70,8 +71,8 @@ def test_tutel_reads_both_factors_of_gate_gradients(monkeypatch: pytest.MonkeyPa
     a number of each choice is written. Tutel multiplies and sums them up choice by choice."""
     seen: dict[str, tuple[MemoryTraffic, int]] = {}
 
-    def note(self: Machine, kind: Any, moved: Any, after: Any, name: str, count: int = 1) -> Any:
-        seen[name] = (moved, count)
+    def note(self: Machine, kind: Any, moved: Any, after: Any, what: Operation) -> Any:
+        seen[what.name] = (moved, what.launches)
         return after
 
     monkeypatch.setattr(Machine, "small_kernels", note)
@@ -79,7 +80,7 @@ def test_tutel_reads_both_factors_of_gate_gradients(monkeypatch: pytest.MonkeyPa
     machine = Machine(hwmodel.load("dgx-h100"), GraphBuilder(KIND_NAMES), 4)
     carried = SCHEMES["tutel"].carries(layer)
     sparse.encode(machine, layer, carried, machine.mark(machine.ranks))
-    moved, launches = seen[sparse.GATE_GRADIENTS]
+    moved, launches = seen[sparse.GATE_GRADIENTS.name]
     tokens, kept = np.array([2, 1, 1, 1]), sparse._kept(layer, carried)
     assert kept.tolist() == (2 * tokens).tolist()  # nothing is dropped
     assert moved.read.tolist() == ((2 * tokens + kept) * HIDDEN * 4).tolist()
