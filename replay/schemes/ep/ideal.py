@@ -41,10 +41,10 @@ class IdealOptions(Options):
 
     form: str = option(
         "least",
+        "least: the work that no kernels do with less. fused: tiles of both GEMMs in one kernel. "
+        "kernels: GEMM, activation, GEMM.",
+        "definition",
         choices=("least", "fused", "kernels"),
-        help="least: the work that no kernels do with less. fused: tiles of both GEMMs in one "
-        "kernel. kernels: GEMM, activation, GEMM.",
-        source="definition",
     )
 
 

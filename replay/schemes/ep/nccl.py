@@ -31,38 +31,29 @@ class NcclOptions(Options):
 
     channels: int = option(
         0,
-        least=0,
-        help="Channels of the kernel; NCCL takes the next power of two. Each channel occupies one "
-        "SM. 0: as many as NCCL opens on the system.",
-        source="NCCL_MAX_P2P_NCHANNELS; the systems' numbers are in their presets",
+        "Channels of the kernel; NCCL takes the next power of two. Each channel occupies one SM. "
+        "0: as many as NCCL opens on the system.",
+        "NCCL_MAX_P2P_NCHANNELS; the systems' numbers are in their presets",
     )
     chunk_bytes: int = option(
         524288,
-        least=1,
-        unit="bytes",
-        help="Data of one slot. What goes to a peer has one channel for every eighth of it, up to "
-        "the peer's share of the channels.",
-        source="NCCL_P2P_NVL_CHUNKSIZE",
+        "Data of one slot. What goes to a peer has one channel for every eighth of it, up to the "
+        "peer's share of the channels.",
+        "NCCL_P2P_NVL_CHUNKSIZE",
     )
-    slots: int = option(
-        8,
-        least=1,
-        help="Slots in the FIFO of a connection.",
-        source="NCCL_STEPS",
-    )
+    slots: int = option(8, "Slots in the FIFO of a connection.", "NCCL_STEPS")
     ll_bytes: int = option(
         16384,
+        "Largest message on a channel that protocol LL carries.",
+        "NCCL_P2P_LL_THRESHOLD",
         least=0,
-        unit="bytes",
-        help="Largest message on a channel that protocol LL carries.",
-        source="NCCL_P2P_LL_THRESHOLD",
     )
 
     pxn: bool = option(
         True,
-        help="Whether rows for another node are stored over NVLink to the GPU on the rail of their "
+        "Whether rows for another node are stored over NVLink to the GPU on the rail of their "
         "target, whose network card sends them. Otherwise the sender's own card does.",
-        source="NCCL_PXN_DISABLE and NCCL_P2P_PXN_LEVEL, on by default",
+        "NCCL_PXN_DISABLE and NCCL_P2P_PXN_LEVEL, on by default",
     )
 
     def rules(self, machine: Machine, group: Group = "all") -> PairRules:

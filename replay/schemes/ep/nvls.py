@@ -69,23 +69,18 @@ class NvlsOptions(Options):
     """Options of the dense exchange."""
 
     num_sms: int = option(
-        16,
-        least=1,
-        help="SMs that issue the multimem instructions.",
-        source="NCCL's NVLS kernels use 16 on Hopper",
+        16, "SMs that issue the multimem instructions.", "NCCL's NVLS kernels use 16 on Hopper"
     )
     block_rows: int = option(
         8,
-        least=1,
-        unit="rows",
-        help="Rows that one task moves. The whole tensor is one stream; this is the model's grain.",
-        source="chosen for the model",
+        "Rows that one task moves. The whole tensor is one stream; this is the model's grain.",
+        "chosen for the model",
     )
     loopback: bool = option(
         True,
-        help="Whether the caller's own copy passes the switch too, as it does on real hardware. "
-        "The accounting of arXiv 2605.05607 leaves it out.",
-        source="byte counters on H20 (NVIDIA developer forum, thread 356726)",
+        "Whether the caller's own copy passes the switch too, as it does on real hardware. The "
+        "accounting of arXiv 2605.05607 leaves it out.",
+        "byte counters on H20 (NVIDIA developer forum, thread 356726)",
     )
 
 

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 class PlainOptions(Options):
     """Options of the two kernels that store rows."""
 
-    num_sms: int = option(
-        16, least=1, help="SMs that store rows, in either direction.", source="chosen"
-    )
+    num_sms: int = option(16, "SMs that store rows, in either direction.", "chosen")
 
 
 class Plain(Scheme):

@@ -64,29 +64,27 @@ class CoCoNetOptions(Options):
 
     blocks: int = option(
         16,
-        least=1,
-        help="Thread blocks of the collective's kernel. Each keeps an SM from the product for as "
-        "long as the kernel runs.",
-        source=SCRIPT,
+        "Thread blocks of the collective's kernel. Each keeps an SM from the product for as long "
+        "as the kernel runs.",
+        SCRIPT,
     )
     chunks: int = option(
         0,
-        least=0,
-        help="Chunks, each with a flag of its own, that the rows of one owner are cut into for "
-        "each round of the collective, at most one for each thread block, which 0 stands for.",
-        source="each channel of the ring waits for its own chunk (all_reduce.h, waitForChunkTiles)",
+        "Chunks, each with a flag of its own, that the rows of one owner are cut into for each "
+        "round of the collective, at most one for each thread block, which 0 stands for.",
+        "each channel of the ring waits for its own chunk (all_reduce.h, waitForChunkTiles)",
     )
     overlap: bool = option(
         True,
-        help="Whether chunks have flags. Without, the collective waits for the whole product, and "
-        "a product for the whole gather, in the same two kernels.",
-        source="what CoCoNet calls the schedule without overlap",
+        "Whether chunks have flags. Without, the collective waits for the whole product, and a "
+        "product for the whole gather, in the same two kernels.",
+        "what CoCoNet calls the schedule without overlap",
     )
     sequence_parallel: bool = option(
         False,
-        help="Whether sums are scattered, and rows gathered, in place of an all-reduce.",
-        source="the paper and its code overlap a product with an all-reduce; so does arXiv "
-        "2605.05628, section IV-C",
+        "Whether sums are scattered, and rows gathered, in place of an all-reduce.",
+        "the paper and its code overlap a product with an all-reduce; so does arXiv 2605.05628, "
+        "section IV-C",
     )
 
     @property

@@ -66,22 +66,19 @@ class FuseLibOptions(Options):
 
     sequence_parallel: bool = option(
         False,
-        help="Whether sums are scattered, and rows gathered, in place of an all-reduce.",
-        source="the paper fuses a product with an all-reduce; so does arXiv 2605.05628, IV-C",
+        "Whether sums are scattered, and rows gathered, in place of an all-reduce.",
+        "the paper fuses a product with an all-reduce; so does arXiv 2605.05628, IV-C",
     )
     pushing_blocks: int = option(
         16,
-        least=1,
-        help="Blocks that push rows to other GPUs before they multiply, where rows are gathered. "
-        "Beyond the number of messages, blocks have nothing to push.",
-        source="about 15 SMs fill the links of a Hopper GPU (ParallelKittens, arXiv 2511.13940)",
+        "Blocks that push rows to other GPUs before they multiply, where rows are gathered. Beyond "
+        "the number of messages, blocks have nothing to push.",
+        "about 15 SMs fill the links of a Hopper GPU (ParallelKittens, arXiv 2511.13940)",
     )
     message_rows: int = option(
         16,
-        least=1,
-        unit="rows",
-        help="Rows that a block pushes, or exchanges without a product, at a time.",
-        source="chosen for the model",
+        "Rows that a block pushes, or exchanges without a product, at a time.",
+        "chosen for the model",
     )
 
 

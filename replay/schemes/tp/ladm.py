@@ -53,23 +53,22 @@ class LadmOptions(Options):
 
     slice_values: int = option(
         256,
-        help="Values of each of its rows that a block has under way at a time. It multiplies when "
-        "the first slice is there, and asks for the next when one has come. 0 is whole rows.",
-        source="assumed: a pipeline of four steps of 64, as CUTLASS's kernels for Hopper have",
+        "Values of each of its rows that a block has under way at a time. It multiplies when the "
+        "first slice is there, and asks for the next when one has come. 0 is whole rows.",
+        "assumed: a pipeline of four steps of 64, as CUTLASS's kernels for Hopper have",
         least=0,
-        unit="values",
     )
     remote_caching: bool = option(
         True,
-        help="Whether a GPU's cache keeps what its blocks have loaded from others, so that each "
-        "row comes to it once. Without it every block loads all rows that it multiplies.",
-        source="MICRO 2020, III-E and IV-C: caches of remote data, which GPUs of today do not have",
+        "Whether a GPU's cache keeps what its blocks have loaded from others, so that each row "
+        "comes to it once. Without it every block loads all rows that it multiplies.",
+        "MICRO 2020, III-E and IV-C: caches of remote data, which GPUs of today do not have",
     )
     own_rows_first: bool = option(
         False,
-        help="Whether every GPU begins with its own rows, and goes on with those of the next GPU, "
-        "so that not all load from one.",
-        source="MICRO 2020, III-D: blocks of the grid in order; links are not looked at",
+        "Whether every GPU begins with its own rows, and goes on with those of the next GPU, so "
+        "that not all load from one.",
+        "MICRO 2020, III-D: blocks of the grid in order; links are not looked at",
     )
 
 

@@ -106,7 +106,13 @@ def test_compare_gives_the_same_in_processes(mine: Path, synthetic) -> None:
         (PLAIN, "Plain", "calls itself 'plain', which is a scheme of moereplay"),
         (MINE.replace("def build", "def make"), "Plain", "Plain lacks build"),
         (MINE.replace('    source = "definition"\n', ""), "Plain", "Plain lacks source"),
-        (MINE.replace("16, least=1", "0, least=1"), "Plain", "num_sms=0 .*at least 1"),
+        (
+            MINE.replace("option(16, ", "option(0, least=1, help=", 1).replace(
+                '"chosen")', 'source="chosen")'
+            ),
+            "Plain",
+            "num_sms=0 .*at least 1",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used(text: str, name: str, said: str, tmp_path: Path) -> None:

@@ -76,28 +76,28 @@ class CcFuserOptions(Options):
 
     get: str = option(
         "loop",
+        "How rows of another GPU come. loop: the block's threads load and store them, and multiply "
+        "nothing meanwhile. engine: somebody else does, and the block waits for them when it has "
+        "multiplied its own.",
+        "NVSHMEM, nvshmemi_memcpy_threadgroup; the paper's description",
         choices=("loop", "engine"),
-        help="How rows of another GPU come. loop: the block's threads load and store them, and "
-        "multiply nothing meanwhile. engine: somebody else does, and the block waits for them "
-        "when it has multiplied its own.",
-        source="NVSHMEM, nvshmemi_memcpy_threadgroup; the paper's description",
     )
     pad_tiles: bool = option(
         True,
-        help="Whether a partial tile is multiplied, and moved through memory, as if it were full.",
-        source=f"{CODE}, mix_gemm.cu: the product knows no lengths",
+        "Whether a partial tile is multiplied, and moved through memory, as if it were full.",
+        f"{CODE}, mix_gemm.cu: the product knows no lengths",
     )
     loads_ahead: bool = option(
         False,
-        help="Whether warps load the operands of a step into registers while they multiply those "
-        "of the step before.",
-        source=f"{CODE}, mix_gemm.cu, myHGEMMAlignedV5: one set of fragments",
+        "Whether warps load the operands of a step into registers while they multiply those of the "
+        "step before.",
+        f"{CODE}, mix_gemm.cu, myHGEMMAlignedV5: one set of fragments",
     )
     repeats: bool = option(
         False,
-        help="Whether kernel 2 multiplies both tiles of a paired block once more, as the released "
-        "one does.",
-        source=f"{CODE}, mix_gemm.cu, moe_second_mm: a defect, which its results show",
+        "Whether kernel 2 multiplies both tiles of a paired block once more, as the released one "
+        "does.",
+        f"{CODE}, mix_gemm.cu, moe_second_mm: a defect, which its results show",
     )
 
 

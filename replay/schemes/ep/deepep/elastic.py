@@ -63,51 +63,50 @@ class ElasticOptions(Options):
 
     num_sms: int = option(
         0,
-        least=0,
+        "SMs of the dispatch kernel and of the combine kernel. 0 takes as many as the library's "
+        "formula says for the number of GPUs and their links, at least 4.",
+        "num_sms of ElasticBuffer.dispatch, 0 by default",
         multiple_of=2,
-        help="SMs of the dispatch kernel and of the combine kernel. 0 takes as many as the "
-        "library's formula says for the number of GPUs and their links, at least 4.",
-        source="num_sms of ElasticBuffer.dispatch, 0 by default",
     )
     overlap: bool = option(
         True,
-        help="Whether computation is to run beside the kernels; if not, the formula gives at least "
-        "64 SMs.",
-        source="prefer_overlap_with_compute of ElasticBuffer, on by default",
+        "Whether computation is to run beside the kernels; if not, the formula gives at least 64 "
+        "SMs.",
+        "prefer_overlap_with_compute of ElasticBuffer, on by default",
     )
     do_expand: bool = option(
         True,
-        help="Whether received rows are laid out by expert, a row for each of a token's experts on "
-        "the GPU, as DeepGEMM reads them, and added up by the combine. If not, the kernels of "
-        "`stack` do both.",
-        source="vLLM's prefill (deepep_v2.py) and rtp-llm; the library's own default is off",
+        "Whether received rows are laid out by expert, a row for each of a token's experts on the "
+        "GPU, as DeepGEMM reads them, and added up by the combine. If not, the kernels of `stack` "
+        "do both.",
+        "vLLM's prefill (deepep_v2.py) and rtp-llm; the library's own default is off",
     )
     expert_alignment: int = option(
         CONTIGUOUS_ROWS,
+        "Rows that each expert's part of the expanded layout is padded to, 128 or 1. Padding is "
+        "neither written nor multiplied, but the activation goes over it.",
+        "DeepGEMM's contiguous layout",
         least=1,
         unit="rows",
-        help="Rows that each expert's part of the expanded layout is padded to, 128 or 1. Padding "
-        "is neither written nor multiplied, but the activation goes over it.",
-        source="DeepGEMM's contiguous layout",
     )
     cpu_sync: bool = option(
         True,
-        help="Whether the host waits for the counts of received rows, to size the output. If not, "
-        "the output has room for the worst case, and a CUDA graph can hold the layer.",
-        source="do_cpu_sync of ElasticBuffer.dispatch, on by default",
+        "Whether the host waits for the counts of received rows, to size the output. If not, the "
+        "output has room for the worst case, and a CUDA graph can hold the layer.",
+        "do_cpu_sync of ElasticBuffer.dispatch, on by default",
     )
     cached_layout: bool = option(
         False,
-        help="Whether slots and counts are known from before, as in a backward pass or with "
-        "repeated routing.",
-        source="a layer whose routing is new",
+        "Whether slots and counts are known from before, as in a backward pass or with repeated "
+        "routing.",
+        "a layer whose routing is new",
     )
     stack: str = option(
         "vllm",
+        "Whose kernels copy rows to their experts and add them up where `do_expand` is off; see "
+        "`stack` of scheme deepep.",
+        "as of scheme deepep",
         choices=(*STACKS, BARE),
-        help="Whose kernels copy rows to their experts and add them up where `do_expand` is off; "
-        "see `stack` of scheme deepep.",
-        source="as of scheme deepep",
     )
 
     def check(self) -> None:

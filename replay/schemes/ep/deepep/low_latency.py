@@ -86,27 +86,24 @@ class LowLatencyOptions(Options):
 
     hook: bool = option(
         False,
-        help="Whether dispatch and combine are two kernels each, one that sends and one that "
-        "receives, so that no SM is held between them.",
-        source="return_recv_hook of deepseek-ai/DeepEP, off unless it is asked for",
+        "Whether dispatch and combine are two kernels each, one that sends and one that receives, "
+        "so that no SM is held between them.",
+        "return_recv_hook of deepseek-ai/DeepEP, off unless it is asked for",
     )
     overlap_sms: int = option(
         0,
-        least=0,
+        "SMs of a kernel that sends results while GEMM-2 multiplies on the others, with a hook; 0 "
+        "to send them behind it.",
+        "SGLANG_DEEPEP_LL_COMBINE_SEND_NUM_SMS of sgl-project/sglang, 3 on Hopper where overlap is "
+        "asked for",
         unit="SMs",
-        help="SMs of a kernel that sends results while GEMM-2 multiplies on the others, with a "
-        "hook; 0 to send them behind it.",
-        source="SGLANG_DEEPEP_LL_COMBINE_SEND_NUM_SMS of sgl-project/sglang, 3 on Hopper where "
-        "overlap is asked for",
     )
     max_tokens: int = option(
         128,
-        least=1,
+        "Tokens per rank that the buffers have room for. The kernel that brings scales into order "
+        "passes over all of the room. Layers with more tokens take what they need.",
+        "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK of sgl-project/sglang",
         most=MOST_TOKENS,
-        unit="tokens",
-        help="Tokens per rank that the buffers have room for. The kernel that brings scales into "
-        "order passes over all of the room. Layers with more tokens take what they need.",
-        source="SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK of sgl-project/sglang",
     )
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -67,76 +67,50 @@ BARE = "bare"  # the stack that is nobody's
 LEAST_BETWEEN = 4  # SMs: the notify kernel has blocks for three things
 
 
+def _shipped(help: str) -> Any:
+    return option(
+        0,
+        f"{help} 0 takes what DeepEP ships for the group size.",
+        "deepseek-ai/DeepEP, the configurations it ships",
+        unit="tokens",
+    )
+
+
 @dataclass(frozen=True)
 class DeepEpOptions(Options):
     """Options of the normal kernels and of the experts' GEMMs behind them."""
 
     num_sms: int = option(
         24,
+        "SMs of the dispatch kernel and of the combine kernel. Half of them send.",
+        "default of DeepEP's published tables",
         least=2,
         multiple_of=2,
-        help="SMs of the dispatch kernel and of the combine kernel. Half of them send.",
-        source="default of DeepEP's published tables",
     )
-    dispatch_chunk: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens in a chunk of the dispatch. 0 takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
+    dispatch_chunk: int = _shipped("Tokens in a chunk of the dispatch.")
+    combine_chunk: int = _shipped("Tokens in a chunk of the combine.")
+    ring_tokens: int = _shipped("Tokens in a ring.")
+    rdma_dispatch_chunk: int = _shipped(
+        "Tokens that go to a node at once in the dispatch, where there are several nodes."
     )
-    combine_chunk: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens in a chunk of the combine. 0 takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
-    ring_tokens: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens in a ring. 0 takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
-    rdma_dispatch_chunk: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens that go to a node at once in the dispatch, where there are several nodes. 0 "
-        "takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
-    rdma_combine_chunk: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="The same in the combine.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
-    rdma_ring_tokens: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens in a ring between nodes. 0 takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
+    rdma_combine_chunk: int = _shipped("The same in the combine.")
+    rdma_ring_tokens: int = _shipped("Tokens in a ring between nodes.")
     cached_layout: bool = option(
         False,
-        help="Whether layout and counts are known from before, as in a backward pass or with "
-        "repeated routing. Then only the barriers remain.",
-        source="a layer whose routing is new",
+        "Whether layout and counts are known from before, as in a backward pass or with repeated "
+        "routing. Then only the barriers remain.",
+        "a layer whose routing is new",
     )
     stack: str = option(
         "vllm",
+        "Whose kernels stand around DeepEP's and the grouped GEMMs; `schemes/ep/deepep/LAYER.md` "
+        "lists them. sglang and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring "
+        "indices and scales along; vllm marks the padding, so that it is not multiplied. bare only "
+        "casts, copies and adds rows, and pads nothing. Gradients, which neither engine knows, "
+        "always take bare.",
+        "sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a baseline has "
+        "its better engine",
         choices=(*STACKS, BARE),
-        help="Whose kernels stand around DeepEP's and the grouped GEMMs; "
-        "`schemes/ep/deepep/LAYER.md` lists them. sglang and vllm cast rows, pad each expert to "
-        "DeepGEMM's 128 rows, and bring indices and scales along; vllm marks the padding, "
-        "so that it is not multiplied. bare only casts, copies and adds rows, and pads nothing. "
-        "Gradients, which neither engine knows, always take bare.",
-        source="sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a "
-        "baseline has its better engine",
     )
 
 

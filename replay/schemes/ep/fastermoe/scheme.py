@@ -55,30 +55,29 @@ class FasterMoeOptions(NcclOptions):
 
     group_size: int = option(
         4,
-        least=1,
-        help="GPUs of a group, which exchange rows in the first step; all, if there are fewer. As "
-        "many steps as groups.",
-        source="FMOE_FASTER_GROUP_SIZE, fmoe/fastermoe/config.py and cuda/fastermoe",
+        "GPUs of a group, which exchange rows in the first step; all, if there are fewer. As many "
+        "steps as groups.",
+        "FMOE_FASTER_GROUP_SIZE, fmoe/fastermoe/config.py and cuda/fastermoe",
     )
     shadowing: bool = option(
         False,
-        help="Whether all GPUs get the weights of experts with many rows, where its policy says "
-        "that this is quicker; each then multiplies its own rows for them.",
-        source="FMOE_FASTER_SHADOW_ENABLE, off by default",
+        "Whether all GPUs get the weights of experts with many rows, where its policy says that "
+        "this is quicker; each then multiplies its own rows for them.",
+        "FMOE_FASTER_SHADOW_ENABLE, off by default",
     )
     network_GB_per_s: float = option(
         0.0,
+        "What the policy takes for the rate of a GPU's links. 0: the system's.",
+        "FMOE_FASTER_GLBPLC_NETBW, 6.25 by default; the system's own is comparable",
         least=0,
         unit="GB/s",
-        help="What the policy takes for the rate of a GPU's links. 0: the system's.",
-        source="FMOE_FASTER_GLBPLC_NETBW, 6.25 by default; the system's own is comparable",
     )
     gemm_TFLOP_per_s: float = option(
         0.0,
+        "What the policy takes for the rate of a GPU's GEMMs. 0: the system's.",
+        "FMOE_FASTER_GLBPLC_GPUTP, 11.5 by default; the system's own is comparable",
         least=0,
         unit="TFLOP/s",
-        help="What the policy takes for the rate of a GPU's GEMMs. 0: the system's.",
-        source="FMOE_FASTER_GLBPLC_GPUTP, 11.5 by default; the system's own is comparable",
     )
 
 

@@ -45,28 +45,25 @@ class HybridEpOptions(Options):
 
     num_sms: int = option(
         32,
-        least=1,
-        help="SMs of the dispatch kernel and of the combine kernel.",
-        source="num_sms_dispatch_api of HybridEPBuffer inside one domain",
+        "SMs of the dispatch kernel and of the combine kernel.",
+        "num_sms_dispatch_api of HybridEPBuffer inside one domain",
     )
     chunk_tokens: int = option(
         128,
-        least=1,
-        unit="tokens",
-        help="Consecutive tokens that an SM takes together. A GPU with fewer tokens uses one SM.",
-        source="NUM_OF_TOKENS_PER_CHUNK_DISPATCH_API and _COMBINE_API, 128 unless set",
+        "Consecutive tokens that an SM takes together. A GPU with fewer tokens uses one SM.",
+        "NUM_OF_TOKENS_PER_CHUNK_DISPATCH_API and _COMBINE_API, 128 unless set",
     )
     non_blocking: bool = option(
         False,
-        help="Whether the host promises a bound for the number of received rows and does not wait "
-        "for it; a CUDA graph can hold the layer then. Rows beyond the bound would be dropped: it "
-        "is taken to hold all.",
-        source="non_blocking of dispatch_with_permute, off unless num_permuted_tokens is given",
+        "Whether the host promises a bound for the number of received rows and does not wait for "
+        "it; a CUDA graph can hold the layer then. Rows beyond the bound would be dropped: it is "
+        "taken to hold all.",
+        "non_blocking of dispatch_with_permute, off unless num_permuted_tokens is given",
     )
     cached_layout: bool = option(
         False,
-        help="Whether places are known from before, as in a backward pass.",
-        source="a layer whose routing is new",
+        "Whether places are known from before, as in a backward pass.",
+        "a layer whose routing is new",
     )
 
 

@@ -50,26 +50,21 @@ class MegaMoeOptions(Options):
 
     pull_bytes: int = option(
         8192,
+        "Most bytes of a piece in which a warp pulls a row; a row is halved until it is no larger.",
+        f"{CODE}, mega_moe.hpp: num_max_pull_bytes of FP8",
         least=16,
-        unit="bytes",
-        help="Most bytes of a piece in which a warp pulls a row; a row is halved until it is no "
-        "larger.",
-        source=f"{CODE}, mega_moe.hpp: num_max_pull_bytes of FP8",
     )
     tile_rows: int = option(
         0,
-        least=0,
-        unit="rows",
-        help="Rows of a tile. 0 takes 16, 32, 64, 128, 192 or 240 by the rows that an expert is "
+        "Rows of a tile. 0 takes 16, 32, 64, 128, 192 or 240 by the rows that an expert is "
         "expected to have.",
-        source=f"{CODE}, mega_moe.hpp: get_block_config_for_mega_moe",
+        f"{CODE}, mega_moe.hpp: get_block_config_for_mega_moe",
     )
     ring_tiles: int = option(
         0,
-        least=0,
-        help="Row tiles that the ring of received rows has room for. 0 takes as many as the order "
-        "of tasks can have in use.",
-        source=f"{CODE}, scheduler/mega_moe.cuh: get_num_max_live_pool_blocks",
+        "Row tiles that the ring of received rows has room for. 0 takes as many as the order of "
+        "tasks can have in use.",
+        f"{CODE}, scheduler/mega_moe.cuh: get_num_max_live_pool_blocks",
     )
 
 

@@ -53,16 +53,16 @@ class ExpertOptions(Options):
 
     experts: str = option(
         "te",
+        "Kernels of the experts: a cuBLAS call for each (te), or one grouped GEMM of all (cutlass, "
+        "of earlier versions, for BF16).",
+        "Megatron-LM experts.py; TransformerEngine grouped_linear.py",
         choices=("te", "cutlass"),
-        help="Kernels of the experts: a cuBLAS call for each (te), or one grouped GEMM of all "
-        "(cutlass, of earlier versions, for BF16).",
-        source="Megatron-LM experts.py; TransformerEngine grouped_linear.py",
     )
     streams: int = option(
         STREAMS,
+        "Streams on which experts=te runs its calls.",
+        "TransformerEngine common/util/multi_stream.h",
         least=1,
-        help="Streams on which experts=te runs its calls.",
-        source="TransformerEngine common/util/multi_stream.h",
     )
 
 

@@ -57,23 +57,22 @@ class TutelOptions(NcclOptions):
 
     capacity: float = option(
         0.0,
-        help="Capacity factor. 0: room for the largest load of any expert of any rank, so that "
-        "nothing is dropped. Above 0: that many times the mean load, rounded up for one choice and "
+        "Capacity factor. 0: room for the largest load of any expert of any rank, so that nothing "
+        "is dropped. Above 0: that many times the mean load, rounded up for one choice and "
         "multiplied by the choices; more is dropped. Below 0: whichever of the two is less.",
-        source="Tutel's own is 1, which drops tokens; 0 does as other schemes do",
+        "Tutel's own is 1, which drops tokens; 0 does as other schemes do",
     )
     overlap_degree: int = option(
         1,
-        least=1,
+        "Chunks of the capacity. With several, experts run beside NCCL, on the SMs it leaves.",
+        "Tutel moe_layer.py, a2a_ffn_overlap_degree; communicate.py, max_num_split",
         most=32,
-        help="Chunks of the capacity. With several, experts run beside NCCL, on the SMs it leaves.",
-        source="Tutel moe_layer.py, a2a_ffn_overlap_degree; communicate.py, max_num_split",
     )
     use_2dh: bool = option(
         False,
-        help="Whether rows for other nodes are first exchanged inside the node and then between "
-        "GPUs of one index, both times in few long messages (2DH). One node has one exchange.",
-        source="Tutel moe_layer.py, use_2dh, off by default",
+        "Whether rows for other nodes are first exchanged inside the node and then between GPUs of "
+        "one index, both times in few long messages (2DH). One node has one exchange.",
+        "Tutel moe_layer.py, use_2dh, off by default",
     )
 
     def rows(self, work: LayerWork) -> int:
