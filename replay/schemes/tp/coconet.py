@@ -36,6 +36,7 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.schemes.options import Options, option
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE
+from replay.schemes.tp.collectives import too_few
 from replay.schemes.tp.overlap.overlapping import (
     WITHOUT_GATHERS,
     Overlapping,
@@ -120,10 +121,7 @@ class CoCoNet(Overlapping):
 
     def refuses(self, layer: TensorLayer) -> str:
         """Layers on fewer GPUs than the algorithm exchanges between."""
-        least = library.find(self._way).least_ranks
-        if 1 < layer.num_ranks < least:
-            return f"NCCL uses the switch for {least} GPUs or more, not for {layer.num_ranks}"
-        return super().refuses(layer)
+        return too_few(self._way, layer) or super().refuses(layer)
 
     def communication_sms(self, machine: Machine) -> int:
         """An SM for each thread block of the collective."""
@@ -132,9 +130,7 @@ class CoCoNet(Overlapping):
     # ---- kernels alone ---------------------------------------------------------------------------
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
-        """All-gather of rows, where a GPU owns some."""
-        if not self.sequence_parallel:
-            return after
+        """All-gather of rows."""
         return self._alone(kernels, GATHER, "all_gather", after)
 
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
@@ -149,8 +145,6 @@ class CoCoNet(Overlapping):
         self, kernels: Kernels, kinds: PhaseKinds, collective: Collective, after: Ints
     ) -> Ints:
         machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1:
-            return after
         return library.find(self._way).build(
             machine, kinds, collective, layer.tokens * layer.row_bytes,
             machine.kernel(after, _title(collective)), blocks=self.options.blocks, payload=True,

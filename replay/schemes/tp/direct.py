@@ -50,17 +50,12 @@ class Direct(TensorScheme):
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
         """Store every row to each GPU that does not own it."""
-        machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1:
-            return after
         owner, other = self._pairs(kernels)
-        return self._stored(kernels, GATHER, owner, other, machine.kernel(after, "gather"))
+        return self._stored(kernels, GATHER, owner, other, kernels.machine.kernel(after, "gather"))
 
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """Store every partial sum to the row's owner, who adds them up."""
         machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1:
-            return after
         owner, other = self._pairs(kernels)
         landed = self._stored(kernels, REDUCE, other, owner, machine.kernel(after, "reduce"))
         own = np.full(layer.num_ranks, layer.owned * layer.row_bytes)

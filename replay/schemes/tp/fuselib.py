@@ -112,8 +112,6 @@ class FuseLib(Overlapping):
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """Sums in a kernel alone: (rank,) tasks."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
-        if n == 1:
-            return after
         begun = machine.kernel(after, self._sums)
         blocks = self._messages(layer)
         rows = np.diff(blocks.first)
@@ -156,11 +154,8 @@ class FuseLib(Overlapping):
     # ---- rows ------------------------------------------------------------------------------------
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
-        """Rows of all GPUs, where a GPU owns some, in a kernel alone: (rank,) tasks."""
-        if not self.sequence_parallel or kernels.layer.num_ranks == 1:
-            return after
-        begun = kernels.machine.kernel(after, "all-gather")
-        return self._push(kernels, begun).ends
+        """Rows of all GPUs, in a kernel alone: (rank,) tasks."""
+        return self._push(kernels, kernels.machine.kernel(after, "all-gather")).ends
 
     def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
         """A product whose tiles wait for rows that some of its blocks push: (rank,) tasks."""

@@ -76,6 +76,19 @@ class TensorTraffic(NamedTuple):
     reduce: str
 
 
+def one_way(moves: str, *, sequence_parallel: bool) -> TensorTraffic:
+    """Classes of a scheme that gathers rows and adds sums up in the same way.
+
+    Parameters
+    ----------
+    sequence_parallel
+        Whether GPUs own rows. Otherwise nothing is gathered, and all GPUs get all sums.
+    """
+    return (
+        TensorTraffic(moves, moves) if sequence_parallel else TensorTraffic("none", f"{moves}-all")
+    )
+
+
 def gathers_of(layer: TensorLayer) -> int:
     """How many times the rows of all tokens are gathered."""
     return layer.num(Enter) + (layer.num(Leave) if layer.is_backward else 0)

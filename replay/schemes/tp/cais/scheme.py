@@ -25,7 +25,7 @@ import numpy as np
 
 from replay.model.machine.kinds import Kind
 from replay.model.work.transformer_layer import Enter, Leave, Norm
-from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
+from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme, is_plain
 from replay.schemes.tp.cais.grid import Grid
 from replay.schemes.tp.cais.kernels import Blocks
 from replay.schemes.tp.cais.moves import Moves
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.work.transformer_layer import Step, TensorLayer
+    from replay.model.work.transformer_layer import Product, Step, TensorLayer
     from replay.schemes.tp.cais.kernels import Pushing
     from replay.schemes.tp.kernels import Kernels
 
@@ -89,37 +89,36 @@ class Cais(TensorScheme):
                 place += 1
         return after
 
-    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
-        """Multiply rows that tiles load; where something reads rows before, load them alone."""
-        if not _is_plain(step) or kernels.layer.num_ranks == 1:
-            return super().enter(kernels, step, after)
+    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Multiply rows that tiles load."""
         blocks, machine = self._blocks(kernels), kernels.machine
         begun = machine.kernel(machine.sync.barrier(GATHER, after), "ag-gemm")
         grid = self._grid(machine)
-        loading = blocks.load_and_multiply(step.product)
+        loading = blocks.load_and_multiply(product)
         grid.add(loading.first, loading.end, loading.place)
         grid.launch(begun)
-        done = _ended(machine, loading.end, begun)
-        return kernels.gradient(step.product, done) if kernels.layer.is_backward else done
+        return _ended(machine, loading.end, begun)
 
     def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
-        """Push sums tile by tile; where something changes them first, push them alone."""
-        if not _is_plain(step) or kernels.layer.num_ranks == 1:
+        """Multiply and add up; backward, rows for the weights' gradient are loaded behind."""
+        assert isinstance(step, Leave)
+        layer = kernels.layer
+        if layer.num_ranks == 1 or not layer.is_backward or not is_plain(step):
             return super().leave(kernels, step, after)
+        done = self.multiply_and_reduce(kernels, step.product, after)
+        return kernels.gradient(step.product, self.gather(kernels, done))
+
+    def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Push sums tile by tile."""
         blocks, machine = self._blocks(kernels), kernels.machine
         begun = machine.kernel(after, "gemm-rs")
         grid = self._grid(machine)
-        pushing = blocks.multiply_and_push(step.product, begun)
+        pushing = blocks.multiply_and_push(product, begun)
         grid.add(pushing.first, pushing.end, pushing.place)
-        done = self._summed(machine, grid, pushing, begun)
-        if not kernels.layer.is_backward:
-            return done
-        return kernels.gradient(step.product, self.gather(kernels, done))
+        return self._summed(machine, grid, pushing, begun)
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
         """Load the rows of all tokens, in a kernel of its own."""
-        if kernels.layer.num_ranks == 1:
-            return after
         blocks, machine = self._blocks(kernels), kernels.machine
         begun = machine.kernel(machine.sync.barrier(GATHER, after), "all-gather")
         grid = self._grid(machine)
@@ -130,8 +129,6 @@ class Cais(TensorScheme):
 
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """Push the sums of all tokens, in a kernel of its own."""
-        if kernels.layer.num_ranks == 1:
-            return after
         blocks, machine = self._blocks(kernels), kernels.machine
         begun = machine.kernel(after, "reduce-scatter")
         grid = self._grid(machine)
@@ -202,15 +199,9 @@ def _ended(machine: Machine, tasks: Ints, begun: Ints) -> Ints:
     return machine.gather(tasks.ravel(), rank, begun)
 
 
-def _is_plain(step: Enter | Leave) -> bool:
-    """Whether a product is one matrix and reads, or makes, the rows themselves."""
-    around = step.before if isinstance(step, Enter) else step.after
-    return step.product.groups == 1 and not around
-
-
 def _in_one(steps: tuple[Step, ...]) -> tuple[Leave, Norm, Enter] | None:
     """A product, a norm and a product that can be one kernel; None if steps are anything else."""
     match steps:
         case (Leave() as leave, Norm() as norm, Enter() as enter):
-            return (leave, norm, enter) if _is_plain(leave) and _is_plain(enter) else None
+            return (leave, norm, enter) if is_plain(leave) and is_plain(enter) else None
     return None
