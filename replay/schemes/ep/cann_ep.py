@@ -130,7 +130,7 @@ class CannEp(StagedScheme):
         """Add dispatch, experts and combine."""
         begin = yield start
         received = yield self.dispatch(work, machine, begin)
-        split = machine.sms.split(f"scheme {self.name!r}", {})
+        split = self.split(machine)
         received = shared_kernels(machine, work, split, start, received)
         rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.for_kernels()
         operands = cast_received(machine, work, rows, received)

@@ -122,7 +122,7 @@ class FlashInferPush(Scheme):
         flags = self._dispatch(work, machine, begun)
         ready = self._expanded(work, machine, machine.gather(reserved, machine.ranks, flags))
         # Blocks of tokens leave hardly an SM: shared experts run behind the kernel.
-        every = machine.sms.split(f"scheme {self.name!r}", {"blocks": machine.sms.count})
+        every = self.split(machine, blocks=machine.sms.count)
         ready = shared_kernels(machine, work, every, start, ready)
         done = separate_kernels(machine, work, self._sms(machine), ready)
         returned = self._combine(work, machine, done)
@@ -262,5 +262,5 @@ class FlashInferPush(Scheme):
         return machine.sms.pool("sm", machine.sms.count)
 
     def _channels(self, machine: Machine, name: str) -> Ints:
-        split = machine.sms.split(f"scheme {self.name!r}", {})
+        split = self.split(machine)
         return split.channels(name, machine.sms.count)

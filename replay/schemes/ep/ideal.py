@@ -120,6 +120,6 @@ class Ideal(Scheme):
     def _kernels(
         self, work: LayerWork, machine: Machine, pool: Ints, start: Ints, begun: Ints
     ) -> Ints:
-        none = machine.sms.split(f"scheme {self.name!r}", {})
+        none = self.split(machine)
         begun = shared_kernels(machine, work, none, start, begun)
         return separate_kernels(machine, work, pool, begun)

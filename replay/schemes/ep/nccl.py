@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.model.collectives.pair_rules import rules_of, rules_on
+from replay.model.collectives.point_to_point import all_to_all
 from replay.model.machine.domains import Domains
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
@@ -16,8 +17,11 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.collectives.pair_rules import PairRules
+    from replay.model.collectives.point_to_point import Exchanged
     from replay.model.machine.communicators import Group
-    from replay.model.machine.machine import Machine
+    from replay.model.machine.kinds import PhaseKinds
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
 FIFO_SOURCE = (
@@ -114,3 +118,32 @@ class SendsByNccl(Scheme):
     def communication_sms(self, system: System) -> int | None:
         """One a channel."""
         return self.options.num_channels(system)
+
+    def channels(self, machine: Machine, rest: str = "") -> Split:
+        """SMs of a kernel of NCCL's, and those that it leaves; a rank alone runs none.
+
+        Parameters
+        ----------
+        rest
+            What at least one further SM must do; see `split`.
+        """
+        alone = machine.num_ranks == 1
+        held = {} if alone else {"channels": self.options.rules(machine).num_channels}
+        return self.split(machine, rest=rest, **held)
+
+    def exchange(
+        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, begun: Ints,
+        *, payload: bool = True,
+    ) -> Exchanged:  # fmt: skip
+        """Send `sizes` bytes (source, destination) in a kernel of NCCL's.
+
+        Parameters
+        ----------
+        begun
+            (rank,): it runs.
+        payload
+            Whether these are rows.
+        """
+        rules = self.options.rules(machine)
+        channels = self.channels(machine).channels("nccl", rules.num_channels)
+        return all_to_all(machine, kinds, channels, rules, sizes, begun, payload=payload)

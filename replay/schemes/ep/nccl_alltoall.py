@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import nccl, point_to_point
+from replay.model.collectives import nccl
 from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_before_wait
@@ -29,7 +29,6 @@ from replay.schemes.ep.staged import StagedScheme
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -114,7 +113,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         result = work.result_row_bytes
 
         moved = MemoryTraffic(tokens * b_d, sent_rows * b_d, sent_rows)
-        shared = shared_before_wait(machine, work, self._split(machine), start)
+        shared = shared_before_wait(machine, work, self.channels(machine), start)
         permuted, counted = self._permuted(work, machine, moved, start)
         permuted = yield permuted
         if counted is not None:
@@ -139,7 +138,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         if machine.num_ranks > 1:
             back = work.matrix("pairs").T * b_c
             begun = machine.kernel(done, ROWS)
-            arrived = self._all_to_all(machine, COMBINE, back, begun).done
+            arrived = self.exchange(machine, COMBINE, back, begun).done
         if work.is_backward:
             arrived = self._probs(work, machine, COMBINE, arrived)
         arrived = yield arrived
@@ -206,7 +205,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         begun = machine.kernel(ready, ROWS)
         row_bytes, n = work.dispatch_row_bytes, machine.num_ranks
         sizes = work.matrix("pairs") * row_bytes
-        exchanged = self._all_to_all(machine, DISPATCH, sizes, begun)
+        exchanged = self.exchange(machine, DISPATCH, sizes, begun)
         order = np.argsort(work.pair_source * n + work.pair_rank, kind="stable")
         src, dst = work.pair_source[order], work.pair_rank[order]
         place = places(work.matrix("pairs").ravel())
@@ -220,21 +219,4 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
             return after
         pairs = work.matrix("pairs") if kinds is DISPATCH else work.matrix("pairs").T
         begun = machine.kernel(after, WEIGHTS)
-        return self._all_to_all(machine, kinds, PROB_BYTES * pairs, begun, payload=False).done
-
-    def _all_to_all(
-        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, begun: Ints, *, payload: bool = True
-    ) -> point_to_point.Exchanged:
-        """One kernel of NCCL's that sends `sizes` bytes (source, destination)."""
-        rules = self.options.rules(machine)
-        split = self._split(machine)
-        channels = split.channels("nccl", rules.num_channels)
-        return point_to_point.all_to_all(
-            machine, kinds, channels, rules, sizes, begun, payload=payload
-        )
-
-    def _split(self, machine: Machine) -> Split:
-        """SMs of such a kernel, and those that it leaves; a rank alone runs none."""
-        alone = machine.num_ranks == 1
-        shares = {} if alone else {"channels": self.options.rules(machine).num_channels}
-        return machine.sms.split(f"scheme {self.name!r}", shares)
+        return self.exchange(machine, kinds, PROB_BYTES * pairs, begun, payload=False).done

@@ -48,7 +48,6 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -144,7 +143,7 @@ class Nvls(StagedScheme):
         # Of the tokens that were gathered, only those copied out are wanted.
         permuted = cast_received(machine, work, rows, permuted)
         sms = machine.sms.for_kernels()
-        permuted = shared_kernels(machine, work, self._split(machine), start, permuted)
+        permuted = shared_kernels(machine, work, self.split(machine, "num_sms"), start, permuted)
         done = separate_kernels(machine, work, sms, permuted)
         # The dense buffer: zeros for all tokens, to which the own experts' rows are added.
         zeroes = MemoryTraffic(0 * every, work.num_tokens * b_c * every)
@@ -153,12 +152,8 @@ class Nvls(StagedScheme):
         summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, zeroed, ADD)
         return (yield self._reduce_scatter(work, machine, summed))
 
-    def _split(self, machine: Machine) -> Split:
-        """SMs of a kernel of collectives, and those that it leaves."""
-        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
-
     def _pool(self, machine: Machine) -> Ints:
-        return self._split(machine).pool("nvls-sm", self.options.num_sms)
+        return self.split(machine, "num_sms").pool("nvls-sm", self.options.num_sms)
 
     def _blocks(self, work: LayerWork, grain: int) -> tuple[Ints, Ints]:
         """(block,): owner and rows of each block of up to `grain` consecutive tokens."""

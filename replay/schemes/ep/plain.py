@@ -30,7 +30,6 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
 
@@ -79,7 +78,8 @@ class Plain(Scheme):
         landed = machine.gather(arrived, expert_rank, begun)
         dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
 
-        dispatched = shared_kernels(machine, work, self._split(machine), start, dispatched)
+        split = self.split(machine, "num_sms")
+        dispatched = shared_kernels(machine, work, split, start, dispatched)
         rows = work.matrix("pairs").sum(axis=0)
         every_sm = machine.sms.pool("sm", machine.sms.count)
         operands = cast_received(machine, work, rows, dispatched)
@@ -103,15 +103,11 @@ class Plain(Scheme):
         machine.notes.follow("combined", token, ends[work.source_rank])
         return ends
 
-    def _split(self, machine: Machine) -> Split:
-        """SMs of a kernel that stores rows, and those that it leaves."""
-        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
-
     def _store(
         self, machine: Machine, kinds: PhaseKinds, src: Ints, dst: Ints, row_bytes: int, begun: Ints
     ) -> tuple[Ints, Ints]:
         """Store a row per pair: (pair,) tasks that store it, and those after which it is there."""
-        pool = self._split(machine).pool("plain-store", self.options.num_sms)
+        pool = self.split(machine, "num_sms").pool("plain-store", self.options.num_sms)
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         stored = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         arrived, remote = stored.copy(), src != dst  # rows of the own GPU stay in its memory

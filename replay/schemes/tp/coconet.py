@@ -204,9 +204,7 @@ class CoCoNet(Overlapping):
         return machine.gather(tiled.tasks.done, tiles.rank, gathered.ends)
 
     def _split(self, machine: Machine) -> Split:
-        return machine.sms.split(
-            f"scheme {self.name!r}", {"blocks": self.options.blocks}, rest="multiply"
-        )
+        return self.split(machine, "blocks", rest="multiply")
 
     def _row_parts(self, machine: Machine, layer: TensorLayer) -> int:
         """Blocks of rows in a share: rounds of the ring, or the chunks of the switch."""

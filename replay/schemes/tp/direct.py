@@ -74,9 +74,7 @@ class Direct(TensorScheme):
     ) -> Ints:
         """Store a row per pair: (rank,) tasks after which every GPU has all of its rows."""
         machine, row_bytes = kernels.machine, kernels.layer.row_bytes
-        sms = self.options.num_sms
-        split = machine.sms.split(f"scheme {self.name!r}", {"num_sms": sms})
-        pool = split.pool("direct-store", sms)
+        pool = self.split(machine, "num_sms").pool("direct-store", self.options.num_sms)
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         issued = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         stored = machine.transfers.store(kinds, src, dst, row_bytes, issued, on=pool[src])

@@ -138,12 +138,12 @@ class CcFuser(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add what precedes the kernels, the kernels, and what stands between and behind them."""
-        sms = machine.sms.split(f"scheme {self.name!r}", {})
+        sms = self.split(machine)
         pool = sms.pool("sm", machine.sms.count)
         blocks = Blocks.of(work, padded=self.options.pad_tiles)
         begun = self._before(work, machine, blocks, start)
         # Its blocks take every SM, so that shared experts come before them.
-        none_left = machine.sms.split(f"scheme {self.name!r}", {"all": machine.sms.count})
+        none_left = self.split(machine, all=machine.sms.count)
         begun = shared_kernels(machine, work, none_left, start, begun)
         begun = machine.kernel(begun, FIRST)
         does_wait = self.options.get == "loop"

@@ -161,9 +161,7 @@ class FusedKernelPair(Scheme):
         """Lay out what every block of columns sends."""
 
     def _split(self, machine: Machine, name: str) -> Split:
-        return machine.sms.split(
-            f"scheme {self.name!r}", {name: getattr(self.options, name)}, rest="compute"
-        )
+        return self.split(machine, name, rest="compute")
 
 
 def shared_tokens(work: LayerWork) -> Buffer:

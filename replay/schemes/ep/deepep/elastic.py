@@ -244,5 +244,4 @@ class ElasticDeepEp(StagedScheme):
 
     def _split(self, work: LayerWork, machine: Machine) -> Split:
         """SMs of one of the two kernels, and those that it leaves."""
-        shares = {"num_sms": self._num_sms(work, machine)}
-        return machine.sms.split(f"scheme {self.name!r}", shares)
+        return self.split(machine, num_sms=self._num_sms(work, machine))

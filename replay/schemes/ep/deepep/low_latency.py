@@ -201,7 +201,7 @@ class LowLatencyDeepEp(StagedScheme):
         rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.for_kernels()
         ready = cast_received(machine, work, rows, received)
         # A group of warps per expert leaves hardly an SM: shared experts run behind the kernel.
-        every = machine.sms.split(f"scheme {self.name!r}", {"blocks": machine.sms.count})
+        every = self.split(machine, blocks=machine.sms.count)
         ready = shared_kernels(machine, work, every, start, ready)
         if self.options.overlap_sms:
             operands = yield masked.masked_operands(
@@ -332,7 +332,7 @@ class LowLatencyDeepEp(StagedScheme):
         """
         grid, costs, num_sms = self._grid(work, machine), machine.costs, self.options.overlap_sms
         shares = {"overlap_sms": num_sms}
-        split = machine.sms.split(f"scheme {self.name!r}", shares, rest="multiply")
+        split = self.split(machine, rest="multiply", **shares)
         pool = split.pool("sm-beside-combine", split.left)
         sms = split.channels("ll-combine-beside", num_sms)
         gemm = masked.signalling_kernel(machine, work, pool, start, split.left)
@@ -456,6 +456,6 @@ class LowLatencyDeepEp(StagedScheme):
 
     def _sms(self, machine: Machine, group: str, grid: Grid) -> tuple[Ints, Ints]:
         """(rank, SM, group) groups of warps, and (rank, SM) whole blocks, of the same SMs."""
-        split = machine.sms.split(f"scheme {self.name!r}", {})
+        split = self.split(machine)
         lanes = split.warp_lanes(group, grid.num_sms, grid.groups)
         return lanes, split.channels(f"{group}-block", grid.num_sms, on=group)

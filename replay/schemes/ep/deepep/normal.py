@@ -58,7 +58,6 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -219,7 +218,7 @@ class DeepEp(StagedScheme):
         engine = self._engine(work)
         if engine is None:
             return (yield from self._bare(work, machine, pool, start))
-        shared = shared_before_wait(machine, work, self._sms(machine), start)
+        shared = shared_before_wait(machine, work, self.split(machine, "num_sms"), start)
         cast = yield stack.run(engine, engine.before_dispatch, work, machine, start)
         received = yield self.dispatch(work, machine, cast)
         added = yield stack.experts(engine, work, machine, pool, shared(received))
@@ -237,7 +236,7 @@ class DeepEp(StagedScheme):
         operand, b_c = work.operand_row_bytes, work.combine_row_bytes
         copies = work.matrix("copies").sum(axis=0)
         rows = work.matrix("pairs").sum(axis=0)
-        shared = shared_before_wait(machine, work, self._sms(machine), start)
+        shared = shared_before_wait(machine, work, self.split(machine, "num_sms"), start)
         cast = yield cast_before_dispatch(machine, work, start)
         received = yield self.dispatch(work, machine, cast)
         received = cast_received(machine, work, copies, received)
@@ -267,7 +266,8 @@ class DeepEp(StagedScheme):
         """Add the dispatch kernel alone, once it runs: (rank,) marks of its end."""
         kernel = intranode.dispatch if machine.num_domains == 1 else internode.dispatch
         config, _ = self._configs(work.num_ranks, machine.num_domains)
-        return kernel(work, machine, config, self.options.num_sms // 2, self._sms(machine), begun)
+        sms = self.split(machine, "num_sms")
+        return kernel(work, machine, config, self.options.num_sms // 2, sms, begun)
 
     def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add notify and combine kernels: (rank,) marks of the end."""
@@ -283,11 +283,8 @@ class DeepEp(StagedScheme):
         """Add the combine kernel alone, once it runs: (rank,) marks of its end."""
         kernel = intranode.combine if machine.num_domains == 1 else internode_combine.combine
         _, config = self._configs(work.num_ranks, machine.num_domains)
-        return kernel(work, machine, config, self.options.num_sms // 2, self._sms(machine), begun)
-
-    def _sms(self, machine: Machine) -> Split:
-        """SMs of one of the two kernels, which follow one another."""
-        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
+        sms = self.split(machine, "num_sms")
+        return kernel(work, machine, config, self.options.num_sms // 2, sms, begun)
 
     def _configs(self, num_ranks: int, nodes: int) -> tuple[Config, Config]:
         """Chunks and rings of the dispatch and of the combine."""

@@ -201,23 +201,13 @@ class DySharp(Scheme):
         """SMs of the kernel that dispatches and of the one that combines; they may be the same."""
         if self.two_kernels:
             return self._in_turn(machine, rest="multiply")
-        shares = {
-            name: getattr(self.options, name)
-            for name in ("dispatch_sms", "combine_sms", "gemm2_sms")
-        }
-        kernel = machine.sms.split(f"scheme {self.name!r}", shares, rest="multiply")
+        kernel = self.split(machine, "dispatch_sms", "combine_sms", "gemm2_sms", rest="multiply")
         return kernel, kernel
 
     def _in_turn(self, machine: Machine, *, rest: str = "") -> tuple[Split, Split]:
         """SMs of two kernels of which one follows the other, those that move rows by option."""
-        dispatch, combine = (
-            machine.sms.split(f"scheme {self.name!r}", {name: sms}, rest=rest)
-            for name, sms in (
-                ("dispatch_sms", self.options.dispatch_sms),
-                ("combine_sms", self.options.combine_sms),
-            )
-        )
-        return dispatch, combine
+        dispatch = self.split(machine, "dispatch_sms", rest=rest)
+        return dispatch, self.split(machine, "combine_sms", rest=rest)
 
     def _pools(self, kernels: tuple[Split, Split]) -> tuple[Ints, Ints, int]:
         """SMs of the two GEMMs, which may be the same, and how many the first has."""

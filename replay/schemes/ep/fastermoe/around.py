@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import point_to_point
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, Kind
 from replay.model.machine.times import MemoryTraffic
 
 if TYPE_CHECKING:
-    from replay.model.collectives.pair_rules import PairRules
+    from collections.abc import Callable
+
+    from replay.model.collectives.point_to_point import Exchanged
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
@@ -51,13 +52,15 @@ GRADIENTS = Operation("gradients of results", moves="a gradient for each of a to
 GATE_GRADIENTS = Operation("gradients of gate weights", moves="gradients and results of all rows")
 
 
-def count(machine: Machine, work: LayerWork, rules: PairRules, channels: Ints, start: Ints) -> Ints:
+def count(
+    machine: Machine, work: LayerWork, start: Ints, exchange: Callable[..., Exchanged]
+) -> Ints:
     """Count rows and learn where they go: (rank,) tasks. A backward pass knows.
 
     Parameters
     ----------
-    rules, channels
-        Those of NCCL's kernels; unused by a rank alone.
+    exchange
+        Sends bytes (source, destination) in a kernel of NCCL's from (rank,) tasks on.
     """
     if work.is_backward:
         return start
@@ -66,9 +69,7 @@ def count(machine: Machine, work: LayerWork, rules: PairRules, channels: Ints, s
     if n > 1:
         begun = machine.kernel(counted, EXCHANGE)
         sizes = np.full((n, n), work.num_experts // n * NUMBER_BYTES)
-        counted = point_to_point.all_to_all(
-            machine, COUNTS, channels, rules, sizes, begun, payload=False
-        ).done
+        counted = exchange(sizes, begun, payload=False).done
     offsets = machine.small_kernels(Kind.LAYOUT, 0 * pairs, counted, OFFSETS)
     machine.host.wait(COUNTS, offsets, OFFSETS_KNOWN)
     placed = machine.small_kernels(Kind.LAYOUT, 2 * pairs * NUMBER_BYTES, offsets, POSITIONS)

@@ -23,7 +23,7 @@ from replay.model.collectives import point_to_point
 from replay.model.compute import shadows
 from replay.model.compute.shared import shared_before_wait
 from replay.model.machine.host import Operation
-from replay.model.machine.kinds import COMBINE, DISPATCH, PhaseKinds
+from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, PhaseKinds
 from replay.model.work.ragged import places
 from replay.model.work.shadowed import first_shadow, with_shadows
 from replay.schemes.ep.facts import Buffer
@@ -146,8 +146,9 @@ class FasterMoe(SendsByNccl):
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add counts, scatter, dispatches, calls, combines, gather."""
         shadowed = self._shadowed(work, partial(shadows.rates_of, machine))
-        shared = shared_before_wait(machine, work, self._split(machine), start)
-        carried, pool = with_shadows(work, shadowed).work, self._pool(machine)
+        shared = shared_before_wait(machine, work, self.channels(machine), start)
+        carried, split = with_shadows(work, shadowed).work, self.channels(machine)
+        pool = split.pool("fastermoe-experts", split.left)
         beside = Shadows(
             machine, work, carried, shadowed, self.options.rules(machine).num_channels, pool
         )
@@ -177,7 +178,7 @@ class FasterMoe(SendsByNccl):
         for parts, ended in zip(steps, ends, strict=True):
             back = machine.gather(ended, machine.ranks, back)
             for part in parts if machine.num_ranks > 1 else ():
-                back = self._exchange(work, machine, COMBINE, part.pairs.T, back).done
+                back = self._rows(work, machine, COMBINE, part.pairs.T, back).done
         gathered = around.gather(machine, work, back, done if len(shadowed) else None)
         machine.notes.follow("combined", np.arange(work.num_tokens), gathered[work.source_rank])
         return gathered
@@ -195,8 +196,7 @@ class FasterMoe(SendsByNccl):
         machine.notes.follow("sent", work.pair_token[stays], begun[work.pair_source[stays]])
 
     def _counted(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        rules = self.options.rules(machine)
-        known = around.count(machine, work, rules, self._channels(machine), start)
+        known = around.count(machine, work, start, partial(self.exchange, machine, COUNTS))
         if self.options.shadowing and machine.num_ranks > 1:
             known = decide(machine, work, known)
         return around.tokens_of(machine, work, known)
@@ -215,7 +215,7 @@ class FasterMoe(SendsByNccl):
         first = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
         for parts in steps:
             for part in parts:
-                exchanged = self._exchange(work, machine, DISPATCH, part.pairs, begun)
+                exchanged = self._rows(work, machine, DISPATCH, part.pairs, begun)
                 begun = exchanged.done
                 experts = part.call.expert[part.call.expert >= 0]
                 some = [by_expert[first[one] : first[one + 1]] for one in experts.tolist()]
@@ -227,34 +227,17 @@ class FasterMoe(SendsByNccl):
             ends.append(begun)
         return ends
 
-    def _exchange(
+    def _rows(
         self, work: LayerWork, machine: Machine, kinds: PhaseKinds, pairs: Ints, after: Ints
     ) -> point_to_point.Exchanged:
         """One kernel of NCCL's that sends `pairs` rows (source, destination)."""
-        rules = self.options.rules(machine)
         takes_part = (pairs.sum(axis=0) + pairs.sum(axis=1)) > 0
         begun = machine.kernel(after, ROWS, on=takes_part)
-        return point_to_point.all_to_all(
-            machine, kinds, self._channels(machine), rules, pairs * work.dispatch_row_bytes, begun,
-            payload=True,
-        )  # fmt: skip
+        return self.exchange(machine, kinds, pairs * work.dispatch_row_bytes, begun)
 
-    def _channels(self, machine: Machine) -> Ints:
-        """(rank, channel): SMs of NCCL's kernels; a rank alone has none."""
-        if machine.num_ranks == 1:
-            return np.empty((1, 0), np.int64)
-        num_channels = self.options.rules(machine).num_channels
-        return self._split(machine).channels("nccl", num_channels)
-
-    def _pool(self, machine: Machine) -> Ints:
-        split = self._split(machine)
-        return split.pool("fastermoe-experts", split.left)
-
-    def _split(self, machine: Machine) -> Split:
-        """SMs of NCCL's kernels, and those that they leave; a rank alone runs none."""
-        alone = machine.num_ranks == 1
-        shares = {} if alone else {"channels": self.options.rules(machine).num_channels}
-        return machine.sms.split(f"scheme {self.name!r}", shares, rest="compute")
+    def channels(self, machine: Machine, rest: str = "compute") -> Split:
+        """As every scheme's; experts run beside the kernels."""
+        return super().channels(machine, rest)
 
 
 def places_of_pairs(work: LayerWork) -> Ints:

@@ -122,7 +122,7 @@ class FlashDMoe(Scheme):
         # A server is an SM, whose blocks take turns. The operating system polls and computes
         # nothing: it takes an SM from the processors only if its block has the SM to itself.
         alone = {"blocks_per_sm": OS_BLOCKS} if options.blocks_per_sm == 1 else {}
-        sms = machine.sms.split(f"scheme {self.name!r}", alone, rest="multiply")
+        sms = self.split(machine, rest="multiply", **alone)
         pool = sms.pool("sm", sms.left)
         begun = machine.kernel(start, "layer")
         seen, priority = self._dispatch(work, machine, packets, pool, begun)

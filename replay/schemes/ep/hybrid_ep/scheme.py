@@ -32,7 +32,6 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -126,7 +125,7 @@ class HybridEp(StagedScheme):
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add preprocessing, dispatch, permute, experts, unpermute, combine."""
-        options, split = self.options, self._split(machine)
+        options, split = self.options, self.split(machine, "num_sms")
         shared = shared_before_wait(machine, work, split, start)
         ready = yield cast_before_dispatch(machine, work, start)
         if not (options.cached_layout or work.is_backward):
@@ -152,7 +151,3 @@ class HybridEp(StagedScheme):
             Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU"
         )
         return (yield kernels.combine(work, machine, *shape, summed))
-
-    def _split(self, machine: Machine) -> Split:
-        """SMs of one of the two kernels, and those that it leaves."""
-        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})

@@ -137,7 +137,7 @@ class MegaMoe(Scheme):
             own = np.diff(work.tokens_of_rank) * work.dispatch_row_bytes
             filled = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(own, own), start, FILL)
         begun = machine.kernel(filled, "layer")
-        sms = machine.sms.split(f"scheme {self.name!r}", {})
+        sms = self.split(machine)
         pool = sms.pool("sm", machine.sms.count)
         tiles = self._tiles(work)
         machine.notes.tile(tiles.rank, tiles.rows, self._height(work))

@@ -135,7 +135,7 @@ class MegatronAllGather(Scheme):
             rows = machine.small_kernels(Kind.LAYOUT, flags * (4 + 3 * prob), rows, SELECTED)
             machine.host.wait(DISPATCH, rows, SIZE_WAIT)
         # NCCL's kernels have gone, and have left no SMs to shared experts before.
-        split = machine.sms.split(f"scheme {self.name!r}", {"gathers": machine.sms.count})
+        split = self.split(machine, gathers=machine.sms.count)
         ready = shared_kernels(machine, layer, split, start, rows)
         done = run_experts(machine, work, self.options, ready)
         summed = MemoryTraffic(got * work.result_row_bytes, every * own)

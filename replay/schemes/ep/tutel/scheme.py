@@ -38,7 +38,6 @@ from replay.schemes.options import option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.collectives.pair_rules import PairRules
     from replay.model.machine.machine import Ints, Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
@@ -169,7 +168,7 @@ class Tutel(SendsByNccl):
         carried = self.carries(work)
         machine.notes.count(PADDED, machine.ranks, carried.padding)
         machine.notes.count(DROPPED, machine.ranks, carried.dropped(work))
-        shared = shared_before_wait(machine, work, self._split(machine), start)
+        shared = shared_before_wait(machine, work, self.channels(machine), start)
         begun = sparse.encode(machine, work, carried, self._agreed(work, machine, start))
         parts = cut(carried, self._chunks(work.num_ranks), self.options.rows(work))
         sent = self._dispatched(work, machine, carried, parts, begun)
@@ -262,7 +261,7 @@ class Tutel(SendsByNccl):
             moved = _copied(rows, part.dispatch_row_bytes)
             after = machine.memory_kernel(Kind.PERMUTE, moved, after, TO_EXPERTS)
         if self._chunks(part.num_ranks) > 1:
-            split = self._split(machine)
+            split = self.channels(machine)
             num_sms = split.left
             pool = split.pool("tutel-experts", num_sms)
         else:
@@ -278,36 +277,19 @@ class Tutel(SendsByNccl):
         self, machine: Machine, kinds: PhaseKinds, sizes: Ints, after: Ints
     ) -> point_to_point.Exchanged | hierarchical.Hierarchical:
         """Send `sizes` bytes (source, destination): a kernel of NCCL's, or those of 2DH."""
-        rules = self.options.rules(machine)
-        channels = self._split(machine).channels("nccl", rules.num_channels)
-        exchange = partial(_exchanged, machine=machine, kinds=kinds, channels=channels, rules=rules)
         if self.options.use_2dh and machine.num_domains > 1:
+            exchange = partial(self.exchange, machine, kinds)
             return hierarchical.all_to_all(machine, kinds, sizes, after, exchange)
-        return exchange(sizes, machine.kernel(after, ROWS))
+        return self.exchange(machine, kinds, sizes, machine.kernel(after, ROWS))
 
-    def _split(self, machine: Machine) -> Split:
-        """SMs of such a kernel, and those that it leaves; a rank alone runs none."""
-        alone = machine.num_ranks == 1
-        shares = {} if alone else {"channels": self.options.rules(machine).num_channels}
-        rest = "compute" if self._chunks(machine.num_ranks) > 1 else ""
-        return machine.sms.split(f"scheme {self.name!r}", shares, rest=rest)
+    def channels(self, machine: Machine, rest: str = "") -> Split:
+        """As every scheme's; experts of a chunk run beside the kernel of another."""
+        rest = "compute" if self._chunks(machine.num_ranks) > 1 else rest
+        return super().channels(machine, rest)
 
     def _chunks(self, num_ranks: int) -> int:
         """Chunks; a rank alone has one."""
         return self.options.overlap_degree if num_ranks > 1 else 1
-
-
-def _exchanged(
-    sizes: Ints,
-    begun: Ints,
-    *,
-    machine: Machine,
-    kinds: PhaseKinds,
-    channels: Ints,
-    rules: PairRules,
-) -> point_to_point.Exchanged:
-    """One kernel of NCCL's, from (rank,) begins."""
-    return point_to_point.all_to_all(machine, kinds, channels, rules, sizes, begun, payload=True)
 
 
 def _copied(rows: Ints, row_bytes: int) -> MemoryTraffic:
