@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
-MOST_RANKS, MOST_TOPK = 32, 8  # kMaxEpSize, kMaxTopK
 ID_BYTES, RECORD_BYTES, FLAG_BYTES = 4, 16, 8  # of an expert id or place, SlotMeta, a cell
 
 ZEROES = Operation("zeroes of the inbox", moves="scales, or rows, of all (token, GPU)")
@@ -77,22 +76,19 @@ class FlashInferPush(Scheme):
     phases_separated = False
     gemm_types = dispatch_types = combine_types = frozenset({"bf16", "fp8"})
     passes = FORWARD
-    most_ranks = MOST_RANKS
+    most_ranks, most_topk = 32, 8  # kMaxEpSize, kMaxTopK
+    even_experts = True
     validity = "Hopper, one node; all types FP8, or all BF16; up to 8 experts a token"
 
     def refuses(self, work: LayerWork) -> str:
-        """FP8 GEMMs send FP8 rows back, BF16 ones have no other type; equally many experts."""
-        types, topk = work.precision, work.expert_ids.shape[1]
+        """FP8 GEMMs send FP8 rows back, BF16 ones have no other type."""
+        types = work.precision
         if reason := super().refuses(work):
             return reason
         if types.combine != types.gemm:
             return f"its rows back are {types.gemm} like its GEMMs, not {types.combine}"
         if types.gemm == "bf16" and types.dispatch != "bf16":
             return f"its bf16 GEMMs read rows as they come, which are {types.dispatch}"
-        if topk > MOST_TOPK:
-            return f"its kernels take {MOST_TOPK} experts per token at most, not {topk}"
-        if len({len(own) for own in work.experts_of_rank}) > 1:
-            return "its ranks have equally many experts"
         return ""
 
     def communication_sms(self, system: System) -> int | None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from replay.model.collectives.pair_rules import rules_of, rules_on
 from replay.model.collectives.point_to_point import all_to_all
-from replay.model.machine.domains import Domains
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.options import Options, option
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints, Machine
     from replay.model.machine.sms import Split
-    from replay.model.work.layer import LayerWork
 
 FIFO_SOURCE = (
     "NCCL src/transport/p2p.cc: 12 MiB for each peer and channel; net.cc: 16 chunks a channel"
@@ -83,16 +81,6 @@ class NcclOptions(Options):
         """Class of what goes between nodes."""
         return "rail" if self.pxn else "direct"
 
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Say why ranks cannot lie on the nodes of a system as they do; empty if they can."""
-        if Domains(system.fabric, work.num_ranks).even or not self.pxn:
-            return ""
-        size = system.fabric.gpus_per_domain
-        return (
-            f"{work.num_ranks} ranks do not fill nodes of {size}: PXN wants a GPU of every rail in "
-            "each, pxn=false does not"
-        )
-
     @property
     def _settings(self) -> dict[str, Any]:
         return {
@@ -111,9 +99,11 @@ class SendsByNccl(Scheme):
         """By the rail of the target, unless an option says otherwise."""
         return self.options.network
 
-    def refuses_on(self, work: LayerWork, system: System) -> str:
+    @property
+    def full_nodes(self) -> str:  # type: ignore[override]  # likewise
         """PXN wants nodes that are full."""
-        return super().refuses_on(work, system) or self.options.refuses_on(work, system)
+        every = "PXN wants a GPU of every rail in each, pxn=false does not"
+        return every if self.options.pxn else ""
 
     def communication_sms(self, system: System) -> int | None:
         """One a channel."""

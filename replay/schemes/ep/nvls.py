@@ -35,7 +35,6 @@ from replay.model.compute.casts import cast_before_dispatch, cast_received
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_kernels
 from replay.model.machine import multimem
-from replay.model.machine.domains import Domains
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
@@ -92,17 +91,10 @@ class Nvls(StagedScheme):
     needs = frozenset({"multicast", "reduction"})
     traffic = "dense"
     network = "ring"
+    full_nodes = "groups of multicast are whole nodes"
     validity = "inference; gradients are assumed to take the same kernels"
     candidates = MappingProxyType({"num_sms": (8, 16, 24, 32)})
     options: NvlsOptions = NvlsOptions()
-
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Groups of multicast are whole nodes, and rings want a GPU of each rail in each."""
-        if reason := super().refuses_on(work, system):
-            return reason
-        size = system.fabric.gpus_per_domain
-        full = Domains(system.fabric, work.num_ranks).even
-        return "" if full else f"{work.num_ranks} ranks do not fill nodes of {size}"
 
     def communication_sms(self, system: System) -> int | None:
         """Those that issue multimem instructions."""

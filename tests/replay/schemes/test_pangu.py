@@ -338,6 +338,6 @@ def test_memory_holds_what_is_gathered() -> None:
 def test_a_node_that_is_not_full_is_refused() -> None:
     system = hwmodel.load("dgx-h100-x2")
     assert PANGU.refuses_on(uniform(12), system) == (
-        "its all-gathers need full nodes of 8 GPUs, not 12 ranks"
+        "12 ranks do not fill nodes of 8: its all-gathers are between GPUs of one index"
     )
     assert not PANGU.refuses_on(uniform(16), system)

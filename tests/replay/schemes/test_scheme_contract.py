@@ -29,8 +29,7 @@ from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.examine import case_of, declared, examine_case
 from replay.schemes.contract.reading import Dependencies
-from replay.schemes.ep.base import LayerRefusedError
-from replay.schemes.ep.facts import lacking
+from replay.schemes.ep.base import LayerRefusedError, Scheme
 from replay.schemes.options import about
 from replay.schemes.registry import COMPARED, EXAMPLES
 
@@ -146,7 +145,9 @@ def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: Syst
     }
     for scheme, names in refused.items():
         facts = {
-            name for name, make in small_layers.LAYERS.items() if lacking(SCHEMES[scheme], make())
+            name
+            for name, make in small_layers.LAYERS.items()
+            if Scheme.refuses(SCHEMES[scheme], make())
         }
         assert set(names) == facts | MORE.get(scheme, set())
         assert len(names) < len(small_layers.LAYERS) // 2  # the contract has something to examine

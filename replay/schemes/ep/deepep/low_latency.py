@@ -75,7 +75,6 @@ BULK_UNROLL = 4  # the same for rows that go through shared memory (TMA)
 LOOK_UNROLL = 8  # the same where a block looks for the rows of its experts
 COUNT_NS = 10  # of each expert, its rows counted by all blocks; fitted to 4096/8 up to 16 tokens
 
-MOST_TOPK = 11  # kNumMaxTopK
 MOST_GROUPS = 14  # named barriers of a block
 MOST_TOKENS = 1024  # FINISHED_SUM_TAG; SGLang refuses more
 
@@ -123,6 +122,7 @@ class LowLatencyDeepEp(StagedScheme):
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     passes = FORWARD
+    most_topk = 11  # kNumMaxTopK
     releases = "hook"
     interleaves = frozenset({"tbo", "dbo", "sbo"})
     validity = "decoding: up to 1024 tokens a GPU, 11 experts a token"
@@ -131,13 +131,11 @@ class LowLatencyDeepEp(StagedScheme):
     def refuses(self, work: LayerWork) -> str:
         """Say what of a layer the kernels have no code for; empty if nothing."""
         tokens = int(np.diff(work.tokens_of_rank).max(initial=0))
-        topk, hidden = work.expert_ids.shape[1], work.shape.hidden
+        hidden = work.shape.hidden
         if reason := super().refuses(work):
             return reason
         if tokens > MOST_TOKENS:
             return f"its kernels take {MOST_TOKENS} tokens per rank at most, a rank has {tokens}"
-        if topk > MOST_TOPK:
-            return f"its kernels take {MOST_TOPK} experts per token at most, not {topk}"
         if hidden > HIDDEN_SIZES[-1]:
             return f"its kernels take {HIDDEN_SIZES[-1]} values per row at most, not {hidden}"
         if self.options.overlap_sms and work.precision.gemm != "fp8":

@@ -85,6 +85,7 @@ class DySharp(Scheme):
 
     source = "arXiv 2605.05607 sections III-IV"
     network = "node"
+    full_nodes = "rows go to the GPU of the own index in others"
     validity = "simulated: 32 GPUs like those of a GH200 NVL32"
 
     def __init__(
@@ -136,16 +137,6 @@ class DySharp(Scheme):
             Buffer("slots of tokens", memory.on_each(work, tables), stays=True),
             Buffer("tokens of slots", received * SLOT_BYTES),
             *cast,
-        )
-
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Domains of which some GPUs have no peers in others."""
-        domains = Domains(system.fabric, work.num_ranks)
-        if domains.even:
-            return super().refuses_on(work, system)
-        return (
-            f"its rows go to the GPU of the own index in other domains, and {work.num_ranks} ranks "
-            f"do not fill domains of {domains.size}"
         )
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:

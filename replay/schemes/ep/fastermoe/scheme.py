@@ -96,12 +96,13 @@ class FasterMoe(SendsByNccl):
     overlap = "experts of a step beside the next dispatches and earlier combines"
     traffic = "pair"
     phases_separated = False
+    even_experts = True
     gemm_types = dispatch_types = combine_types = frozenset({"bf16", "fp32"})
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32), "group_size": (1, 2, 4, 8)})
     options: FasterMoeOptions = FasterMoeOptions()
 
     def refuses(self, work: LayerWork) -> str:
-        """One type of rows, groups of one size, and equally many experts on all GPUs."""
+        """One type of rows, groups of one size."""
         if reason := super().refuses(work):
             return reason
         types, size = work.precision, self.options.group_size
@@ -109,8 +110,6 @@ class FasterMoe(SendsByNccl):
             return f"its rows have the type of its GEMMs, {types.gemm}"
         if work.num_ranks > size and work.num_ranks % size:
             return f"its groups have {size} GPUs each, and {work.num_ranks} are not so many groups"
-        if len({len(own) for own in work.experts_of_rank}) > 1:
-            return "its ranks have equally many experts"
         return ""
 
     def refuses_on(self, work: LayerWork, system: System) -> str:

@@ -78,6 +78,7 @@ class HybridEp(StagedScheme):
     )
     traffic = "copy"
     network = "node"
+    full_nodes = "rows go to the GPU of the own index in others"
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     most_ranks = 72
@@ -95,16 +96,6 @@ class HybridEp(StagedScheme):
             return reason
         if work.num_ranks % 2:
             return f"its kernels take an even number of ranks, not {work.num_ranks}"
-        return ""
-
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Its nodes are full: a GPU has one of its index in every other."""
-        domains = Domains(system.fabric, work.num_ranks)
-        if not domains.even:
-            return (
-                f"its nodes have equally many GPUs; here {work.num_ranks} ranks are on domains of "
-                f"{domains.size}"
-            )
         return ""
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:

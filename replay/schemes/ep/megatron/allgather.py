@@ -23,7 +23,6 @@ import numpy as np
 
 from replay.model.collectives import nccl
 from replay.model.compute.shared import shared_kernels
-from replay.model.machine.domains import Domains
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
@@ -67,6 +66,7 @@ class MegatronAllGather(Scheme):
     )
     traffic = "ring"
     network = "rings"
+    full_nodes = "its rings go through all of each"
     phases_separated = False
     dispatch_types = frozenset({"bf16", "fp32"})
     options: AllGatherOptions = AllGatherOptions()
@@ -74,16 +74,6 @@ class MegatronAllGather(Scheme):
     def refuses(self, work: LayerWork) -> str:
         """As `megatron`."""
         return super().refuses(work) or refused(work, self.options)
-
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Rings go through nodes that are full."""
-        if reason := super().refuses_on(work, system):
-            return reason
-        size = system.fabric.gpus_per_domain
-        full = Domains(system.fabric, work.num_ranks).even
-        return (
-            "" if full else f"{work.num_ranks} ranks do not fill nodes of {size}, as its rings do"
-        )
 
     def carries(self, work: LayerWork) -> Carried:
         """Ranks gather equally much."""

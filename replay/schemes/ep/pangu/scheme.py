@@ -61,6 +61,7 @@ class Pangu(StagedScheme):
     )
     traffic = "pair"
     network = "gather"
+    full_nodes = "its all-gathers are between GPUs of one index"
     platform = ""
     overlap = "parts between nodes beside parts inside, if there are several"
     phases_separated = False
@@ -104,13 +105,6 @@ class Pangu(StagedScheme):
             Buffer("returned rows", sent * b_c),
             Buffer("sums of the node", gathered * b_c),
         )
-
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Nodes of which some GPUs have no peers in others."""
-        domains = Domains(system.fabric, work.num_ranks)
-        if domains.even:
-            return super().refuses_on(work, system)
-        return f"its all-gathers need full nodes of {domains.size} GPUs, not {work.num_ranks} ranks"
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add gathers, exchange inside, experts, exchange inside, scatter."""

@@ -25,7 +25,6 @@ import numpy as np
 from replay.model.collectives import nccl, point_to_point
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_before_wait
-from replay.model.machine.domains import Domains
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
@@ -107,30 +106,27 @@ class Tutel(SendsByNccl):
     overlap = "chunks of experts beside all-to-alls, if there are several"
     traffic = "pair"
     phases_separated = False
+    even_experts = True
     gemm_types = frozenset({"bf16", "fp32"})
     dispatch_types = frozenset({"bf16", "fp32"})
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32), "overlap_degree": (1, 2, 4)})
     options: TutelOptions = TutelOptions()
 
     def refuses(self, work: LayerWork) -> str:
-        """Ranks have equally many experts, rows the type of the tokens."""
+        """Rows have the type of the tokens."""
         if reason := super().refuses(work):
             return reason
         types = work.precision
         if types.dispatch != types.gemm:
             return f"its rows travel in the type of its GEMMs, {types.gemm}, not {types.dispatch}"
-        if len({len(own) for own in work.experts_of_rank}) > 1:
-            return "its ranks have equally many experts"
         return ""
 
-    def refuses_on(self, work: LayerWork, system: System) -> str:
+    @property
+    def full_nodes(self) -> str:  # type: ignore[override]  # options decide; nobody sets it
         """2DH and PXN want nodes that are full."""
-        if reason := super().refuses_on(work, system):
-            return reason
-        if self.options.use_2dh and not Domains(system.fabric, work.num_ranks).even:
-            size = system.fabric.gpus_per_domain
-            return f"{work.num_ranks} ranks do not fill nodes of {size}, as 2DH wants"
-        return ""
+        return super().full_nodes or (
+            "2DH exchanges rows between GPUs of one index" if self.options.use_2dh else ""
+        )
 
     def carries(self, work: LayerWork) -> Carried:
         """Every (rank, expert) has the capacity."""
