@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 
-from replay.schemes.contract.counting import Port, Routing, Rows
+from replay.schemes.contract.counting import Port, RoutingLists, Rows
 
 
 def nic_rows(
-    routing: Routing, traffic: str, network: str
+    routing: RoutingLists, traffic: str, network: str
 ) -> dict[str, Counter[Port]] | dict[str, dict[Port, Rows]]:
     """Rows over the NICs by the closed forms of `replay.schemes.ep.traffic.NETWORK`."""
     if network == "rings":
@@ -30,7 +30,7 @@ def nic_rows(
 
 
 def _nic_rows_sent(
-    routing: Routing, traffic: str, network: str, *, is_back: bool = False
+    routing: RoutingLists, traffic: str, network: str, *, is_back: bool = False
 ) -> Counter[Port]:
     between: Counter[tuple[int, int]] = Counter()  # rows from a GPU to one of another domain
     for token, owner in enumerate(routing.owner):
@@ -45,7 +45,7 @@ def _nic_rows_sent(
     return found
 
 
-def _nic_rows_forwarded(routing: Routing, network: str) -> Counter[Port]:
+def _nic_rows_forwarded(routing: RoutingLists, network: str) -> Counter[Port]:
     tokens = Counter(routing.owner)
     num = len(routing.domains)
     found: Counter[Port] = Counter()
@@ -66,7 +66,7 @@ def _nic_rows_forwarded(routing: Routing, network: str) -> Counter[Port]:
     return found
 
 
-def _nic_rows_around(routing: Routing) -> dict[str, dict[Port, Rows]]:
+def _nic_rows_around(routing: RoutingLists) -> dict[str, dict[Port, Rows]]:
     tokens, size = Counter(routing.owner), len(routing.domains[0])
     out: dict[Port, Rows] = {}
     back: dict[Port, Rows] = {}
@@ -82,7 +82,7 @@ def _nic_rows_around(routing: Routing) -> dict[str, dict[Port, Rows]]:
     return {"dispatch": out, "combine": back}
 
 
-def closed_form_rows(routing: Routing, traffic: str) -> dict[str, Counter[Port]]:
+def closed_form_rows(routing: RoutingLists, traffic: str) -> dict[str, Counter[Port]]:
     """The same by the closed forms: sums of e(t), r(t), h(t) up; Ein(g), In(g), all T down.
 
     Dispatch up and down of every class; the combine exchanges the two, those of its own class.
@@ -96,7 +96,7 @@ def closed_form_rows(routing: Routing, traffic: str) -> dict[str, Counter[Port]]
     return {"dispatch": up + down, "combine": Counter(mirrored)}
 
 
-def _closed_form(routing: Routing, traffic: str) -> tuple[Counter[Port], Counter[Port]]:
+def _closed_form(routing: RoutingLists, traffic: str) -> tuple[Counter[Port], Counter[Port]]:
     """Rows of the dispatch up and down."""
     up: Counter[Port] = Counter()
     down: Counter[Port] = Counter()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
-    from replay.schemes.contract.counting import Routing
+    from replay.schemes.contract.counting import RoutingLists
 
 
 PAIRS = 20_000_000  # of queries and keys: some 50 us of attention
@@ -271,7 +271,7 @@ class Case(AnyCase):
         return self.scheme.carries_on(self.work, self.system)
 
     @cached_property
-    def routing(self) -> Routing:
+    def routing(self) -> RoutingLists:
         """The routing that is carried out as plain lists."""
         return routing_of(self.carried.work, self.domain_size)
 

@@ -20,7 +20,7 @@ Rows = int | Fraction
 
 
 @dataclass(frozen=True)
-class Routing:
+class RoutingLists:
     """Plain lists: ids of each token (-1 for an empty slot), its owner; each expert's rank.
 
     Attributes
@@ -117,7 +117,7 @@ def messages(
         raise KeyError(traffic)
 
 
-def legs(routing: Routing, traffic: str, network: str = "") -> Iterator[Leg]:
+def legs(routing: RoutingLists, traffic: str, network: str = "") -> Iterator[Leg]:
     """Rows of the dispatch."""
     for token, source in enumerate(routing.owner):
         if network in ("node", "gather", "ring"):
@@ -131,7 +131,7 @@ def legs(routing: Routing, traffic: str, network: str = "") -> Iterator[Leg]:
             yield from _sent(routing, network, one, ranks)
 
 
-def legs_back(routing: Routing, traffic: str, network: str = "") -> Iterator[tuple[bool, Leg]]:
+def legs_back(routing: RoutingLists, traffic: str, network: str = "") -> Iterator[tuple[bool, Leg]]:
     """Rows of the combine: (True, a leg as it goes), or (False, one whose row goes back).
 
     On the way back of a leg, the ranks that it reached answer together.
@@ -147,7 +147,7 @@ def legs_back(routing: Routing, traffic: str, network: str = "") -> Iterator[tup
                 yield from ((True, leg) for leg in _sent(routing, network, rank, [one]))
 
 
-def _sent(routing: Routing, network: str, source: int, ranks: list[int]) -> Iterator[Leg]:
+def _sent(routing: RoutingLists, network: str, source: int, ranks: list[int]) -> Iterator[Leg]:
     """A row from its GPU to others, straight or by way of a GPU of its own domain."""
     home = routing.domain(source)
     if all(routing.domain(rank) == home for rank in ranks):
@@ -163,7 +163,7 @@ def _sent(routing: Routing, network: str, source: int, ranks: list[int]) -> Iter
 
 
 def _forwarded(
-    routing: Routing, traffic: str, network: str, token: int, source: int
+    routing: RoutingLists, traffic: str, network: str, token: int, source: int
 ) -> Iterator[Leg]:
     """A row once to each domain that gets it, and from where it came in to the others there."""
     home, num = routing.domain(source), len(routing.domains)
@@ -180,7 +180,7 @@ def _forwarded(
             yield Leg("nvlink", one, ranks)
 
 
-def _around(routing: Routing, source: int) -> Iterator[Leg]:
+def _around(routing: RoutingLists, source: int) -> Iterator[Leg]:
     """A row round all ranks, a part of it for the network card of each GPU of a domain.
 
     The ring of card c goes down from GPU c through a domain, and from the last GPU back to GPU c,
@@ -206,7 +206,7 @@ def _around(routing: Routing, source: int) -> Iterator[Leg]:
 
 
 def port_rows(
-    routing: Routing, traffic: str, network: str = ""
+    routing: RoutingLists, traffic: str, network: str = ""
 ) -> dict[str, defaultdict[Port, Rows]]:
     """Rows over every port by phase, each message counted on its own."""
     dispatch: defaultdict[Port, Rows] = defaultdict(int)

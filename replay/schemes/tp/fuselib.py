@@ -118,7 +118,7 @@ class FuseLib(Overlapping):
         block = np.flatnonzero(rows)
         made = np.repeat(begun[:, None], len(block), axis=1)
         row_bytes = np.full(len(block), layer.row_bytes)
-        parts = Parts(made, block // blocks.parts, rows[block], row_bytes)
+        parts = TileParts(made, block // blocks.parts, rows[block], row_bytes)
         if not self._in_switch:  # blocks read what they store
             rank = np.repeat(machine.ranks, len(block))
             read = MemoryTraffic(np.tile(parts.nbytes, n), 0)
@@ -141,13 +141,13 @@ class FuseLib(Overlapping):
             priority=in_share if self._in_switch else (owner - tiles.rank - 1) % n,
         )  # fmt: skip
         done = machine.gather(tiled.tasks.done, tiles.rank, begun)
-        return self._add_up(machine, kernels.pool, Parts.of(tiled, owners), done)
+        return self._add_up(machine, kernels.pool, TileParts.of(tiled, owners), done)
 
     @property
     def _sums(self) -> str:
         return "reduce-scatter" if self.sequence_parallel else "all-reduce"
 
-    def _add_up(self, machine: Machine, pool: Ints, parts: Parts, after: Ints) -> Ints:
+    def _add_up(self, machine: Machine, pool: Ints, parts: TileParts, after: Ints) -> Ints:
         add_up = _add_in_switch if self._in_switch else _add_at_owners
         return add_up(machine, pool, parts, after, everywhere=not self.sequence_parallel)
 
@@ -190,7 +190,7 @@ class FuseLib(Overlapping):
         share = -(-layer.tokens // layer.num_ranks)
         return RowBlocks.of(layer.tokens, layer.num_ranks, -(-share // self.options.message_rows))
 
-    def _push(self, kernels: Kernels, begun: Ints) -> Pushed:
+    def _push(self, kernels: Kernels, begun: Ints) -> RowsPushed:
         """Push the rows of every GPU to all others."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
         pushing = self.options.pushing_blocks
@@ -245,10 +245,10 @@ class FuseLib(Overlapping):
             np.concatenate((src, src, member, member)),
             begun,
         )
-        return Pushed(known, ends, stored[first], left[last], src[first])
+        return RowsPushed(known, ends, stored[first], left[last], src[first])
 
 
-class Pushed(NamedTuple):
+class RowsPushed(NamedTuple):
     """Rows that were pushed.
 
     Attributes
@@ -268,7 +268,7 @@ class Pushed(NamedTuple):
     rank: Ints
 
 
-class Parts(NamedTuple):
+class TileParts(NamedTuple):
     """Parts of tiles that belong to one owner, alike on all GPUs.
 
     Attributes
@@ -290,7 +290,7 @@ class Parts(NamedTuple):
         return self.rows * self.row_bytes
 
     @classmethod
-    def of(cls, tiled: Tiled, owners: RowBlocks) -> Parts:
+    def of(cls, tiled: Tiled, owners: RowBlocks) -> TileParts:
         """Cut the tiles of a product, which all GPUs have alike."""
         tiles, tasks = tiled.tiles, tiled.tasks
         tile = tasks.column_tile
@@ -311,7 +311,7 @@ class Parts(NamedTuple):
 
 
 def _add_at_owners(
-    machine: Machine, pool: Ints, parts: Parts, after: Ints, *, everywhere: bool
+    machine: Machine, pool: Ints, parts: TileParts, after: Ints, *, everywhere: bool
 ) -> Ints:
     """Store parts to their owners, which add them up: (rank,) tasks behind `after` (rank,).
 
@@ -342,7 +342,7 @@ def _add_at_owners(
     return machine.gather(np.concatenate(done), np.concatenate(of), after)
 
 
-class Stored(NamedTuple):
+class PartsStored(NamedTuple):
     """(message,) tasks: it has left; its flag has been seen; it is in device memory."""
 
     left: Ints
@@ -351,8 +351,8 @@ class Stored(NamedTuple):
 
 
 def _store(
-    machine: Machine, pool: Ints, parts: Parts, src: Ints, dst: Ints, part: Ints, after: Ints
-) -> Stored:
+    machine: Machine, pool: Ints, parts: TileParts, src: Ints, dst: Ints, part: Ints, after: Ints
+) -> PartsStored:
     """Let blocks store parts to other GPUs, and flag them there.
 
     Parameters
@@ -372,11 +372,11 @@ def _store(
         src, dst, FLAG_BYTES, arrived, waiting=costs.acknowledged() + costs.poll()
     )
     written = machine.stream(REDUCE.memory, MemoryTraffic(0, nbytes), dst, arrived)
-    return Stored(left, told, written)
+    return PartsStored(left, told, written)
 
 
 def _add_in_switch(
-    machine: Machine, pool: Ints, parts: Parts, after: Ints, *, everywhere: bool
+    machine: Machine, pool: Ints, parts: TileParts, after: Ints, *, everywhere: bool
 ) -> Ints:
     """Let owners load the sums of parts from the switch; see `_add_at_owners`."""
     costs, ranks, owner, n = machine.costs, machine.ranks, parts.owner, machine.num_ranks

@@ -16,7 +16,7 @@ from replay.model.machine.machine import Machine, MemoryTraffic
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.ep.hybrid_ep.between import Between
+from replay.schemes.ep.hybrid_ep.between import Relays
 from replay.schemes.ep.pangu.routes import Routes
 from replay.schemes.ep.tutel import sparse
 
@@ -54,7 +54,7 @@ def test_hybrid_ep_begins_with_the_next_node_and_goes_round() -> None:
     the one behind that; of GPUs that send as far, the first is first."""
     ids = [[1, 2, 3], [3, 1, 2], [0, 3, 2], [0, 1, 2]]  # of tokens of GPUs 0, 0, 1 and 3
     layer = work(ids, [2, 1, 0, 1])
-    found = Between.of(layer, domains(4, 1), np.array([0, 1, 0, 0]))
+    found = Relays.of(layer, domains(4, 1), np.array([0, 1, 0, 0]))
     sent = list(zip(found.chunk.tolist(), found.owner.tolist(), found.relay.tolist(), strict=True))
     assert sent == [
         (0, 0, 1), (0, 1, 2), (0, 3, 0),  # to the next node

@@ -39,7 +39,7 @@ from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.base import Scheme
-from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, Blocks
+from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, BlockPairs
 from replay.schemes.ep.ccfuser.kernels import WARPS, gemm2_and_put, get_and_gemm1
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.options import Options, option
@@ -127,7 +127,7 @@ class CcFuser(Scheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Symmetric heap, and rows in the order of blocks."""
-        blocks = Blocks.of(work, padded=True)
+        blocks = BlockPairs.of(work, padded=True)
         most = int(np.diff(work.tokens_of_rank).max(initial=0))
         copies = max(HEAP_COPIES, work.expert_ids.shape[1])  # it has no room for more than two
         heap = np.full(work.num_ranks, copies * most * work.dispatch_row_bytes)
@@ -140,7 +140,7 @@ class CcFuser(Scheme):
         """Add what precedes the kernels, the kernels, and what stands between and behind them."""
         sms = self.split(machine)
         pool = sms.pool("sm", machine.sms.count)
-        blocks = Blocks.of(work, padded=self.options.pad_tiles)
+        blocks = BlockPairs.of(work, padded=self.options.pad_tiles)
         begun = self._before(work, machine, blocks, start)
         # Its blocks take every SM, so that shared experts come before them.
         none_left = self.split(machine, all=machine.sms.count)
@@ -167,7 +167,7 @@ class CcFuser(Scheme):
             met = self._gradient(work, machine, blocks, pool, met, first=False)
         return self._added(work, machine, met)
 
-    def _before(self, work: LayerWork, machine: Machine, blocks: Blocks, start: Ints) -> Ints:
+    def _before(self, work: LayerWork, machine: Machine, blocks: BlockPairs, start: Ints) -> Ints:
         """Count, list blocks, copy rows into the heap, and meet: (rank,) tasks."""
         tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
         if not work.is_backward:
@@ -198,7 +198,7 @@ class CcFuser(Scheme):
         self,
         work: LayerWork,
         machine: Machine,
-        blocks: Blocks,
+        blocks: BlockPairs,
         pool: Ints,
         after: Ints,
         *,
@@ -229,7 +229,7 @@ class CcFuser(Scheme):
         return ends
 
 
-def _rows(work: LayerWork, blocks: Blocks, *, remote: bool = False) -> Ints:
+def _rows(work: LayerWork, blocks: BlockPairs, *, remote: bool = False) -> Ints:
     """(rank,): rows of its tiles, or of the remote ones, each counted as full."""
     rank = blocks.tiles.grid.rank
     rank = rank[blocks.is_remote] if remote else rank

@@ -29,10 +29,10 @@ from replay.model.compute.shared import shared_before_wait
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.deepep import elastic_kernels, stack
-from replay.schemes.ep.deepep.elastic_kernels import Slots
+from replay.schemes.ep.deepep.elastic_kernels import SlotSizes
 from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
-from replay.schemes.ep.deepep.stack import CAST, STACKS, VLLM, Stack
+from replay.schemes.ep.deepep.stack import CAST, STACKS, VLLM, EngineStack
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 BUFFER_ALIGNMENT = 2 << 20  # of the symmetric buffer
 
-EXPANDED = Stack(
+EXPANDED = EngineStack(
     source="deepseek-ai/DeepGEMM, contiguous layout by prefix sums",
     layout="skipped",
     before_dispatch=(CAST,),
@@ -147,7 +147,7 @@ class ElasticDeepEp(StagedScheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """The symmetric buffer, which both kernels use, and the rows for the experts."""
-        slots, n = Slots.of(work), work.num_ranks
+        slots, n = SlotSizes.of(work), work.num_ranks
         most = int(np.diff(work.tokens_of_rank).max(initial=0))
         # Dispatch: a slot for each token of each GPU. Combine: one for each GPU that answers.
         needed = most * max(n * slots.out, min(n, slots.topk) * slots.back)
@@ -189,7 +189,7 @@ class ElasticDeepEp(StagedScheme):
         return stack.run(engine, engine.after_combine, work, machine, combined)
 
     def _experts(
-        self, work: LayerWork, machine: Machine, engine: Stack | None, after: Ints
+        self, work: LayerWork, machine: Machine, engine: EngineStack | None, after: Ints
     ) -> Ints:
         """Run what stands between epilogue and combine: (rank,) tasks of its end."""
         pool = machine.sms.for_kernels()
@@ -217,7 +217,7 @@ class ElasticDeepEp(StagedScheme):
         """Layout of the expanded rows."""
         return "skipped" if self.options.expert_alignment > 1 else "plain"
 
-    def _engine(self, layer: LayerWork) -> Stack | None:
+    def _engine(self, layer: LayerWork) -> EngineStack | None:
         """Kernels around the library's; None where nothing but casts, copies and sums is known."""
         types = {layer.precision.gemm, layer.precision.dispatch}
         if layer.is_backward or "fp32" in types:

@@ -43,7 +43,7 @@ SHARED_BYTES = 232_448  # dynamic shared memory of a block on sm_90 and sm_100
 
 
 @dataclass(frozen=True)
-class Slots:
+class SlotSizes:
     """Bytes of the slots that rows are pushed into.
 
     Attributes
@@ -62,7 +62,7 @@ class Slots:
     topk: int
 
     @classmethod
-    def of(cls, work: LayerWork) -> Slots:
+    def of(cls, work: LayerWork) -> SlotSizes:
         """Those of a layer."""
         topk, types = work.expert_ids.shape[1], work.precision
         hidden = _up(work.shape.hidden, HIDDEN_STEP)
@@ -133,7 +133,7 @@ def dispatch(
     host_waits
         Whether the host waits for the counts, to size the output, before it launches the epilogue.
     """
-    slots, num_sms = Slots.of(work), sms.shape[1]
+    slots, num_sms = SlotSizes.of(work), sms.shape[1]
     begun = machine.kernel(start, "dispatch")
     met = _met(machine, DISPATCH, begun)
     counted = met if is_cached else _counted(work, machine, num_sms, met)
@@ -156,7 +156,7 @@ def dispatch(
     )  # fmt: skip
 
 
-def received(work: LayerWork, slots: Slots, *, expands: bool) -> MemoryTraffic:
+def received(work: LayerWork, slots: SlotSizes, *, expands: bool) -> MemoryTraffic:
     """(rank,): what the dispatch's epilogue reads and writes."""
     copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
     row = work.dispatch_row_bytes
@@ -177,7 +177,7 @@ def combine(work: LayerWork, machine: Machine, sms: Ints, start: Ints, *, expand
     expands
         Whether results lie by expert, so that the kernel adds up those of a row before it sends it.
     """
-    slots, row, costs = Slots.of(work), work.combine_row_bytes, machine.costs
+    slots, row, costs = SlotSizes.of(work), work.combine_row_bytes, machine.costs
     met = _met(machine, COMBINE, machine.kernel(start, "combine"))
     pushes = Pushes.of(
         work.copy_rank, work.copy_source, _sm_of_received(work, slots, sms.shape[1]), work.num_ranks
@@ -205,7 +205,7 @@ def combine(work: LayerWork, machine: Machine, sms: Ints, start: Ints, *, expand
     return ends
 
 
-def _sm_of_received(work: LayerWork, slots: Slots, num_sms: int) -> Ints:
+def _sm_of_received(work: LayerWork, slots: SlotSizes, num_sms: int) -> Ints:
     """(copy,): SM that sends it back: each warp takes a stretch of the rows that came."""
     order = np.lexsort((work.copy_token, work.copy_source, work.copy_rank))
     place = np.empty(len(order), np.int64)

@@ -47,9 +47,9 @@ from replay.model.work.ragged import places
 from replay.schemes.ep import memory
 from replay.schemes.ep.deepep.beside_gemm import send
 from replay.schemes.ep.deepep.buffers import HEADER_BYTES, low_latency_bytes
-from replay.schemes.ep.deepep.flags import Rows, Told, store_flags, store_rows
-from replay.schemes.ep.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
-from replay.schemes.ep.deepep.messages import Messages, blocks_of_tokens
+from replay.schemes.ep.deepep.flags import FlaggedRows, Told, store_flags, store_rows
+from replay.schemes.ep.deepep.grid import HIDDEN_SIZES, Flows, WarpGrid, padded_bytes
+from replay.schemes.ep.deepep.messages import TokenMessages, blocks_of_tokens
 from replay.schemes.ep.facts import FORWARD, Buffer
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
@@ -218,7 +218,7 @@ class LowLatencyDeepEp(StagedScheme):
         lanes, blocks = self._sms(machine, "ll-dispatch", grid)
         begun = machine.kernel(start, "dispatch")
         block = blocks_of_tokens(work, MOST_BLOCKS)
-        messages = Messages(work, work.pair_token, work.pair_rank, block)
+        messages = TokenMessages(work, work.pair_token, work.pair_rank, block)
         row = padded_bytes(work.dispatch_row_bytes, work.shape.hidden) + HEADER_BYTES
         ready = self._cast(work, machine, blocks, messages, block, row, begun)
         owner = np.arange(len(ready)) // messages.num_blocks
@@ -226,7 +226,7 @@ class LowLatencyDeepEp(StagedScheme):
         pair_src, pair_dst = np.divmod(np.arange(n * n), n)
         told = store_rows(
             machine, DISPATCH,
-            Rows(
+            FlaggedRows(
                 src, dst, messages.rows, ready[src * messages.num_blocks + messages.block],
                 group=src * n + dst,
             ),
@@ -254,7 +254,7 @@ class LowLatencyDeepEp(StagedScheme):
         return self._pack(machine, grid, flows, lanes, row, seen, met)
 
     def _cast(
-        self, work: LayerWork, machine: Machine, blocks: Ints, messages: Messages, block: Ints,
+        self, work: LayerWork, machine: Machine, blocks: Ints, messages: TokenMessages, block: Ints,
         row: int, begun: Ints,
     ) -> Ints:  # fmt: skip
         """Cast and copy tokens on the SMs: (rank x block,) marks when rows of a block can leave."""
@@ -271,7 +271,7 @@ class LowLatencyDeepEp(StagedScheme):
         staged = machine.stream(DISPATCH.memory, moved, owner, begun[owner])
         return machine.join(sent, source * messages.num_blocks + block, owner, staged)
 
-    def _looked(self, work: LayerWork, machine: Machine, grid: Grid, begun: Ints) -> Ints:
+    def _looked(self, work: LayerWork, machine: Machine, grid: WarpGrid, begun: Ints) -> Ints:
         """(rank,) tasks when each block knows the counts of its experts.
 
         One warp of every block looks at all choices. That of the first SM first clears the signals
@@ -284,7 +284,7 @@ class LowLatencyDeepEp(StagedScheme):
         return machine.delay(DISPATCH.sync, clearing + looking, begun)
 
     def _pack(
-        self, machine: Machine, grid: Grid, flows: Flows, lanes: Ints, row: int, seen: Ints,
+        self, machine: Machine, grid: WarpGrid, flows: Flows, lanes: Ints, row: int, seen: Ints,
         met: Ints,
     ) -> Ints:  # fmt: skip
         """Copy rows to where the GEMM reads them: (rank,) marks of the end."""
@@ -352,8 +352,9 @@ class LowLatencyDeepEp(StagedScheme):
         return self._receive(work, machine, blocks, row, flows, seen, sent)
 
     def _send(
-        self, work: LayerWork, machine: Machine, rows: Rows, row: int, of_group: Ints, begun: Ints
-    ) -> Told:
+        self, work: LayerWork, machine: Machine, rows: FlaggedRows, row: int, of_group: Ints,
+        begun: Ints,
+    ) -> Told:  # fmt: skip
         """Send rows of groups of ranks `of_group` (group,); signals are cleared meanwhile."""
         cleared = machine.delay(COMBINE.sync, machine.costs.memory_load(), begun)
         return store_rows(
@@ -377,8 +378,8 @@ class LowLatencyDeepEp(StagedScheme):
         return self._add(work, machine, blocks, row, together)
 
     def _copy(
-        self, machine: Machine, grid: Grid, flows: Flows, lanes: Ints, row: int, begun: Ints
-    ) -> Rows:
+        self, machine: Machine, grid: WarpGrid, flows: Flows, lanes: Ints, row: int, begun: Ints
+    ) -> FlaggedRows:
         """Copy rows on the SMs: messages that may leave.
 
         The warps of a group copy a row each, at the same time. The first rows are through after the
@@ -400,7 +401,7 @@ class LowLatencyDeepEp(StagedScheme):
         ready = machine.mark(src, copied[src * turns + turn])
         machine.order(stored, ready)
         machine.order(read, ready)
-        return Rows(src, dst, pieces.rows, ready, group=pieces.flow)
+        return FlaggedRows(src, dst, pieces.rows, ready, group=pieces.flow)
 
     def _add(
         self, work: LayerWork, machine: Machine, blocks: Ints, row: int, together: Ints
@@ -435,7 +436,7 @@ class LowLatencyDeepEp(StagedScheme):
         experts = np.array([len(experts) for experts in work.experts_of_rank], np.int64)
         return SIGNAL_BYTES * experts * -(-rows // MASKED_ROWS[0])
 
-    def _grid(self, work: LayerWork, machine: Machine) -> Grid:
+    def _grid(self, work: LayerWork, machine: Machine) -> WarpGrid:
         """Grid of either kernel.
 
         Raises
@@ -443,7 +444,7 @@ class LowLatencyDeepEp(StagedScheme):
         UserError
             If the GPU's blocks cannot serve so many experts.
         """
-        grid = Grid.of(work, machine)
+        grid = WarpGrid.of(work, machine)
         if grid.groups > MOST_GROUPS:
             message = (
                 f"scheme {self.name!r}: {grid.experts * work.num_ranks} experts on "
@@ -452,7 +453,7 @@ class LowLatencyDeepEp(StagedScheme):
             raise UserError(message)
         return grid
 
-    def _sms(self, machine: Machine, group: str, grid: Grid) -> tuple[Ints, Ints]:
+    def _sms(self, machine: Machine, group: str, grid: WarpGrid) -> tuple[Ints, Ints]:
         """(rank, SM, group) groups of warps, and (rank, SM) whole blocks, of the same SMs."""
         split = self.split(machine)
         lanes = split.warp_lanes(group, grid.num_sms, grid.groups)

@@ -225,7 +225,7 @@ class DeepEp(StagedScheme):
         combined = yield self.combine(work, machine, added)
         return stack.run(engine, engine.after_combine, work, machine, combined)
 
-    def _engine(self, layer: LayerWork) -> stack.Stack | None:
+    def _engine(self, layer: LayerWork) -> stack.EngineStack | None:
         """Kernels of the engine that runs the layer; None where none does."""
         if self.options.stack == BARE or layer.is_backward:
             return None

@@ -33,7 +33,7 @@ from replay.schemes.ep.fastermoe.shadows import (
     Shadows,
     decide,
 )
-from replay.schemes.ep.fastermoe.steps import Part, rows_by_source, steps_of
+from replay.schemes.ep.fastermoe.steps import StepPart, rows_by_source, steps_of
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
 from replay.schemes.options import option
 
@@ -201,7 +201,7 @@ class FasterMoe(SendsByNccl):
         return around.tokens_of(machine, work, known)
 
     def _dispatched(
-        self, work: LayerWork, machine: Machine, steps: list[list[Part]], begun: Ints
+        self, work: LayerWork, machine: Machine, steps: list[list[StepPart]], begun: Ints
     ) -> list[Ints]:
         """Send the rows of one step after the other: (rank,) tasks of each when it has come."""
         if machine.num_ranks == 1:

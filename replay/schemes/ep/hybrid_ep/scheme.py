@@ -24,7 +24,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.hybrid_ep import kernels, preprocessing
-from replay.schemes.ep.hybrid_ep.kernels import PROB_BYTES, Rows
+from replay.schemes.ep.hybrid_ep.kernels import PROB_BYTES, RowSizes
 from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
@@ -102,7 +102,7 @@ class HybridEp(StagedScheme):
         """Rows of the worst case, which dispatch and combine share, and the permuted rows."""
         n, (_, num_experts) = work.num_ranks, all_experts(work)
         most = max(int(np.diff(work.tokens_of_rank).max(initial=0)), LEAST_TOKENS) * n
-        row = Rows.of(work).slot + num_experts * PROB_BYTES
+        row = RowSizes.of(work).slot + num_experts * PROB_BYTES
         pairs = work.matrix("pairs").sum(axis=0)
         nodes = Domains(system.fabric, n).num
         # Of other nodes: rows that came, sums of theirs that go back, and sums that came.
@@ -128,7 +128,7 @@ class HybridEp(StagedScheme):
         copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
         row, back = work.dispatch_row_bytes, work.combine_row_bytes
         weight = 0 if work.is_backward else PROB_BYTES  # one for each row behind the permute
-        moved = MemoryTraffic(copies * Rows.of(work).out, pairs * (row + weight), pairs)
+        moved = MemoryTraffic(copies * RowSizes.of(work).out, pairs * (row + weight), pairs)
         permuted = machine.memory_kernel(
             Kind.PERMUTE, moved, received, moves="received rows, a row for each of their experts"
         )
@@ -137,7 +137,7 @@ class HybridEp(StagedScheme):
         # TransformerEngine's grouped linear layer quantises its input itself.
         done = separate_kernels(machine, work, pool, shared(operands), quantises_apart=True)
         weight = PROB_BYTES if work.is_backward else 0
-        added = MemoryTraffic(pairs * (back + weight), copies * Rows.of(work).back)
+        added = MemoryTraffic(pairs * (back + weight), copies * RowSizes.of(work).back)
         summed = yield machine.memory_kernel(
             Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU"
         )

@@ -16,7 +16,7 @@ from replay.model.work.ragged import places
 from replay.schemes.ep.pangu import programs
 from replay.schemes.ep.pangu.exchanges import Exchanges
 from replay.schemes.ep.pangu.programs import ID_BYTES, SORT_BYTES, WEIGHT_BYTES
-from replay.schemes.ep.pangu.routes import Part, Routes
+from replay.schemes.ep.pangu.routes import Routes, TokenPart
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, IntsLike, Machine
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from replay.schemes.ep.staged import Stages
 
 
-class Layer:
+class PanguLayer:
     """One layer being described.
 
     Parameters
@@ -142,7 +142,7 @@ class Layer:
             arrived = self._sent_inside(part, self._both(arrived, computed))
         return arrived
 
-    def _gather(self, part: Part, after: Ints) -> Ints:
+    def _gather(self, part: TokenPart, after: Ints) -> Ints:
         """Send the tokens of a part to all other nodes: (rank,) tasks."""
         if not self._is_hierarchical:
             return after
@@ -159,7 +159,7 @@ class Layer:
             self._follow(token, exchanged.leaves(owner, there, place))
         return exchanged.done
 
-    def _permuted(self, part: Part, after: Ints) -> Ints:
+    def _permuted(self, part: TokenPart, after: Ints) -> Ints:
         """Make a row for each slot of the node, and room for the sums: (rank,) tasks."""
         work, machine, rows = self._work, self._machine, part.inside.sum(axis=1)
         gathered = part.tokens * machine.domains.num
@@ -177,7 +177,7 @@ class Layer:
             permuted = machine.memory_kernel(Kind.PERMUTE, moved, permuted, programs.WEIGH)
         return permuted
 
-    def _sent_inside(self, part: Part, after: Ints) -> Ints:
+    def _sent_inside(self, part: TokenPart, after: Ints) -> Ints:
         """Send the rows of a part to their experts: (rank,) tasks. A node of one GPU has them."""
         work, machine = self._work, self._machine
         token, source = work.pair_token[part.pair], self._routes.gatherer[part.pair]
@@ -222,7 +222,7 @@ class Layer:
             scattered = self._exchanges.run("rail", COMBINE, sizes, begun, payload=False).done
         return scattered
 
-    def _added(self, part: Part, after: Ints) -> Ints:
+    def _added(self, part: TokenPart, after: Ints) -> Ints:
         """Weigh the returned rows of a part and add them to the node's sums: (rank,) tasks."""
         work, machine, rows = self._work, self._machine, part.inside.sum(axis=1)
         b_c = work.combine_row_bytes
@@ -232,7 +232,7 @@ class Layer:
         moved = MemoryTraffic(2 * rows * b_c, rows * b_c, rows)
         return machine.memory_kernel(Kind.UNPERMUTE, moved, after)
 
-    def _scatter(self, part: Part, before: Ints, added: Ints) -> Ints:
+    def _scatter(self, part: TokenPart, before: Ints, added: Ints) -> Ints:
         """Send the sums of a part to their owners' nodes: (rank,) tasks."""
         machine = self._machine
         sizes = self._routes.rails(part.tokens * self._work.combine_row_bytes, back=True)

@@ -32,7 +32,7 @@ from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.memory import cast_tokens, on_each
 from replay.schemes.ep.nccl import FIFO_SOURCE
 from replay.schemes.ep.pangu.exchanges import fifo_bytes, held_sms
-from replay.schemes.ep.pangu.layer import Layer
+from replay.schemes.ep.pangu.layer import PanguLayer
 from replay.schemes.ep.pangu.options import PanguOptions
 from replay.schemes.ep.pangu.programs import ID_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.pangu.routes import Routes
@@ -109,4 +109,4 @@ class Pangu(StagedScheme):
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add gathers, exchange inside, experts, exchange inside, scatter."""
         owner = f"scheme {self.name!r}"
-        return Layer(work, self.carries(work), machine, self.options, owner).stages(start)
+        return PanguLayer(work, self.carries(work), machine, self.options, owner).stages(start)

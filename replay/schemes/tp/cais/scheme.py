@@ -26,8 +26,8 @@ import numpy as np
 from replay.model.machine.kinds import Kind
 from replay.model.work.transformer_layer import Enter, Leave, Norm
 from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme, is_plain
-from replay.schemes.tp.cais.grid import Grid
-from replay.schemes.tp.cais.kernels import Blocks
+from replay.schemes.tp.cais.grid import BlockGrid
+from replay.schemes.tp.cais.kernels import KernelBlocks
 from replay.schemes.tp.cais.moves import Moves
 from replay.schemes.tp.cais.norms import interleaved, normalise
 from replay.schemes.tp.cais.options import CaisOptions
@@ -136,7 +136,7 @@ class Cais(TensorScheme):
         grid.add(pushing.first, pushing.end, pushing.place)
         return self._summed(machine, grid, pushing, begun)
 
-    def _summed(self, machine: Machine, grid: Grid, pushing: Pushing, begun: Ints) -> Ints:
+    def _summed(self, machine: Machine, grid: BlockGrid, pushing: Pushing, begun: Ints) -> Ints:
         """Launch a kernel that pushes: (rank,) tasks at which all GPUs have their sums."""
         grid.launch(begun)
         done = _ended(machine, pushing.end, begun)
@@ -180,17 +180,17 @@ class Cais(TensorScheme):
     def _is_coordinated(self) -> bool:
         return self.options.merge and self.options.coordination
 
-    def _blocks(self, kernels: Kernels) -> Blocks:
+    def _blocks(self, kernels: Kernels) -> KernelBlocks:
         order = self.options.order
         if order == "auto":
             order = "spread" if self.options.merge else "rotated"
-        return Blocks(
+        return KernelBlocks(
             kernels, Moves(kernels.machine, self.options), self.options,
             is_coordinated=self._is_coordinated, order=order,
         )  # fmt: skip
 
-    def _grid(self, machine: Machine) -> Grid:
-        return Grid(machine, GATHER, self.options.group_blocks if self._is_coordinated else 0)
+    def _grid(self, machine: Machine) -> BlockGrid:
+        return BlockGrid(machine, GATHER, self.options.group_blocks if self._is_coordinated else 0)
 
 
 def _ended(machine: Machine, tasks: Ints, begun: Ints) -> Ints:

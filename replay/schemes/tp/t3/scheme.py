@@ -28,7 +28,7 @@ from replay.model.work.transformer_layer import Leave
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, TensorScheme, is_plain
 from replay.schemes.tp.overlap import waiting
-from replay.schemes.tp.overlap.pieces import Pieces, Sums, chunks_of, sums_of, whole_rows
+from replay.schemes.tp.overlap.pieces import RowPieces, Sums, chunks_of, sums_of, whole_rows
 from replay.schemes.tp.t3 import ring, switch
 from replay.schemes.tp.t3.engines import Engines
 from replay.schemes.tp.t3.options import RingOptions, T3Options
@@ -68,7 +68,7 @@ class Tracked(TensorScheme):
     # ---- rows ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _gathered(self, engines: Engines, pieces: Pieces, after: Ints) -> Ints:
+    def _gathered(self, engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
         """Bring pieces of rows to all GPUs: (rank, piece) tasks."""
 
     @abstractmethod
@@ -161,7 +161,7 @@ class T3(Tracked):
     proposes = frozenset({"store-tracking", "triggered-copies", "near-memory-reduction"})
     options: RingOptions = RingOptions()
 
-    def _gathered(self, engines: Engines, pieces: Pieces, after: Ints) -> Ints:
+    def _gathered(self, engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
         return ring.gather(engines, pieces, after)
 
     def _place(self, kernels: Kernels) -> Any:
@@ -200,7 +200,7 @@ class T3Switch(Tracked):
     proposes = frozenset({"store-tracking", "triggered-copies", "multimem-engines"})
     options: T3Options = T3Options()
 
-    def _gathered(self, engines: Engines, pieces: Pieces, after: Ints) -> Ints:
+    def _gathered(self, engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
         return switch.gather(engines, pieces, after)
 
     def _place(self, kernels: Kernels) -> Any:
