@@ -46,7 +46,7 @@ from replay.schemes.ep.deepep import (
 )
 from replay.schemes.ep.deepep.buffers import VLLM_BYTES, rdma_ring_bytes, ring_bytes
 from replay.schemes.ep.deepep.configs import NODES, Config, asked, shipped
-from replay.schemes.ep.deepep.crossings import Crossings
+from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel
 from replay.schemes.ep.deepep.intranode import INDEX_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
@@ -264,10 +264,8 @@ class DeepEp(StagedScheme):
 
     def dispatch_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Add the dispatch kernel alone, once it runs: (rank,) marks of its end."""
-        kernel = intranode.dispatch if machine.num_domains == 1 else internode.dispatch
-        config, _ = self._configs(work.num_ranks, machine.num_domains)
-        sms = self.split(machine, "num_sms")
-        return kernel(work, machine, config, self.options.num_sms // 2, sms, begun)
+        dispatch = intranode.dispatch if machine.num_domains == 1 else internode.dispatch
+        return dispatch(self._kernel(work, machine, begun, is_combine=False))
 
     def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add notify and combine kernels: (rank,) marks of the end."""
@@ -281,10 +279,15 @@ class DeepEp(StagedScheme):
 
     def combine_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Add the combine kernel alone, once it runs: (rank,) marks of its end."""
-        kernel = intranode.combine if machine.num_domains == 1 else internode_combine.combine
-        _, config = self._configs(work.num_ranks, machine.num_domains)
+        combine = intranode.combine if machine.num_domains == 1 else internode_combine.combine
+        return combine(self._kernel(work, machine, begun, is_combine=True))
+
+    def _kernel(
+        self, work: LayerWork, machine: Machine, begun: Ints, *, is_combine: bool
+    ) -> NormalKernel:
+        config = self._configs(work.num_ranks, machine.num_domains)[is_combine]
         sms = self.split(machine, "num_sms")
-        return kernel(work, machine, config, self.options.num_sms // 2, sms, begun)
+        return NormalKernel(work, machine, config, self.options.num_sms // 2, sms, begun)
 
     def _configs(self, num_ranks: int, nodes: int) -> tuple[Config, Config]:
         """Chunks and rings of the dispatch and of the combine."""
