@@ -283,11 +283,6 @@ class Case(AnyCase):
         return self.scheme.refuses(self.work) or self.scheme.refuses_on(self.work, self.system)
 
     @property
-    def refused(self) -> bool:
-        """Whether the scheme says that it cannot run the layer on the system."""
-        return bool(self.refusal)
-
-    @property
     def _without_overhead(self) -> System:
         platform = self.scheme.platform
         if self.domain_size is None:
@@ -304,11 +299,6 @@ class Case(AnyCase):
     def built(self) -> Built:
         """Graph, ends and machine."""
         return self.chain.built
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """The schedule of the graph."""
-        return schedule(self.built.graph)
 
     @cached_property
     def result(self) -> LayerResult:

@@ -161,7 +161,7 @@ def values(case: Case) -> Iterator[str]:
     smallest = TINY_ACROSS[0]
     if case.name in TINY_ACROSS[1:]:
         smaller = Case(case.scheme, smallest, ACROSS[smallest].make(), ACROSS[smallest].domain_size)
-        if not smaller.refused:
+        if not smaller.refusal:
             return
     yield from basics.values(case)
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from replay.model.work.transformer_layer import Step
     from replay.schemes.tp.base import TensorScheme
 
-if TYPE_CHECKING:
     Column = npt.NDArray[np.integer]
 
 LESS_THAN_A_ROW = 1e-4

@@ -120,7 +120,8 @@ class FlashInferPush(Scheme):
         # Blocks of tokens leave hardly an SM: shared experts run behind the kernel.
         every = self.split(machine, blocks=machine.sms.count)
         ready = shared_kernels(machine, work, every, start, ready)
-        done = separate_kernels(machine, work, self._sms(machine), ready)
+        pool = machine.sms.pool("sm", machine.sms.count)
+        done = separate_kernels(machine, work, pool, ready)
         returned = self._combine(work, machine, done)
         return self._summed(work, machine, returned)
 
@@ -253,9 +254,6 @@ class FlashInferPush(Scheme):
         return machine.small_kernels(Kind.LAYOUT, 0 * tokens, summed, ACKNOWLEDGE)
 
     # ---- both ------------------------------------------------------------------------------------
-
-    def _sms(self, machine: Machine) -> Ints:
-        return machine.sms.pool("sm", machine.sms.count)
 
     def _channels(self, machine: Machine, name: str) -> Ints:
         split = self.split(machine)

@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
-COUNTS_GATHER, ROWS, WEIGHTS = (
-    "all-gather of counts",
-    "all-to-all of rows",
-    "all-to-all of gate weights",
-)
+COUNTS_GATHER = "all-gather of counts"
+ROWS, WEIGHTS = "all-to-all of rows", "all-to-all of gate weights"
 PERMUTE = Operation("permute", moves="tokens, and a row for each of their experts")
 SORT = Operation("sort by expert", moves="every received row twice")
 

@@ -58,7 +58,7 @@ NUM_DEALT, NUM_DEALT_ACROSS = 3, 1
 
 def takes(scheme: str, name: str) -> bool:
     """Whether a scheme has code for a layer."""
-    return not case_of(find(scheme), name).refused
+    return not case_of(find(scheme), name).refusal
 
 
 @cache
@@ -103,7 +103,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 def test_the_contract(case: Case) -> None:
     """All that is read from one graph and schedule: a test of its own each would be 3,000."""
     assert not list(examine_case(case))
-    if not case.refused:
+    if not case.refusal:
         time_bounds_and_path(case)
         # On machines that are out of balance, and with other options: test_ideal.py.
         assert case.timeline.makespan_ps >= ideal_ps(case.name)

@@ -31,7 +31,7 @@ TWO_DH = SCHEMES["tutel"].with_options({"use_2dh": True})
 @every("layer", SMALL)
 def test_the_contract_holds(layer: str) -> None:
     case = Case(TWO_DH, layer, ACROSS[layer].make(), ACROSS[layer].domain_size)
-    assert not case.refused
+    assert not case.refusal
     for name, check in CHECKS.items():
         if layer in check.layers:
             assert not list(check.find(case)), name

@@ -40,7 +40,6 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Interleave, Stages
 
@@ -170,8 +169,9 @@ class ElasticDeepEp(StagedScheme):
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add cast, dispatch, epilogue, experts, combine and epilogue."""
-        options, engine, split = self.options, self._engine(work), self._split(work, machine)
-        sms = split.channels("elastic", self._num_sms(work, machine))
+        options, engine, num_sms = self.options, self._engine(work), self._num_sms(work, machine)
+        split = self.split(machine, num_sms=num_sms)
+        sms = split.channels("elastic", num_sms)
         shared = shared_before_wait(machine, work, split, start)
         if engine is None:
             cast = yield cast_before_dispatch(machine, work, start)
@@ -241,7 +241,3 @@ class ElasticDeepEp(StagedScheme):
             num_sms, line_GB_per_s, work.num_ranks, each * work.num_ranks, topk,
             self.options.overlap,
         )  # fmt: skip
-
-    def _split(self, work: LayerWork, machine: Machine) -> Split:
-        """SMs of one of the two kernels, and those that it leaves."""
-        return self.split(machine, num_sms=self._num_sms(work, machine))

@@ -32,11 +32,8 @@ WEIGHT_BYTES = 4
 COUNT = Operation("counts of experts", 3, "ids of experts")
 EXCHANGE = Operation("exchange of counts", moves="a count for each expert")
 OFFSETS = Operation("offsets of experts", 2)
-OFFSETS_KNOWN, RECEIVED_KNOWN, COUNTS_KNOWN = (
-    "offsets to the host",
-    "rows to the host",
-    "counts to the host",
-)
+OFFSETS_KNOWN, RECEIVED_KNOWN = "offsets to the host", "rows to the host"
+COUNTS_KNOWN = "counts to the host"
 POSITIONS = Operation("positions", moves="ids of experts, a position for each")
 TO_RECEIVE = Operation("rows to receive", 2)
 NUM_COPIES = 3  # counts to send, to receive, and by expert, one after the other

@@ -16,7 +16,6 @@ Source: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,11 +48,6 @@ TO_PROBS, TO_TOKENS = "sums in the probabilities' type", "sums as tokens are"
 COUNTS_WAIT, SIZE_WAIT = "counts to the host", "size of the selection to the host"
 
 
-@dataclass(frozen=True)
-class AllGatherOptions(ExpertOptions):
-    """How the experts run."""
-
-
 class MegatronAllGather(Scheme):
     """Ring all-gathers, experts of the own rows, ring reduce-scatter."""
 
@@ -69,7 +63,7 @@ class MegatronAllGather(Scheme):
     full_nodes = "its rings go through all of each"
     phases_separated = False
     dispatch_types = frozenset({"bf16", "fp32"})
-    options: AllGatherOptions = AllGatherOptions()
+    options: ExpertOptions = ExpertOptions()
 
     def refuses(self, work: LayerWork) -> str:
         """As `megatron`."""

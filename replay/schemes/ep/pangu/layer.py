@@ -9,7 +9,6 @@ import numpy as np
 from replay.model.compute.casts import cast_before_dispatch, cast_received
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_before_wait
-from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
@@ -19,7 +18,7 @@ from replay.schemes.ep.pangu.programs import ID_BYTES, SORT_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.pangu.routes import Routes, TokenPart
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.machine import Ints, Machine
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.pangu.options import PanguOptions
@@ -69,7 +68,9 @@ class PanguLayer:
         arrived = cast_received(machine, work, got, arrived)
         rows = MemoryTraffic(got * work.operand_row_bytes, got * work.operand_row_bytes, got)
         if not work.is_backward:
-            arrived = self._small(programs.ORDER, arrived, 2 * SORT_BYTES * got)
+            arrived = machine.small_kernels(
+                Kind.LAYOUT, 2 * SORT_BYTES * got, arrived, programs.ORDER
+            )
         arrived = machine.memory_kernel(Kind.PERMUTE, rows, arrived, programs.SORT)
         done = separate_kernels(machine, work, machine.sms.for_kernels(), shared(arrived))
         rows = MemoryTraffic(got * work.result_row_bytes, got * work.result_row_bytes, got)
@@ -96,10 +97,12 @@ class PanguLayer:
             counted = self._exchanges.run(
                 "inside", COUNTS, near * experts * programs.COUNT_BYTES, begun, payload=False
             ).done
-        counted = self._small(programs.SPLITS, counted)
+        counted = machine.small_kernels(Kind.LAYOUT, 0, counted, programs.SPLITS)
         machine.host.wait(DISPATCH, counted, programs.SPLITS_WAIT)
         weights = self._rail(programs.WEIGHTS, WEIGHT_BYTES * self._own_slots, counted)
-        ordered = self._small(programs.ROUTE, weights, SORT_BYTES * self._slots)
+        ordered = machine.small_kernels(
+            Kind.LAYOUT, SORT_BYTES * self._slots, weights, programs.ROUTE
+        )
         return cast_before_dispatch(machine, work, ordered)
 
     @property
@@ -134,7 +137,7 @@ class PanguLayer:
         computed = ready
         if not self._work.is_backward:
             nbytes = self._slots * (ID_BYTES + WEIGHT_BYTES)
-            computed = self._small(programs.SELECT, computed, nbytes)
+            computed = machine.small_kernels(Kind.LAYOUT, nbytes, computed, programs.SELECT)
             machine.host.wait(DISPATCH, computed, programs.ROWS_WAIT)
         arrived = computed
         for part, came in zip(self._parts, gathered, strict=True):
@@ -261,10 +264,6 @@ class PanguLayer:
     def _both(self, one: Ints, other: Ints) -> Ints:
         """(rank,) marks behind two (rank,) tasks."""
         return one if one is other else self._machine.gather(other, self._machine.ranks, one)
-
-    def _small(self, one: Operation, after: Ints, nbytes: IntsLike = 0) -> Ints:
-        """Run small kernels as they are listed: (rank,) tasks."""
-        return self._machine.small_kernels(Kind.LAYOUT, nbytes, after, one)
 
     def _follow(self, token: Ints, leaves: Ints) -> None:
         """Note in which tasks tokens leave, but those of nobody."""

@@ -34,11 +34,11 @@ from replay.schemes.tp.cais.options import CaisOptions
 from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.transformer_layer import Product, Step, TensorLayer
-    from replay.schemes.tp.cais.kernels import Pushing
+    from replay.schemes.tp.cais.kernels import Loading, Pushing
     from replay.schemes.tp.kernels import Kernels
 
 
@@ -91,10 +91,21 @@ class Cais(TensorScheme):
 
     def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
         """Multiply rows that tiles load."""
-        blocks, machine = self._blocks(kernels), kernels.machine
-        begun = machine.kernel(machine.sync.barrier(GATHER, after), "ag-gemm")
-        grid = self._grid(machine)
-        loading = blocks.load_and_multiply(product)
+        return self._loaded(
+            kernels, "ag-gemm", lambda blocks: blocks.load_and_multiply(product), after
+        )
+
+    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+        """Load the rows of all tokens, in a kernel of its own."""
+        return self._loaded(kernels, "all-gather", KernelBlocks.load_alone, after)
+
+    def _loaded(
+        self, kernels: Kernels, name: str, load: Callable[[KernelBlocks], Loading], after: Ints
+    ) -> Ints:
+        """Launch a kernel of blocks that load rows: (rank,) tasks of its end."""
+        machine = kernels.machine
+        begun = machine.kernel(machine.sync.barrier(GATHER, after), name)
+        loading, grid = load(self._blocks(kernels)), self._grid(machine)
         grid.add(loading.first, loading.end, loading.place)
         grid.launch(begun)
         return _ended(machine, loading.end, begun)
@@ -110,34 +121,19 @@ class Cais(TensorScheme):
 
     def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
         """Push sums tile by tile."""
-        blocks, machine = self._blocks(kernels), kernels.machine
-        begun = machine.kernel(after, "gemm-rs")
-        grid = self._grid(machine)
-        pushing = blocks.multiply_and_push(product, begun)
-        grid.add(pushing.first, pushing.end, pushing.place)
-        return self._summed(machine, grid, pushing, begun)
-
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
-        """Load the rows of all tokens, in a kernel of its own."""
-        blocks, machine = self._blocks(kernels), kernels.machine
-        begun = machine.kernel(machine.sync.barrier(GATHER, after), "all-gather")
-        grid = self._grid(machine)
-        loading = blocks.load_alone()
-        grid.add(loading.first, loading.end, loading.place)
-        grid.launch(begun)
-        return _ended(machine, loading.end, begun)
+        begun = kernels.machine.kernel(after, "gemm-rs")
+        pushing = self._blocks(kernels).multiply_and_push(product, begun)
+        return self._summed(kernels.machine, pushing, begun)
 
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """Push the sums of all tokens, in a kernel of its own."""
-        blocks, machine = self._blocks(kernels), kernels.machine
-        begun = machine.kernel(after, "reduce-scatter")
-        grid = self._grid(machine)
-        pushing = blocks.push_alone()
-        grid.add(pushing.first, pushing.end, pushing.place)
-        return self._summed(machine, grid, pushing, begun)
+        begun = kernels.machine.kernel(after, "reduce-scatter")
+        return self._summed(kernels.machine, self._blocks(kernels).push_alone(), begun)
 
-    def _summed(self, machine: Machine, grid: BlockGrid, pushing: Pushing, begun: Ints) -> Ints:
-        """Launch a kernel that pushes: (rank,) tasks at which all GPUs have their sums."""
+    def _summed(self, machine: Machine, pushing: Pushing, begun: Ints) -> Ints:
+        """Launch a kernel of blocks that push: (rank,) tasks at which all GPUs have their sums."""
+        grid = self._grid(machine)
+        grid.add(pushing.first, pushing.end, pushing.place)
         grid.launch(begun)
         done = _ended(machine, pushing.end, begun)
         machine.order(pushing.added.tasks, done[pushing.added.rank])
