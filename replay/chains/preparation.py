@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.chains.chain import ChainLink, MicroBatch
+from replay.chains.host_program import can_be_captured, typical_program
 from replay.chains.jitter import read
 from replay.chains.kernel_streams import staged
 from replay.chains.micro_batches import DBO, SBO, MicroBatchTurns
@@ -28,7 +29,6 @@ from replay.model.work.placement import FITTED, PER_STEP, Placement, place
 from replay.model.work.sliced import num_groups, sliced
 from replay.model.work.step_plan import plan_step
 from replay.model.work.thinned import choose, thinned
-from replay.schemes.ep.software import Outline
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -73,7 +73,7 @@ def prepare(
         _with_sampled_nodes(every, settings.sample_nodes, system, ranks),
         system,
         scheme,
-        settings.launch or _launch(settings, trace, system, scheme, batches[0], every[0]),
+        settings.launch or _launch(settings, scheme, batches[0]),
         strategy,
     )
 
@@ -177,24 +177,11 @@ def _sampled(link: ChainLink, domains: Domains, number: int) -> LayerWork:
     return thinned(work, choose(work, domains.of(ranks), domains.local(ranks), number))
 
 
-def _launch(
-    settings: ChainSettings,
-    trace: RoutingTrace,
-    system: System,
-    scheme: Scheme,
-    batch: Batch,
-    first: ChainLink,
-) -> Launch:
+def _launch(settings: ChainSettings, scheme: Scheme, batch: Batch) -> Launch:
     """Give how kernels are launched where it is not said: decode is captured if it can be."""
-    ranks, width = batch.num_ranks, trace.model_shape.moe_intermediate
-    groups = num_groups(settings.expert_tp, ranks, width, settings.placement)
-    placed = placement_of(trace, settings.placement, groups, first.layer_index)
-    num_experts = placed.num_experts * settings.expert_tp
-    domains = Domains(system.fabric, ranks).num
-    outline = Outline(ranks, num_experts, settings.number_types(trace), num_domains=domains)
-    passes = [outline._replace(is_backward=one) for one in settings.passes]
-    captured = all(scheme.can_be_captured(layer) for layer in passes)
-    return "graph" if batch.phase == "decode" and captured else "eager"
+    programs = (typical_program(scheme, is_backward=one) for one in settings.passes)
+    captured = batch.phase == "decode" and all(map(can_be_captured, programs))
+    return "graph" if captured else "eager"
 
 
 # ---- the work of a layer -------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -216,9 +215,14 @@ def to_json(scheme: AnyScheme) -> dict[str, Any]:
 
 
 def _of_experts(scheme: Scheme) -> dict[str, Any]:
-    from replay.report.scheme_tables import SYSTEM, communicating_sms, num_kernels
-    from replay.schemes.ep.software import TYPICAL
+    from replay.chains import host_program
+    from replay.report.scheme_tables import SYSTEM, communicating_sms
 
+    listed = {
+        name: host_program.typical_program(scheme, is_backward=name == "backward")
+        for name in ("forward", "backward")
+    }
+    forward = listed["forward"]
     return {
         "overlap": scheme.overlap,
         "network": scheme.network,
@@ -229,14 +233,10 @@ def _of_experts(scheme: Scheme) -> dict[str, Any]:
         "most_ranks": scheme.most_ranks,
         "validity": scheme.validity,
         "communication_sms": {SYSTEM: communicating_sms(scheme)},
-        "kernels": num_kernels(scheme),
-        "captured": scheme.can_be_captured(),
+        "kernels": None if forward is None else host_program.num_kernels(forward),
+        "captured": host_program.can_be_captured(forward),
         "operations": {
-            name: [dataclasses.asdict(one) for one in scheme.operations(layer)]
-            for name, layer in (
-                ("forward", TYPICAL),
-                ("backward", TYPICAL._replace(is_backward=True)),
-            )
+            name: [one._asdict() for one in operations or ()] for name, operations in listed.items()
         },
     }
 
@@ -288,7 +288,7 @@ def _facts_of_tensor(scheme: TensorScheme) -> dict[str, str]:
 
     gather, reduce = GATHERS[scheme.traffic.gather], REDUCES[scheme.traffic.reduce]
     return {
-        name: f"{of.moves}: {of.up_form} shares up, {of.down_form} down"
+        name: f"{of.moves}: {of.up} shares up, {of.down} down"
         for name, of in (("gathers", gather), ("reduces", reduce))
     }
 
@@ -313,20 +313,20 @@ def _facts_of_experts(scheme: Scheme) -> dict[str, str]:
 
 def _operations(scheme: Scheme) -> None:
     """What a host does for a layer of a forward pass, and whether a graph can hold it."""
-    from replay.schemes.ep.software import as_program
+    from replay.chains import host_program
 
-    listed = scheme.operations()
+    listed = host_program.typical_program(scheme)
     if not listed:
         return
-    count = sum(one.launches for one in as_program(listed))
-    waits = sum(not one.launches for one in listed)
+    count = host_program.num_kernels(listed)
     print(f"\nsoftware: kernels of a layer on each GPU, if it has several experts: {count}")
     for one in listed:
         what = f"{one.launches:>5} x {one.name}" if one.launches else f"   wait: {one.name}"
         more = "; ".join(text for text in (one.moves, one.source) if text)
         print(indented(f"{what} ({more})" if more else what, "", " " * 10))
     ends = "the first wait of the host ends what a CUDA graph can hold"
-    print(indented(ends if waits else "a CUDA graph can hold all of it", "  ", "  "))
+    every = "a CUDA graph can hold all of it"
+    print(indented(every if host_program.can_be_captured(listed) else ends, "  ", "  "))
 
 
 def shown(one: About) -> str:

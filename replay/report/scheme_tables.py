@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from replay.chains import host_program
 from replay.model.work.precision import NUMBER_TYPES
-from replay.schemes.ep.software import TYPICAL, as_program
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.ep.traffic import NETWORK, TRAFFIC, way_back
 from replay.schemes.registry import COMPARED
@@ -18,10 +18,10 @@ from replay.schemes.registry import COMPARED
 if TYPE_CHECKING:
     from replay.schemes import Scheme
 
-SYSTEM = "dgx-h100"  # whose SMs are counted
+SYSTEM = host_program.SYSTEMS["cuda"]  # whose SMs are counted
 ABOUT_NUMBERS = (
     f"SMs: those that only communicate, on {SYSTEM}. Kernels: launches of a forward layer on 8 "
-    "GPUs with 256 experts, in FP8. Graph: whether a CUDA graph can hold all of them."
+    "GPUs with 256 experts, in FP8 if it can. Graph: whether a CUDA graph can hold all of them."
 )
 
 
@@ -53,13 +53,12 @@ class Facts(NamedTuple):
 
 def facts_of(scheme: Scheme) -> Facts:
     """Look up what a scheme states."""
-    sms, listed = communicating_sms(scheme), scheme.operations()
-    captured = scheme.can_be_captured()
+    sms, listed = communicating_sms(scheme), host_program.typical_program(scheme)
     ranks = [] if scheme.most_ranks is None else [f"at most {scheme.most_ranks:,} GPUs"]
     return Facts(
         sms="-" if sms is None else str(sms),
-        kernels=str(num_kernels(scheme)) if listed or captured else "-",
-        graph="-" if not listed and not captured else "yes" if captured else "no",
+        kernels="-" if listed is None else str(host_program.num_kernels(listed)),
+        graph="-" if listed is None else "yes" if host_program.can_be_captured(listed) else "no",
         types=_types(scheme),
         gradients="yes" if "backward" in scheme.passes else "no",
         interleave=", ".join(sorted(scheme.interleaves))
@@ -74,11 +73,6 @@ def communicating_sms(scheme: Scheme) -> int | None:
     import hwmodel
 
     return scheme.communication_sms(hwmodel.load(SYSTEM))
-
-
-def num_kernels(scheme: Scheme) -> int:
-    """Kernels that a GPU is given for a typical forward layer."""
-    return sum(one.launches for one in as_program(scheme.operations(TYPICAL)))
 
 
 def _types(scheme: Scheme) -> str:

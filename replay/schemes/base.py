@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hwmodel import System
+    from replay.model.machine.machine import Machine
+    from replay.model.machine.sms import Split
 
 SchemeKind = Literal["ep", "tp"]
 KINDS: dict[SchemeKind, str] = {"ep": "expert parallelism", "tp": "tensor parallelism"}
@@ -136,6 +138,26 @@ class AnyScheme(ABC):
         if trials:
             described["tuned"] = list(trials)
         return described
+
+    def split(self, machine: Machine, *options: str, rest: str = "", **held: int) -> Split:
+        """Declare SMs that a kernel of the scheme holds, beside those that it leaves.
+
+        Parameters
+        ----------
+        options
+            Options that say of how many.
+        rest
+            What at least one further SM must do, such as ``"compute"``; nothing if empty.
+        held
+            The same by number, each by the name of what says so.
+
+        Raises
+        ------
+        UserError
+            If the GPU has fewer.
+        """
+        shares = {name: getattr(self.options, name) for name in options} | held
+        return machine.sms.split(f"scheme {self.name!r}", shares, rest=rest)
 
     def with_options(self, given: Mapping[str, Any]) -> Self:
         """Replace some options by name; text is converted to the option's type.

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 MOST = 2**31 - 1
 """Upper end of every whole number: its products with the sizes of a layer still fit 64 bits."""
 
+UNITS = ("blocks", "bytes", "columns", "ns", "packets", "rows", "tokens", "us", "values")
+"""Last words of names that are units."""
+
 
 def option(
     default: Any,
-    *,
     help: str,
     source: str,
+    *,
     least: float | None = None,
     most: float | None = None,
     multiple_of: int = 1,
@@ -44,17 +47,20 @@ def option(
     source
         Where the default is from.
     least, most
-        Ends of what is possible, included.
+        Ends of what is possible, included. A whole number is at least 1, or 0 where that is its
+        default, unless something else is said.
     multiple_of
         Divisor of every possible whole number.
     choices
         Possible words; an N in a word stands for any whole number from 1.
     unit
-        Unit of a number.
+        Unit of a number, if its name does not end with it (`UNITS`).
     """
+    if least is None and type(default) is int:
+        least = min(default, 1)
     about = {
         "help": help, "source": source, "least": least, "most": most,
-        "multiple_of": multiple_of, "choices": choices, "unit": unit,
+        "multiple_of": multiple_of, "choices": choices, **({"unit": unit} if unit else {}),
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=about)
 
@@ -150,10 +156,12 @@ GONE = {
 
 def about(options: Options) -> list[About]:
     """All options of a scheme; the values that it has at present count as its defaults."""
-    return [
-        About(field.name, getattr(options, field.name), **field.metadata)
-        for field in dataclasses.fields(options)
-    ]
+    found = []
+    for field in dataclasses.fields(options):
+        of, _, last = field.name.rpartition("_")
+        known = {"unit": last if of and last in UNITS else "", **field.metadata}
+        found.append(About(field.name, getattr(options, field.name), **known))
+    return found
 
 
 def checked(scheme: str, options: Options) -> None:

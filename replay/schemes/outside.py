@@ -34,6 +34,14 @@ AllowCode = bool | frozenset[str]
 of some SHA-256."""
 
 
+GONE = {
+    "outboxes": "store takes the SMs that issue, on=pool[src], and makes outboxes of them itself",
+    "lane_outboxes": "store takes the warps that issue, on=lanes with lanes=True",
+    "replay.schemes.ep.software": "kernels are listed as they are launched; leave `operations` out",
+}
+"""Names that schemes written for former versions use, and what is asked now."""
+
+
 class CodeRefusedError(UserError):
     """A file would have to be executed that the user has neither named nor allowed."""
 
@@ -184,9 +192,10 @@ def failure(scheme: AnyScheme, error: Exception) -> str:
 
 
 def said(error: BaseException) -> str:
-    """Message of an error in one line."""
+    """Message of an error in one line, with what has taken the place of a name that is gone."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return " ".join((text or "no message").split())
+    gone = GONE.get(getattr(error, "name", None) or "", "")
+    return " ".join(f"{text or 'no message'}{gone and ': '}{gone}".split())
 
 
 def _is_scheme_of(module: ModuleType, value: Any) -> bool:

@@ -21,7 +21,8 @@ import numpy as np
 from replay.model.compute.experts import in_turn
 from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.row_tiles import RowTiles
-from replay.model.compute.weight_gradients import weight_gradient_tasks
+from replay.model.compute.weight_gradients import WGRAD, weight_gradient_tasks
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
+EACH = "a GEMM for each expert with rows"
 STREAMS = 4  # TransformerEngine ``common/util/multi_stream.h``
 
 
@@ -76,7 +78,7 @@ def gemm_call(
         (rank,): what precedes the call in its stream; returned where a GPU has no call.
     """
     on = call.rows > 0
-    begun = machine.kernel(after, KIND_NAMES[gemm.kind], on=on)
+    begun = machine.kernel(after, Operation(KIND_NAMES[gemm.kind], source=EACH), on=on)
     if not on.any():
         return begun
     tiles = _tiles(machine, work, gemm, call)
@@ -145,7 +147,11 @@ def gradient_calls(
     return _on_streams(machine, calls_of(work), after, streams, one)
 
 
-QUANTISE = "quantise"  # name of the kernels that make operands of an expert's rows
+QUANTISE = Operation(
+    "quantise",
+    moves="rows of one expert, operands with scales",
+    source="TransformerEngine pytorch/csrc/extensions/cast.cpp, one by one",
+)
 
 
 def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[Call], after: Ints) -> Ints:
@@ -227,7 +233,7 @@ def gradient_call(
     See `gemm_call` for the parameters.
     """
     on = call.rows > 0
-    begun = machine.kernel(after, "wgrad", on=on)
+    begun = machine.kernel(after, WGRAD._replace(source=EACH), on=on)
     of_expert, rows = np.zeros((2, work.num_experts), np.int64)
     of_expert[call.expert[on]], rows[call.expert[on]] = begun[on], call.rows[on]
     tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert, rows=rows)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import NO_TIME, MemoryTraffic
 from replay.model.work.ragged import places
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, IntsLike, Machine, Time
     from replay.model.work.layer import LayerWork
 
-CAST_TOKENS = "cast of tokens"
+CAST_TOKENS = Operation("cast of tokens", moves="tokens in BF16, rows that travel")
 READS = 64  # tasks, per rank, in which a kernel that casts as it sends reads all tokens
 
 

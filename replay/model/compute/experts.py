@@ -14,7 +14,8 @@ from replay.model.compute.gemm_tiles import gemm_kernel, gemm_tasks
 from replay.model.compute.row_tiles import padded_rows
 from replay.model.compute.tile_order import TileOrder, most_columns
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
-from replay.model.machine.kinds import Kind
+from replay.model.machine.host import Operation
+from replay.model.machine.kinds import KIND_NAMES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 
-QUANTISATION = "quantisation"  # name of the kernel behind an activation that writes no operands
+ACTIVATION = Operation(
+    KIND_NAMES[Kind.ACTIVATION], moves="results of the first GEMM, operands of the second"
+)
+# Behind an activation that writes no operands.
+QUANTISATION = Operation("quantisation", moves="what the activation wrote, operands with scales")
 
 
 class FusedTiles(NamedTuple):
@@ -190,7 +195,7 @@ def in_turn(
     if work.has_weight_gradients:
         done = gradient(DOWN, done)
     activated = activation_bytes(work, layout, quantises=quantises)
-    done = machine.memory_kernel(Kind.ACTIVATION, activated, done)
+    done = machine.memory_kernel(Kind.ACTIVATION, activated, done, ACTIVATION)
     if quantise is not None:
         done = quantise(done)
     done = multiply(Gemm.second(work), done)

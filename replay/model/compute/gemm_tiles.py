@@ -15,6 +15,7 @@ import numpy as np
 
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.tile_steps import add_steps
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.work.ragged import places
 
@@ -322,7 +323,12 @@ def gemm_kernel(
     raster
         See `gemm_tasks`.
     """
-    begun = machine.kernel(after, KIND_NAMES[gemm.kind], has_gap=not launched_early)
+    what = Operation(
+        KIND_NAMES[gemm.kind],
+        moves="operands and results of all experts",
+        source="grouped GEMM of all experts",
+    )
+    begun = machine.kernel(after, what, has_gap=not launched_early)
     if layout == "masked":
         most = max((len(experts) for experts in work.experts_of_rank), default=0)
         lines = -(-4 * most // COUNT_LINE_BYTES)

@@ -17,6 +17,7 @@ import numpy as np
 from replay.model.compute.experts import activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import GemmKernel, gemm_kernel
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import Time
 from replay.model.work.precision import SCALE_BLOCK
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
-ACTIVATION = "silu_and_mul_masked_post_quant"
-SCALES = "get_mn_major_tma_aligned_tensor"
+SGLANG = "sgl-project/sglang, DeepEP's dispatcher and forward_deepgemm_masked"
+ACTIVATION = Operation(
+    "silu_and_mul_masked_post_quant", 1, "results of GEMM-1, operands of GEMM-2", SGLANG
+)
+SCALES = Operation(
+    "get_mn_major_tma_aligned_tensor", 1, "scales of all slots, read and written", SGLANG
+)
 
 SCALE_BYTES = 4
 # Blocks of the activation kernel per expert and 128 columns, for fewer than four experts and for

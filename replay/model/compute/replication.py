@@ -36,6 +36,7 @@ from replay.model.compute.weight_copies import (
     copy_weights,
     expert_bytes,
 )
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import WEIGHTS, Kind
 from replay.model.machine.times import MemoryTraffic, Time
 
@@ -199,7 +200,7 @@ def _ids(work: LayerWork) -> Ints:
 
 
 def _small(machine: Machine, nbytes: Ints | int, after: Ints, name: str, count: int = 1) -> Ints:
-    return machine.small_kernels(Kind.PLAN, nbytes, after, name, count)
+    return machine.small_kernels(Kind.PLAN, nbytes, after, Operation(name, count))
 
 
 def _told(machine: Machine, src: Ints, dst: Ints, nbytes: int, after: Ints) -> Ints:

@@ -25,6 +25,7 @@ import numpy as np
 from replay.model.collectives import chains
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.weight_copies import expert_bytes
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import WEIGHTS, Kind
 from replay.model.machine.times import MemoryTraffic
 
@@ -36,9 +37,13 @@ if TYPE_CHECKING:
 VALUE_BYTES = 4  # of the policy, "data type other than float" being left for later
 ROW_PASSES, ROW_TRIPS = 3, 4  # of a row in GEMMs, and over the network, in both passes
 
-FETCH, STASH, BROADCAST = "weights fetched", "weights exchanged", "broadcast of weights"
-RESTORE, COLLECT = "weights restored", "gradients collected"
-REDUCE, ADD = "reduce of gradients", "gradients added"
+FETCH = Operation("weights fetched", moves="an expert's weights, at home")
+STASH = Operation("weights exchanged", moves="an expert's weights, the first time twice")
+BROADCAST = Operation("broadcast of weights", moves="an expert's weights, out of FIFOs")
+RESTORE = Operation("weights restored", moves="an expert's weights")
+COLLECT = Operation("gradients collected", moves="an expert's gradients")
+REDUCE = Operation("reduce of gradients", moves="an expert's gradients, out of FIFOs and own ones")
+ADD = Operation("gradients added", moves="an expert's gradients, at home")
 
 
 class Rates(NamedTuple):
@@ -150,7 +155,7 @@ def add(machine: Machine, work: LayerWork, expert: int, after: Ints) -> Ints:
 def _copied(
     machine: Machine,
     work: LayerWork,
-    name: str,
+    what: Operation,
     after: Ints,
     ranks: Ints,
     *,
@@ -161,7 +166,7 @@ def _copied(
     on = np.isin(machine.ranks, ranks)
     for nbytes in expert_bytes(work, machine.system):
         for _ in range(copies):
-            begun = machine.kernel(after, name, on=on)
+            begun = machine.kernel(after, what, on=on)
             moved = MemoryTraffic(nbytes * read * np.ones_like(ranks), np.full(len(ranks), nbytes))
             after = begun.copy()
             after[ranks] = machine.stream(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Projection = Literal["up", "down"]
 UP: Projection = "up"
 DOWN: Projection = "down"
+WGRAD = Operation("wgrad", moves="operands; the FP32 gradient, read and written")
 
 ACCUMULATOR_BYTES = 4  # gradients add up in FP32 over the micro-batches
 
@@ -162,7 +164,7 @@ def weight_gradient_kernel(
     num_sms: int = 0,
 ) -> Ints:
     """Run the weight gradients of one projection as a kernel: (rank,) marks of its end."""
-    begun = machine.kernel(after, "wgrad")
+    begun = machine.kernel(after, WGRAD)
     of_expert = begun[work.placement.expert_rank]
     tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert, num_sms=num_sms)
     return machine.gather(tasks, rank, begun)

@@ -21,7 +21,7 @@ itself (tasks.py)       mark, gather, join, order, meet, delay, serve; kernel, m
 `transfers`             store, load over the hops of a path (paths.py); fan_out; packets
 `switch` (in_switch)    multicast, reduce
 `sms`                   split, pool, channels, warp_lanes, units; the ledger of who holds how many
-`buffers`               pools, unnamed, outboxes, lane_outboxes, rings
+`buffers`               pools, unnamed, outboxes_of, rings
 `caches`                tables, new_keys, touch
 `l2`                    new_blocks, read: weights and activations of tiles
 `host`                  begin, row (launches, of `kernel` and `small_kernels`); wait, poll, work

@@ -57,7 +57,7 @@ class Buffers:
 
         return self._resources.once("unnamed buffers", (name, capacity), make)
 
-    def outboxes(self, servers: Ints) -> Ints:
+    def outboxes_of(self, servers: Ints, *, lanes: bool = False) -> Ints:
         """Room for messages that SMs have begun to issue and that have not left their GPU.
 
         For each SM, the message that it issues and one more that waits for the uplink; a message is
@@ -67,31 +67,32 @@ class Buffers:
         ----------
         servers
             (message,): the SM that issues each, or the pool of SMs.
+        lanes
+            Whether these are numbers of warps that serve one peer each, with as much room as an SM.
 
         Returns
         -------
-        (message,) credit pools, one per SM or pool.
+        (message,) credit pools, one per SM, pool or warp.
         """
         used, of = np.unique(servers, return_inverse=True)
-        room = [2 * self._resources.servers_of(int(server)) for server in used]
-        return self._outboxes("SM", used, room)[of]
+        what = "lane" if lanes else "SM"
 
-    def lane_outboxes(self, lanes: Ints) -> Ints:
-        """The same for warps that serve one peer each: (message,) pools of lanes (message,)."""
-        used, of = np.unique(lanes, return_inverse=True)
-        return self._outboxes("lane", used, [2] * len(used))[of]
-
-    def _outboxes(self, what: str, used: Ints, room: list[int]) -> Ints:
         def make(name: str, capacity: int) -> Ints:
             return np.array(self._graph.credit_pool(name, capacity), np.int64)
 
         pools = [
             self._resources.once(
-                "outboxes", (what, index), partial(make, f"outbox of {what} {index}", capacity)
+                "outboxes",
+                (what, server),
+                partial(
+                    make,
+                    f"outbox of {what} {server}",
+                    2 * (1 if lanes else self._resources.servers_of(server)),
+                ),
             )
-            for index, capacity in zip(used.tolist(), room, strict=True)
+            for server in used.tolist()
         ]
-        return np.array(pools, np.int64).reshape(-1)
+        return np.array(pools, np.int64).reshape(-1)[of]
 
     def lane_rings(self, what: str, lanes: Ints, rows: int) -> Ints:
         """Ring buffers where few pairs of ranks have one: (message,) pools of lanes (message,).

@@ -43,10 +43,21 @@ class Operation(NamedTuple):
         The kernel, or what is waited for.
     launches
         Kernels of this name in a row; 0 for a wait of the host.
+    moves
+        What of device memory they read and write, in words, where it is not in the name.
+    source
+        Where it is from, if it is not the source of the scheme that launches it.
     """
 
     name: str
-    launches: int
+    launches: int = 1
+    moves: str = ""
+    source: str = ""
+
+
+def named(what: str | Operation) -> Operation:
+    """The operation, or one kernel of which nothing but the name is said."""
+    return what if isinstance(what, Operation) else Operation(what)
 
 
 class Host:
@@ -109,7 +120,7 @@ class Host:
                 self._replayed = None
 
     def begin(
-        self, after: Ints, name: str, *, has_gap: bool = True, on: Bools | None = None
+        self, after: Ints, what: str | Operation, *, has_gap: bool = True, on: Bools | None = None
     ) -> Ints:
         """Launch a kernel: (rank,) tasks at which it begins on its GPU.
 
@@ -117,14 +128,14 @@ class Host:
         ----------
         after
             (rank,) tasks that precede it in its stream.
-        name
-            The kernel's name, as its scheme lists it.
+        what
+            The kernel, or its name.
         has_gap
             Whether it begins the gap between kernels after them.
         on
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
-        self.program.append(Operation(name, 1))
+        self.program.append(named(what)._replace(launches=1))
         ranks = self._resources.ranks if on is None else np.flatnonzero(on)
         ready = after[ranks]
         begun = (
@@ -144,7 +155,7 @@ class Host:
         begins[ranks] = begun
         return begins
 
-    def row(self, kind: Kind, times: Time, after: Ints, name: str) -> Ints:
+    def row(self, kind: Kind, times: Time, after: Ints, what: str | Operation) -> Ints:
         """Launch kernels that run one after the other: (rank,) tasks at whose end the last ends.
 
         A kernel begins when its launch has arrived and the gap behind the one before is over. The
@@ -159,14 +170,14 @@ class Host:
             (kernel,) or (kernel, rank): how long each takes on a GPU.
         after
             (rank,) tasks that precede the first in its stream.
-        name
-            Their name, as the scheme lists them.
+        what
+            What they are called, and do.
         """
         each = np.asarray(times.ps, np.int64)
         count = len(each)
         if not count:
             return after
-        self.program.append(Operation(name, count))
+        self.program.append(named(what)._replace(launches=count))
         gap_ps = int(self._gap.ps)
         whole = Time((each + gap_ps).sum(axis=0))
         graph, before, lead_ps = self._graph_launched(), self.last, self._lead_ps
@@ -226,7 +237,7 @@ class Host:
 
     def _block(self, kinds: PhaseKinds, time: Time, after: Ints, name: str) -> Ints:
         """Let the thread wait for its GPU: what it launches next is launched after that."""
-        self.program.append(Operation(name, 0))
+        self.program.append(Operation(name, launches=0))
         self._is_capturing, self._replayed, self._lead_ps = False, None, 0
         return self._do(kinds.sync, time, after)
 

@@ -100,5 +100,5 @@ class InputBuffers:
             Whether `on` numbers warps that serve one peer each.
         """
         if self.are_finite and len(left):
-            outboxes = self._buffers.lane_outboxes if lanes else self._buffers.outboxes
-            self._graph.take(issued, outboxes(on), released_by=left)
+            outboxes = self._buffers.outboxes_of(on, lanes=lanes)
+            self._graph.take(issued, outboxes, released_by=left)

@@ -10,7 +10,7 @@ from replay.model.machine.buffers import Buffers
 from replay.model.machine.caches import Caches
 from replay.model.machine.communicators import runs_nccl
 from replay.model.machine.domains import Domains
-from replay.model.machine.host import Bools, Host, Launch
+from replay.model.machine.host import Bools, Host, Launch, Operation, named
 from replay.model.machine.in_switch import InSwitch
 from replay.model.machine.input_buffers import InputBuffers
 from replay.model.machine.kinds import KIND_NAMES, Kind
@@ -160,14 +160,19 @@ class Machine:
     # ---- kernels ---------------------------------------------------------------------------------
 
     def kernel(
-        self, after: Ints, name: str = "", *, has_gap: bool = True, on: Bools | None = None
+        self,
+        after: Ints,
+        what: str | Operation = "",
+        *,
+        has_gap: bool = True,
+        on: Bools | None = None,
     ) -> Ints:
         """Launch a kernel behind `after`: (rank,) tasks at which it begins.
 
         Parameters
         ----------
-        name
-            Its name in the scheme's list of operations.
+        what
+            The kernel, or its name in the list of operations.
         has_gap
             False for a kernel that is on the GPU before its input is complete (programmatic
             dependent launch).
@@ -175,15 +180,16 @@ class Machine:
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
         behind = after if self._pace is None else self._pace(after)
-        return self.host.begin(behind, name, has_gap=has_gap, on=on)
+        return self.host.begin(behind, what, has_gap=has_gap, on=on)
 
     def memory_kernel(
         self,
         kind: Kind,
         nbytes: IntsLike | MemoryTraffic,
         after: Ints,
-        name: str = "",
+        what: str | Operation = "",
         *,
+        moves: str = "",
         has_gap: bool = True,
     ) -> Ints:
         """Run an elementwise kernel that is limited by HBM: (rank,) tasks.
@@ -192,34 +198,36 @@ class Machine:
         ----------
         nbytes
             (rank,): what it reads and writes; bytes that are not told apart stream.
-        name
-            Its name in the scheme's list of operations; that of its kind if it is empty.
+        what
+            The kernel, or its name in the list of operations; that of its kind if it is empty.
+        moves
+            What it reads and writes, in words, if only its name is given.
         has_gap
             See `kernel`.
         """
-        begun = self.kernel(after, name or KIND_NAMES[kind], has_gap=has_gap)
+        if isinstance(what, str):
+            what = Operation(what or KIND_NAMES[kind], moves=moves)
+        begun = self.kernel(after, what, has_gap=has_gap)
         late = self.costs.elementwise(nbytes)
         return self.stream(kind, nbytes, self.ranks, begun, late=late)
 
     def small_kernels(
-        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str, count: int = 1
+        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, what: str | Operation
     ) -> Ints:
         """Run elementwise kernels in a row: (rank,) tasks, those of the last.
 
         Parameters
         ----------
         nbytes
-            (rank,): what they read and write, all together.
-        name
-            Their name in the scheme's list of operations.
-        count
-            How many, 1 or more. The bytes are those of the last.
+            (rank,): what they read and write, all together. The bytes are those of the last.
+        what
+            The kernels, one or more; or the name of one.
         """
-        each = Time(self.system.overheads.small_kernel_ps)
-        before = self.host.row(kind, Time(np.full(count - 1, each.ps)), after, name)
-        return self.stream(
-            kind, nbytes, self.ranks, self.kernel(before, name), late=self.costs.elementwise(nbytes)
-        )
+        one = named(what)
+        each = np.full(one.launches - 1, self.system.overheads.small_kernel_ps)
+        before = self.host.row(kind, Time(each), after, one)
+        late = self.costs.elementwise(nbytes)
+        return self.stream(kind, nbytes, self.ranks, self.kernel(before, one), late=late)
 
     def stream(
         self,

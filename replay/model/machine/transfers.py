@@ -172,9 +172,9 @@ class Transfers:
             Bytes that travel with each row and are not payload (indices, weights).
         on
             (message,): SMs, or pools of SMs, on which the tasks `after` run, which issue a message
-            each and hold on to what cannot leave (`Buffers.outboxes`). None if nobody waits.
+            each and hold on to what cannot leave (`Buffers.outboxes_of`). None if nobody waits.
         lanes
-            Whether `on` numbers warps that serve one peer each (`Buffers.lane_outboxes`).
+            Whether `on` numbers warps that serve one peer each.
         engine
             Who makes the packets.
         packet_bytes

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
-    from replay.schemes.contract.counting import Routing
+    from replay.schemes.contract.counting import RoutingLists
 
 
 PAIRS = 20_000_000  # of queries and keys: some 50 us of attention
@@ -271,7 +271,7 @@ class Case(AnyCase):
         return self.scheme.carries_on(self.work, self.system)
 
     @cached_property
-    def routing(self) -> Routing:
+    def routing(self) -> RoutingLists:
         """The routing that is carried out as plain lists."""
         return routing_of(self.carried.work, self.domain_size)
 
@@ -281,11 +281,6 @@ class Case(AnyCase):
         if self.domain_size is not None and not self.scheme.network:
             return "it knows one NVLink domain"
         return self.scheme.refuses(self.work) or self.scheme.refuses_on(self.work, self.system)
-
-    @property
-    def refused(self) -> bool:
-        """Whether the scheme says that it cannot run the layer on the system."""
-        return bool(self.refusal)
 
     @property
     def _without_overhead(self) -> System:
@@ -304,11 +299,6 @@ class Case(AnyCase):
     def built(self) -> Built:
         """Graph, ends and machine."""
         return self.chain.built
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """The schedule of the graph."""
-        return schedule(self.built.graph)
 
     @cached_property
     def result(self) -> LayerResult:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,10 +32,8 @@ from replay.schemes.contract.order import (
     tokens_wait,
 )
 from replay.schemes.ep.base import DROPPED, PADDED
-from replay.schemes.ep.software import Outline, as_program, launched
 
 if TYPE_CHECKING:
-    from replay.model.machine.host import Operation
     from replay.model.work.layer import ExpertShape
 
 
@@ -164,31 +161,9 @@ def values(case: Case) -> Iterator[str]:
     smallest = TINY_ACROSS[0]
     if case.name in TINY_ACROSS[1:]:
         smaller = Case(case.scheme, smallest, ACROSS[smallest].make(), ACROSS[smallest].domain_size)
-        if not smaller.refused:
+        if not smaller.refusal:
             return
     yield from basics.values(case)
-
-
-def software(case: Case) -> Iterator[str]:
-    """Kernels and waits of the host, against the list that the scheme gives."""
-    listed = case.scheme.operations(
-        Outline.of(case.work, case.carried, case.built.machine.domains.num)
-    )
-    if not listed or case.work.shared is not None:
-        return  # the scheme states nothing, or kernels of shared experts stand between its own
-    expected, found = as_program(listed), launched(case.built.machine.host.program)
-    for place, (one, other) in enumerate(zip_longest(expected, found)):
-        if one != other:
-            yield f"operation {place + 1} is listed as {_said(one)}; build has {_said(other)}"
-            return
-
-
-def _said(one: Operation | None) -> str:
-    if one is None:
-        return "nothing"
-    if not one.launches:
-        return f"a wait of the host, {one.name!r}"
-    return f"{one.launches} x {one.name!r}"
 
 
 EXCHANGED = ("zipf 8 ranks", "backward zipf fp8", WIDE)  # rows go between all GPUs
@@ -212,7 +187,6 @@ CHECKS = {
     "starts": Check("nothing begins before its start", WAITED, starts),
     "aftermath": Check("nothing that matters ends last", EVERY, basics.aftermath),
     "bounds": Check("no layer is faster than its bounds", ALL, bounds),
-    "software": Check("the host launches what is listed", ALL, software),
     "frees": Check("a rank ends when its SMs are free", EVERY, basics.frees),
     "sms": Check("no GPU uses more SMs than it has, in a chain", CHAINED, basics.sms),
     "communication": Check(

@@ -5,7 +5,7 @@ Looks at expert ids, owners and expert ranks only, never at arrays derived from 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,7 +20,7 @@ Rows = int | Fraction
 
 
 @dataclass(frozen=True)
-class Routing:
+class RoutingLists:
     """Plain lists: ids of each token (-1 for an empty slot), its owner; each expert's rank.
 
     Attributes
@@ -117,7 +117,7 @@ def messages(
         raise KeyError(traffic)
 
 
-def legs(routing: Routing, traffic: str, network: str = "") -> Iterator[Leg]:
+def legs(routing: RoutingLists, traffic: str, network: str = "") -> Iterator[Leg]:
     """Rows of the dispatch."""
     for token, source in enumerate(routing.owner):
         if network in ("node", "gather", "ring"):
@@ -131,7 +131,7 @@ def legs(routing: Routing, traffic: str, network: str = "") -> Iterator[Leg]:
             yield from _sent(routing, network, one, ranks)
 
 
-def legs_back(routing: Routing, traffic: str, network: str = "") -> Iterator[tuple[bool, Leg]]:
+def legs_back(routing: RoutingLists, traffic: str, network: str = "") -> Iterator[tuple[bool, Leg]]:
     """Rows of the combine: (True, a leg as it goes), or (False, one whose row goes back).
 
     On the way back of a leg, the ranks that it reached answer together.
@@ -147,7 +147,7 @@ def legs_back(routing: Routing, traffic: str, network: str = "") -> Iterator[tup
                 yield from ((True, leg) for leg in _sent(routing, network, rank, [one]))
 
 
-def _sent(routing: Routing, network: str, source: int, ranks: list[int]) -> Iterator[Leg]:
+def _sent(routing: RoutingLists, network: str, source: int, ranks: list[int]) -> Iterator[Leg]:
     """A row from its GPU to others, straight or by way of a GPU of its own domain."""
     home = routing.domain(source)
     if all(routing.domain(rank) == home for rank in ranks):
@@ -163,7 +163,7 @@ def _sent(routing: Routing, network: str, source: int, ranks: list[int]) -> Iter
 
 
 def _forwarded(
-    routing: Routing, traffic: str, network: str, token: int, source: int
+    routing: RoutingLists, traffic: str, network: str, token: int, source: int
 ) -> Iterator[Leg]:
     """A row once to each domain that gets it, and from where it came in to the others there."""
     home, num = routing.domain(source), len(routing.domains)
@@ -180,7 +180,7 @@ def _forwarded(
             yield Leg("nvlink", one, ranks)
 
 
-def _around(routing: Routing, source: int) -> Iterator[Leg]:
+def _around(routing: RoutingLists, source: int) -> Iterator[Leg]:
     """A row round all ranks, a part of it for the network card of each GPU of a domain.
 
     The ring of card c goes down from GPU c through a domain, and from the last GPU back to GPU c,
@@ -206,7 +206,7 @@ def _around(routing: Routing, source: int) -> Iterator[Leg]:
 
 
 def port_rows(
-    routing: Routing, traffic: str, network: str = ""
+    routing: RoutingLists, traffic: str, network: str = ""
 ) -> dict[str, defaultdict[Port, Rows]]:
     """Rows over every port by phase, each message counted on its own."""
     dispatch: defaultdict[Port, Rows] = defaultdict(int)
@@ -222,138 +222,3 @@ def port_rows(
         for rank in leg.ranks:
             combine[into, rank] += leg.share
     return {"dispatch": dispatch, "combine": combine}
-
-
-def nic_rows(
-    routing: Routing, traffic: str, network: str
-) -> dict[str, Counter[Port]] | dict[str, dict[Port, Rows]]:
-    """Rows over the NICs by the closed forms of `replay.schemes.ep.traffic.NETWORK`."""
-    if network == "rings":
-        return _nic_rows_around(routing)
-    if network in ("direct", "rail"):
-        back = "copy" if traffic == "pair-copy" else traffic
-        out, reverse = (_nic_rows_sent(routing, each, network) for each in (traffic, back))
-        if network == "rail":  # rows back are relayed where they come from
-            reverse = _nic_rows_sent(routing, back, network, is_back=True)
-            return {"dispatch": out, "combine": reverse}
-    else:
-        out = reverse = _nic_rows_forwarded(routing, network)
-    mirrored = {"nic-out": "nic-in", "nic-in": "nic-out"}
-    return {
-        "dispatch": out,
-        "combine": Counter({(mirrored[way], gpu): rows for (way, gpu), rows in reverse.items()}),
-    }
-
-
-def _nic_rows_sent(
-    routing: Routing, traffic: str, network: str, *, is_back: bool = False
-) -> Counter[Port]:
-    between: Counter[tuple[int, int]] = Counter()  # rows from a GPU to one of another domain
-    for token, owner in enumerate(routing.owner):
-        for rank in set(routing.ranks(token)) if traffic == "copy" else routing.ranks(token):
-            if routing.domain(rank) != routing.domain(owner):
-                between[(rank, owner) if is_back else (owner, rank)] += 1
-    found: Counter[Port] = Counter()
-    for (source, target), rows in between.items():
-        relay = routing.peer(target, routing.domain(source))
-        found["nic-out", relay if network == "rail" else source] += rows
-        found["nic-in", target] += rows
-    return found
-
-
-def _nic_rows_forwarded(routing: Routing, network: str) -> Counter[Port]:
-    tokens = Counter(routing.owner)
-    num = len(routing.domains)
-    found: Counter[Port] = Counter()
-    for gpu in range(routing.num_ranks):
-        home = routing.domain(gpu)
-        others = [routing.peer(gpu, domain) for domain in range(num) if domain != home]
-        if network == "node":
-            for token, owner in enumerate(routing.owner):
-                domains = {routing.domain(rank) for rank in routing.ranks(token)}
-                found["nic-out", gpu] += (owner == gpu) * len(domains - {home})
-                found["nic-in", gpu] += (owner in others) * (home in domains)
-        elif network in ("gather", "ring"):
-            rows = sum(tokens[other] for other in others)
-            following = routing.peer(gpu, (home + 1) % num)
-            passed = rows + tokens[gpu] - tokens[following] if num > 1 else 0
-            found["nic-out", gpu] = passed if network == "ring" else tokens[gpu] * (num - 1)
-            found["nic-in", gpu] = rows
-    return found
-
-
-def _nic_rows_around(routing: Routing) -> dict[str, dict[Port, Rows]]:
-    tokens, size = Counter(routing.owner), len(routing.domains[0])
-    out: dict[Port, Rows] = {}
-    back: dict[Port, Rows] = {}
-    for gpu in range(routing.num_ranks):
-        following = routing.peer(gpu, (routing.domain(gpu) + 1) % len(routing.domains))
-        sent, got = (Fraction(tokens.total() - tokens[one], size) for one in (following, gpu))
-        out |= {
-            port: rows for port, rows in ((("nic-out", gpu), sent), (("nic-in", gpu), got)) if rows
-        }
-        back |= {
-            port: rows for port, rows in ((("nic-in", gpu), sent), (("nic-out", gpu), got)) if rows
-        }
-    return {"dispatch": out, "combine": back}
-
-
-def closed_form_rows(routing: Routing, traffic: str) -> dict[str, Counter[Port]]:
-    """The same by the closed forms: sums of e(t), r(t), h(t) up; Ein(g), In(g), all T down.
-
-    Dispatch up and down of every class; the combine exchanges the two, those of its own class.
-    """
-    apart = {"pair-copy": ("pair", "copy")}
-    out, back = apart.get(traffic, (traffic, traffic))
-    up, down = _closed_form(routing, out)
-    answered, asked = _closed_form(routing, back)
-    mirrored = {("downlink", gpu): rows for (_, gpu), rows in answered.items()}
-    mirrored |= {("uplink", gpu): rows for (_, gpu), rows in asked.items()}
-    return {"dispatch": up + down, "combine": Counter(mirrored)}
-
-
-def _closed_form(routing: Routing, traffic: str) -> tuple[Counter[Port], Counter[Port]]:
-    """Rows of the dispatch up and down."""
-    up: Counter[Port] = Counter()
-    down: Counter[Port] = Counter()
-    tokens = range(len(routing.owner))
-    for gpu in range(routing.num_ranks):
-        own = [token for token in tokens if routing.owner[token] == gpu]
-        foreign = [token for token in tokens if routing.owner[token] != gpu]
-        pairs_in = sum(routing.ranks(token).count(gpu) for token in foreign)
-        tokens_in = sum(gpu in routing.ranks(token) for token in foreign)
-        up["uplink", gpu], down["downlink", gpu] = {
-            "none": (0, 0),
-            "pair": (sum(len(routing.remote(token)) for token in own), pairs_in),
-            "copy": (sum(len(set(routing.remote(token))) for token in own), tokens_in),
-            "switch": (sum(bool(routing.remote(token)) for token in own), tokens_in),
-            "ring": (
-                sum(routing.owner[token] != (gpu + 1) % routing.num_ranks for token in tokens)
-                if routing.num_ranks > 1
-                else 0,
-                len(foreign),
-            ),
-            "dense": (len(own), len(tokens)) if routing.num_ranks > 1 else (0, 0),
-        }[traffic]
-    return up, down
-
-
-def write_packets(nbytes: int, extra_flits: int = 0) -> int:
-    """Wire bytes of one row of stores, packet by packet: 128 B of data, flits of 16 B."""
-    wire = 0
-    while nbytes > 0:
-        data = min(nbytes, 128)
-        flits, rest = divmod(data, 16)
-        wire += 16 * (1 + extra_flits + flits + (2 if rest else 0))  # a partial flit has enables
-        nbytes -= data
-    return wire
-
-
-def response_packets(nbytes: int) -> int:
-    """Wire bytes of the answer to one row of loads: whole flits, no byte enables."""
-    wire = 0
-    while nbytes > 0:
-        data = min(nbytes, 128)
-        wire += 16 * (1 + -(-data // 16))
-        nbytes -= data
-    return wire

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement, place
 from replay.model.work.sliced import sliced
-from replay.schemes.contract.counting import Routing
+from replay.schemes.contract.counting import RoutingLists
 
 SHAPE = ExpertShape(hidden=96, intermediate=64)
 
@@ -57,9 +57,9 @@ def work(
     return LayerWork(ids, owner.astype(np.int32), placed, shape, types, is_backward=is_backward)
 
 
-def routing_of(layer: LayerWork, domain_size: int | None = None) -> Routing:
+def routing_of(layer: LayerWork, domain_size: int | None = None) -> RoutingLists:
     """The routing that was given to the layer, as plain lists."""
-    return Routing(
+    return RoutingLists(
         layer.expert_ids.tolist(),
         layer.source_rank.tolist(),
         layer.placement.expert_rank.tolist(),

@@ -22,8 +22,12 @@ from replay.schemes.contract.case import (
     system_for,
 )
 from replay.schemes.contract.reading import port_bytes
-from replay.schemes.contract.tensor_layers import BY_ROWS, BY_TURNS, TENSOR_LAYERS
-from replay.schemes.contract.tensor_rows import payload_row_by_row
+from replay.schemes.contract.tensor_layers import (
+    BY_ROWS,
+    BY_TURNS,
+    TENSOR_LAYERS,
+    payload_row_by_row,
+)
 from replay.schemes.tp.base import GATHER, REDUCE
 from replay.schemes.tp.plain import NoCommunication
 
@@ -35,7 +39,6 @@ if TYPE_CHECKING:
     from replay.model.work.transformer_layer import Step
     from replay.schemes.tp.base import TensorScheme
 
-if TYPE_CHECKING:
     Column = npt.NDArray[np.integer]
 
 LESS_THAN_A_ROW = 1e-4

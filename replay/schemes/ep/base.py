@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import RefusedError
 from replay.model.compute.row_tiles import padded_rows
+from replay.model.machine.domains import Domains
 from replay.model.work.capacity import as_it_is
 from replay.schemes.base import AnyScheme
-from replay.schemes.ep.facts import ALL_TYPES, BOTH_PASSES, lacking
+from replay.schemes.ep.facts import ALL_TYPES, BOTH_PASSES
 from replay.schemes.ep.memory import intermediates
-from replay.schemes.ep.software import TYPICAL, Listed, Outline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,8 +61,12 @@ class Scheme(AnyScheme):
         Passes that its code has: "forward", "backward".
     puts_off_weights
         Whether a backward pass of it can leave the gradients of the experts' weights for later.
-    most_ranks
-        Ranks that its code takes at most; None for any number.
+    most_ranks, most_topk
+        Ranks, and experts of a token, that its code takes at most; None for any number.
+    even_experts
+        Whether all ranks have equally many experts.
+    full_nodes
+        Why several nodes have to be full of its ranks; empty if they need not be.
     validity
         Set-ups that its source was written for or measured on, where those are not any.
     layout
@@ -86,6 +90,9 @@ class Scheme(AnyScheme):
     passes: frozenset[str] = BOTH_PASSES
     puts_off_weights: bool = False
     most_ranks: int | None = None
+    most_topk: int | None = None
+    even_experts: bool = False
+    full_nodes: str = ""
     validity: str = ""
     layout: str = "plain"
     fuses_activation: bool = False
@@ -100,7 +107,8 @@ class Scheme(AnyScheme):
     def refuses(self, work: LayerWork) -> str:
         """Say why the scheme cannot run a layer, if it cannot.
 
-        A scheme that has more reasons than its facts overrides it and asks this one first.
+        A scheme states by attributes what its code has. One that has more reasons overrides this
+        and asks it first.
 
         Parameters
         ----------
@@ -112,7 +120,27 @@ class Scheme(AnyScheme):
         The reason, as in "its kernels take 1024 tokens per rank at most, a rank has 4096"; empty
         for a layer that can be built.
         """
-        return lacking(self, work)
+        if work.is_backward and "backward" not in self.passes:
+            return "its kernels have no backward pass"
+        if not work.is_backward and "forward" not in self.passes:
+            return "it is of the backward pass alone"
+        if work.puts_off_weights and not self.puts_off_weights:
+            return "its weight gradients are part of its kernels and cannot be put off"
+        types, topk = work.precision, work.expert_ids.shape[1]
+        for what, given, possible in (
+            ("GEMMs", types.gemm, self.gemm_types),
+            ("rows to the experts", types.dispatch, self.dispatch_types),
+            ("rows back", types.combine, self.combine_types),
+        ):
+            if given not in possible:
+                return f"its {what} are {' or '.join(sorted(possible))}, not {given}"
+        if self.most_ranks is not None and work.num_ranks > self.most_ranks:
+            return f"its code takes {self.most_ranks} ranks at most, not {work.num_ranks}"
+        if self.most_topk is not None and topk > self.most_topk:
+            return f"its kernels take {self.most_topk} experts per token at most, not {topk}"
+        if self.even_experts and len({len(own) for own in work.experts_of_rank}) > 1:
+            return "its ranks have equally many experts"
+        return ""
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
         """Say why the scheme cannot run a layer on a system, if `refuses` does not say so.
@@ -123,7 +151,10 @@ class Scheme(AnyScheme):
         -------
         The reason, as in "its ranks lie on nodes of 8 GPUs, a node has 4"; empty for none.
         """
-        return ""
+        if not self.full_nodes or Domains(system.fabric, work.num_ranks).even:
+            return ""
+        size = system.fabric.gpus_per_domain
+        return f"{work.num_ranks} ranks do not fill nodes of {size}: {self.full_nodes}"
 
     def carries(self, work: LayerWork) -> Carried:
         """The layer as it is carried out: with rows of padding that travel, without dropped ones.
@@ -169,25 +200,6 @@ class Scheme(AnyScheme):
             work, padded_rows(work, self.layout),
             fuses_activation=self.fuses_activation, keeps_results=self.keeps_results,
         )  # fmt: skip
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """List the kernels of a layer and the waits of its host, in the order of the program.
-
-        Parameters
-        ----------
-        layer
-            What the list may depend on.
-
-        Returns
-        -------
-        Nothing where a scheme states nothing, such as one from outside.
-        """
-        return ()
-
-    def can_be_captured(self, layer: Outline = TYPICAL) -> bool:
-        """Whether a CUDA graph can hold a whole layer: it is listed, and no host waits in it."""
-        listed = self.operations(layer)
-        return bool(listed) and all(one.launches for one in listed)
 
     @abstractmethod
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:

@@ -37,7 +37,6 @@ from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.ragged import places
 from replay.schemes.ep import memory
 from replay.schemes.ep.facts import FORWARD, Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 
 if TYPE_CHECKING:
@@ -127,21 +126,11 @@ class CannEp(StagedScheme):
             *memory.cast_results(work, received),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """A kernel each way, and those of the experts between."""
-        return (
-            *kernels("dispatch"),
-            *layer.received,
-            *experts(is_backward=layer.is_backward),
-            *layer.results,
-            *kernels("combine"),
-        )
-
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add dispatch, experts and combine."""
         begin = yield start
         received = yield self.dispatch(work, machine, begin)
-        split = machine.sms.split(f"scheme {self.name!r}", {})
+        split = self.split(machine)
         received = shared_kernels(machine, work, split, start, received)
         rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.for_kernels()
         operands = cast_received(machine, work, rows, received)

@@ -32,6 +32,7 @@ from replay.model.compute.casts import casting, tokens_read
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.replication import SHARED_NS
 from replay.model.compute.shared import shared_kernels
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import SCALE_BLOCK, SCALE_BYTES
@@ -40,30 +41,25 @@ from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.deepep.pushes import Pushes
 from replay.schemes.ep.facts import FORWARD, Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
-MOST_RANKS, MOST_TOPK = 32, 8  # kMaxEpSize, kMaxTopK
 ID_BYTES, RECORD_BYTES, FLAG_BYTES = 4, 16, 8  # of an expert id or place, SlotMeta, a cell
 
-ZEROES = Listed("zeroes of the inbox", moves="scales, or rows, of all (token, GPU)")
-ROUND = Listed("round")
-ACKNOWLEDGED = Listed("acknowledgements of the last round")
-COUNT = Listed("counts", moves="ids of experts, two places for each")
-RESERVE = Listed("reservation")
-DISPATCHED = Listed("dispatch", moves="tokens")
-WAIT_ROWS = Listed("wait for rows")
-EXPAND = Listed("expansion", moves="a row for each (token, expert), read and written")
-CLEAR = Listed("groups cleared", 4, "a count for each (token, GPU)")
-GROUP = Listed("groups", moves="a record for each row, its place in a group")
-COMBINED = Listed("combine", moves="every result")
-WAIT_RESULTS = Listed("wait for results")
-SUM = Listed("unpermute", moves="a row of each GPU for each token, their sums")
-ACKNOWLEDGE = Listed("acknowledgement")
+ZEROES = Operation("zeroes of the inbox", moves="scales, or rows, of all (token, GPU)")
+ROUND, ACKNOWLEDGED = "round", "acknowledgements of the last round"
+COUNT = Operation("counts", moves="ids of experts, two places for each")
+RESERVE, WAIT_ROWS, WAIT_RESULTS = "reservation", "wait for rows", "wait for results"
+DISPATCHED = Operation("dispatch", moves="tokens")
+EXPAND = Operation("expansion", moves="a row for each (token, expert), read and written")
+CLEAR = Operation("groups cleared", 4, "a count for each (token, GPU)")
+GROUP = Operation("groups", moves="a record for each row, its place in a group")
+COMBINED = Operation("combine", moves="every result")
+SUM = Operation("unpermute", moves="a row of each GPU for each token, their sums")
+ACKNOWLEDGE = "acknowledgement"
 
 
 class FlashInferPush(Scheme):
@@ -80,22 +76,19 @@ class FlashInferPush(Scheme):
     phases_separated = False
     gemm_types = dispatch_types = combine_types = frozenset({"bf16", "fp8"})
     passes = FORWARD
-    most_ranks = MOST_RANKS
+    most_ranks, most_topk = 32, 8  # kMaxEpSize, kMaxTopK
+    even_experts = True
     validity = "Hopper, one node; all types FP8, or all BF16; up to 8 experts a token"
 
     def refuses(self, work: LayerWork) -> str:
-        """FP8 GEMMs send FP8 rows back, BF16 ones have no other type; equally many experts."""
-        types, topk = work.precision, work.expert_ids.shape[1]
+        """FP8 GEMMs send FP8 rows back, BF16 ones have no other type."""
+        types = work.precision
         if reason := super().refuses(work):
             return reason
         if types.combine != types.gemm:
             return f"its rows back are {types.gemm} like its GEMMs, not {types.combine}"
         if types.gemm == "bf16" and types.dispatch != "bf16":
             return f"its bf16 GEMMs read rows as they come, which are {types.dispatch}"
-        if topk > MOST_TOPK:
-            return f"its kernels take {MOST_TOPK} experts per token at most, not {topk}"
-        if len({len(own) for own in work.experts_of_rank}) > 1:
-            return "its ranks have equally many experts"
         return ""
 
     def communication_sms(self, system: System) -> int | None:
@@ -119,23 +112,16 @@ class FlashInferPush(Scheme):
         most = int(memory.tokens(work).max(initial=0)) * work.num_ranks
         return memory.intermediates(work, memory.on_each(work, most * work.expert_ids.shape[1]))
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The kernels of a round; no host waits."""
-        return (
-            ZEROES, ROUND, ACKNOWLEDGED, COUNT, RESERVE, DISPATCHED, WAIT_ROWS, EXPAND,
-            *experts(is_backward=False),
-            CLEAR, GROUP, COMBINED, WAIT_RESULTS, SUM, ACKNOWLEDGE,
-        )  # fmt: skip
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add a round."""
         begun, reserved = self._reserved(work, machine, start)
         flags = self._dispatch(work, machine, begun)
         ready = self._expanded(work, machine, machine.gather(reserved, machine.ranks, flags))
         # Blocks of tokens leave hardly an SM: shared experts run behind the kernel.
-        every = machine.sms.split(f"scheme {self.name!r}", {"blocks": machine.sms.count})
+        every = self.split(machine, blocks=machine.sms.count)
         ready = shared_kernels(machine, work, every, start, ready)
-        done = separate_kernels(machine, work, self._sms(machine), ready)
+        pool = machine.sms.pool("sm", machine.sms.count)
+        done = separate_kernels(machine, work, pool, ready)
         returned = self._combine(work, machine, done)
         return self._summed(work, machine, returned)
 
@@ -145,14 +131,14 @@ class FlashInferPush(Scheme):
         """Count rows and reserve room: (rank,) end of this, and when all peers' room is known."""
         costs, tokens, n = machine.costs, memory.tokens(work), work.num_ranks
         zeroes = MemoryTraffic(0 * tokens, memory.on_each(work, self._inbox(work)))
-        cleared = machine.memory_kernel(Kind.LAYOUT, zeroes, start, ZEROES.name)
-        counted = machine.small_kernels(Kind.LAYOUT, 0 * tokens, cleared, ROUND.name)
-        known = machine.kernel(counted, ACKNOWLEDGED.name)
+        cleared = machine.memory_kernel(Kind.LAYOUT, zeroes, start, ZEROES)
+        counted = machine.small_kernels(Kind.LAYOUT, 0 * tokens, cleared, ROUND)
+        known = machine.kernel(counted, ACKNOWLEDGED)
         known = machine.delay(DISPATCH.sync, costs.cache_load() + costs.poll(), known)
         choices = tokens * work.expert_ids.shape[1]
-        counted = machine.small_kernels(Kind.LAYOUT, 3 * ID_BYTES * choices, known, COUNT.name)
+        counted = machine.small_kernels(Kind.LAYOUT, 3 * ID_BYTES * choices, known, COUNT)
         # Counts of the experts are read, an atomic goes there and back, places are written.
-        began = machine.kernel(counted, RESERVE.name)
+        began = machine.kernel(counted, RESERVE)
         taken = costs.remote_load() if n > 1 else costs.cache_load()
         done = machine.delay(DISPATCH.sync, 2 * costs.cache_load() + taken, began)
         src, dst = np.nonzero(~np.eye(n, dtype=bool))
@@ -171,7 +157,7 @@ class FlashInferPush(Scheme):
 
     def _dispatch(self, work: LayerWork, machine: Machine, reserved: Ints) -> Ints:
         """Store tokens to their GPUs: (rank,) when all rows for a GPU have been flagged."""
-        begun, costs = machine.kernel(reserved, DISPATCHED.name), machine.costs
+        begun, costs = machine.kernel(reserved, DISPATCHED), machine.costs
         sm = places(memory.tokens(work)) % machine.sms.count
         pushes = Pushes.of(work.copy_source, work.copy_rank, sm[work.copy_token], work.num_ranks)
         row, records = work.dispatch_row_bytes, pushes.total(work.copy_pairs) * RECORD_BYTES
@@ -218,7 +204,7 @@ class FlashInferPush(Scheme):
     def _expanded(self, work: LayerWork, machine: Machine, flagged: Ints) -> Ints:
         """Add counts up and copy rows to their experts: (rank,) tasks."""
         each = work.num_experts // work.num_ranks
-        begun = machine.kernel(flagged, WAIT_ROWS.name)
+        begun = machine.kernel(flagged, WAIT_ROWS)
         adding = machine.costs.ns(SHARED_NS * each * work.num_ranks)
         counted = machine.delay(DISPATCH.sync, adding, begun)
         rows = memory.received(work)
@@ -226,7 +212,7 @@ class FlashInferPush(Scheme):
             rows * (work.dispatch_row_bytes + RECORD_BYTES),
             rows * (work.operand_row_bytes + RECORD_BYTES), rows,
         )  # fmt: skip
-        return machine.memory_kernel(Kind.PERMUTE, moved, counted, EXPAND.name)
+        return machine.memory_kernel(Kind.PERMUTE, moved, counted, EXPAND)
 
     # ---- combine ---------------------------------------------------------------------------------
 
@@ -234,12 +220,10 @@ class FlashInferPush(Scheme):
         """Add results up by (token, GPU) and store sums to owners: (rank,) when all are flagged."""
         costs, rows = machine.costs, memory.received(work)
         slots = memory.on_each(work, int(memory.tokens(work).max(initial=0)) * work.num_ranks)
-        cleared = machine.small_kernels(
-            Kind.UNPERMUTE, ID_BYTES * slots, done, CLEAR.name, CLEAR.launches
-        )
+        cleared = machine.small_kernels(Kind.UNPERMUTE, ID_BYTES * slots, done, CLEAR)
         moved = rows * (RECORD_BYTES + 2 * ID_BYTES)
-        grouped = machine.small_kernels(Kind.UNPERMUTE, moved, cleared, GROUP.name)
-        begun = machine.kernel(grouped, COMBINED.name)
+        grouped = machine.small_kernels(Kind.UNPERMUTE, moved, cleared, GROUP)
+        begun = machine.kernel(grouped, COMBINED)
         order = np.argsort(work.copy_rank, kind="stable")
         sm = np.empty(len(order), np.int64)
         sm[order] = places(np.bincount(work.copy_rank, minlength=work.num_ranks))
@@ -260,20 +244,17 @@ class FlashInferPush(Scheme):
     def _summed(self, work: LayerWork, machine: Machine, returned: Ints) -> Ints:
         """Add up the rows of each token, and end the round: (rank,) tasks."""
         tokens, owner = memory.tokens(work), work.source_rank
-        seen = machine.kernel(returned, WAIT_RESULTS.name)
+        seen = machine.kernel(returned, WAIT_RESULTS)
         read = np.bincount(work.copy_source, minlength=work.num_ranks) * work.combine_row_bytes
         if work.precision.combine != "fp8":  # whose scales say which rows have come
             read = tokens * work.num_ranks * work.combine_row_bytes
         moved = MemoryTraffic(read, tokens * work.result_row_bytes)
-        summed = machine.memory_kernel(Kind.UNPERMUTE, moved, seen)
+        summed = machine.memory_kernel(Kind.UNPERMUTE, moved, seen, SUM)
         machine.notes.follow("combined", np.arange(work.num_tokens), summed[owner])
-        return machine.small_kernels(Kind.LAYOUT, 0 * tokens, summed, ACKNOWLEDGE.name)
+        return machine.small_kernels(Kind.LAYOUT, 0 * tokens, summed, ACKNOWLEDGE)
 
     # ---- both ------------------------------------------------------------------------------------
 
-    def _sms(self, machine: Machine) -> Ints:
-        return machine.sms.pool("sm", machine.sms.count)
-
     def _channels(self, machine: Machine, name: str) -> Ints:
-        split = machine.sms.split(f"scheme {self.name!r}", {})
+        split = self.split(machine)
         return split.channels(name, machine.sms.count)

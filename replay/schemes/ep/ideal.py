@@ -26,7 +26,6 @@ from replay.model.compute.weight_gradients import joined, weight_gradients_besid
 from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -42,10 +41,10 @@ class IdealOptions(Options):
 
     form: str = option(
         "least",
+        "least: the work that no kernels do with less. fused: tiles of both GEMMs in one kernel. "
+        "kernels: GEMM, activation, GEMM.",
+        "definition",
         choices=("least", "fused", "kernels"),
-        help="least: the work that no kernels do with less. fused: tiles of both GEMMs in one "
-        "kernel. kernels: GEMM, activation, GEMM.",
-        source="definition",
     )
 
 
@@ -73,14 +72,6 @@ class Ideal(Scheme):
             return ()
         fused = self.options.form == "fused"
         return memory.intermediates(work, memory.received(work), fuses_activation=fused)
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The experts' kernels, where they run as kernels."""
-        return experts(is_backward=layer.is_backward) if self.options.form == "kernels" else ()
-
-    def can_be_captured(self, layer: Outline = TYPICAL) -> bool:
-        """Nothing is launched, or kernels without a wait."""
-        return True
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the experts of each rank on all its SMs.
@@ -129,6 +120,6 @@ class Ideal(Scheme):
     def _kernels(
         self, work: LayerWork, machine: Machine, pool: Ints, start: Ints, begun: Ints
     ) -> Ints:
-        none = machine.sms.split(f"scheme {self.name!r}", {})
+        none = self.split(machine)
         begun = shared_kernels(machine, work, none, start, begun)
         return separate_kernels(machine, work, pool, begun)

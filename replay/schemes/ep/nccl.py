@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.model.collectives.pair_rules import rules_of, rules_on
-from replay.model.machine.domains import Domains
+from replay.model.collectives.point_to_point import all_to_all
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.options import Options, option
@@ -16,9 +16,11 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.collectives.pair_rules import PairRules
+    from replay.model.collectives.point_to_point import Exchanged
     from replay.model.machine.communicators import Group
-    from replay.model.machine.machine import Machine
-    from replay.model.work.layer import LayerWork
+    from replay.model.machine.kinds import PhaseKinds
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
 
 FIFO_SOURCE = (
     "NCCL src/transport/p2p.cc: 12 MiB for each peer and channel; net.cc: 16 chunks a channel"
@@ -31,38 +33,29 @@ class NcclOptions(Options):
 
     channels: int = option(
         0,
-        least=0,
-        help="Channels of the kernel; NCCL takes the next power of two. Each channel occupies one "
-        "SM. 0: as many as NCCL opens on the system.",
-        source="NCCL_MAX_P2P_NCHANNELS; the systems' numbers are in their presets",
+        "Channels of the kernel; NCCL takes the next power of two. Each channel occupies one SM. "
+        "0: as many as NCCL opens on the system.",
+        "NCCL_MAX_P2P_NCHANNELS; the systems' numbers are in their presets",
     )
     chunk_bytes: int = option(
         524288,
-        least=1,
-        unit="bytes",
-        help="Data of one slot. What goes to a peer has one channel for every eighth of it, up to "
-        "the peer's share of the channels.",
-        source="NCCL_P2P_NVL_CHUNKSIZE",
+        "Data of one slot. What goes to a peer has one channel for every eighth of it, up to the "
+        "peer's share of the channels.",
+        "NCCL_P2P_NVL_CHUNKSIZE",
     )
-    slots: int = option(
-        8,
-        least=1,
-        help="Slots in the FIFO of a connection.",
-        source="NCCL_STEPS",
-    )
+    slots: int = option(8, "Slots in the FIFO of a connection.", "NCCL_STEPS")
     ll_bytes: int = option(
         16384,
+        "Largest message on a channel that protocol LL carries.",
+        "NCCL_P2P_LL_THRESHOLD",
         least=0,
-        unit="bytes",
-        help="Largest message on a channel that protocol LL carries.",
-        source="NCCL_P2P_LL_THRESHOLD",
     )
 
     pxn: bool = option(
         True,
-        help="Whether rows for another node are stored over NVLink to the GPU on the rail of their "
+        "Whether rows for another node are stored over NVLink to the GPU on the rail of their "
         "target, whose network card sends them. Otherwise the sender's own card does.",
-        source="NCCL_PXN_DISABLE and NCCL_P2P_PXN_LEVEL, on by default",
+        "NCCL_PXN_DISABLE and NCCL_P2P_PXN_LEVEL, on by default",
     )
 
     def rules(self, machine: Machine, group: Group = "all") -> PairRules:
@@ -88,16 +81,6 @@ class NcclOptions(Options):
         """Class of what goes between nodes."""
         return "rail" if self.pxn else "direct"
 
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Say why ranks cannot lie on the nodes of a system as they do; empty if they can."""
-        if Domains(system.fabric, work.num_ranks).even or not self.pxn:
-            return ""
-        size = system.fabric.gpus_per_domain
-        return (
-            f"{work.num_ranks} ranks do not fill nodes of {size}: PXN wants a GPU of every rail in "
-            "each, pxn=false does not"
-        )
-
     @property
     def _settings(self) -> dict[str, Any]:
         return {
@@ -116,10 +99,41 @@ class SendsByNccl(Scheme):
         """By the rail of the target, unless an option says otherwise."""
         return self.options.network
 
-    def refuses_on(self, work: LayerWork, system: System) -> str:
+    @property
+    def full_nodes(self) -> str:  # type: ignore[override]  # likewise
         """PXN wants nodes that are full."""
-        return super().refuses_on(work, system) or self.options.refuses_on(work, system)
+        every = "PXN wants a GPU of every rail in each, pxn=false does not"
+        return every if self.options.pxn else ""
 
     def communication_sms(self, system: System) -> int | None:
         """One a channel."""
         return self.options.num_channels(system)
+
+    def channels(self, machine: Machine, rest: str = "") -> Split:
+        """SMs of a kernel of NCCL's, and those that it leaves; a rank alone runs none.
+
+        Parameters
+        ----------
+        rest
+            What at least one further SM must do; see `split`.
+        """
+        alone = machine.num_ranks == 1
+        held = {} if alone else {"channels": self.options.rules(machine).num_channels}
+        return self.split(machine, rest=rest, **held)
+
+    def exchange(
+        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, begun: Ints,
+        *, payload: bool = True,
+    ) -> Exchanged:  # fmt: skip
+        """Send `sizes` bytes (source, destination) in a kernel of NCCL's.
+
+        Parameters
+        ----------
+        begun
+            (rank,): it runs.
+        payload
+            Whether these are rows.
+        """
+        rules = self.options.rules(machine)
+        channels = self.channels(machine).channels("nccl", rules.num_channels)
+        return all_to_all(machine, kinds, channels, rules, sizes, begun, payload=payload)

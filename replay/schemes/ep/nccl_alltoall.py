@@ -13,50 +13,46 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import point_to_point
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_before_wait
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import NUMBER_TYPES
 from replay.model.work.ragged import places
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, IntsLike, Machine
-    from replay.model.machine.sms import Split
+    from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
-COUNTS_GATHER, ROWS, WEIGHTS = (
-    "all-gather of counts",
-    "all-to-all of rows",
-    "all-to-all of gate weights",
-)
-SORT = "sort by expert"
+COUNTS_GATHER = "all-gather of counts"
+ROWS, WEIGHTS = "all-to-all of rows", "all-to-all of gate weights"
+PERMUTE = Operation("permute", moves="tokens, and a row for each of their experts")
+SORT = Operation("sort by expert", moves="every received row twice")
 
 # Small kernels of the dispatcher with fused permutes and of Transformer Engine's permutes: name,
 # launches, bytes in words, source.
 DISPATCHER = "Megatron-LM token_dispatcher.py, preprocess"
 PERMUTES = "TransformerEngine common/triton/permutation.py"
-TO_SEND = Listed("splits to send", 1, source=f"{DISPATCHER}: sum by rank")
-TO_RECEIVE = Listed(
+TO_SEND = Operation("splits to send", 1, source=f"{DISPATCHER}: sum by rank")
+TO_RECEIVE = Operation(
     "splits to receive", 4, source=f"{DISPATCHER}: own columns, sums by rank, group and expert"
 )
-COPIES = Listed(
+COPIES = Operation(
     "copies of splits", 3,
     source="Megatron-LM token_dispatcher.py, four copies to the host; the wait holds the fourth",
 )  # fmt: skip
-ROW_MAP = Listed(
+ROW_MAP = Operation(
     "row map", 3, "(token, expert) flags, five times a 4-byte index for each", PERMUTES
 )
-CHUNK_MAP = Listed("chunk map", 1, "a 4-byte index for each received row", PERMUTES)
+CHUNK_MAP = Operation("chunk map", 1, "a 4-byte index for each received row", PERMUTES)
 INDEX_BYTES, ROW_MAP_PASSES = 4, 5  # written, then twice read and written
 
 COUNT_BYTES = 8  # the rows that a rank has for an expert, an int64
@@ -105,35 +101,6 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
             tensors.insert(3, Buffer("results by source", got * b_c))
         return self.options.fifos(n, system), *tensors
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Megatron-LM's kernels with fused permutes, its wait for the splits."""
-        several_ranks = layer.num_ranks > 1  # a rank alone exchanges nothing
-        ways = kernels(ROWS, *(() if layer.is_backward else (WEIGHTS,))) if several_ranks else ()
-        back = kernels(ROWS, *((WEIGHTS,) if layer.is_backward else ())) if several_ranks else ()
-        sort = [Listed(SORT, moves="every received row twice")] if layer.has_several_experts else []
-        counts: tuple[Listed, ...] = ()
-        wait: tuple[Listed, ...] = ()
-        if not layer.is_backward:  # which finds all maps and splits as they were
-            sort = [CHUNK_MAP, *sort] if sort else []
-            layout = Listed("layout", moves="a flag for each (token, expert)")
-            gather = kernels(COUNTS_GATHER) if several_ranks else ()
-            counts = (layout, TO_SEND, *gather, TO_RECEIVE, COPIES, ROW_MAP)
-            wait = (Listed("counts to the host", 0),)
-        return (
-            *counts,
-            *layer.tokens,
-            Listed("permute", moves="tokens, and a row for each of their experts"),
-            *wait,
-            *ways,
-            *self._operands_listed(layer),
-            *sort,
-            *self._experts_listed(layer),
-            *sort,
-            *layer.results,
-            *back,
-            Listed("unpermute", moves="every result, their sums"),
-        )
-
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""
         tokens = np.diff(work.tokens_of_rank)
@@ -143,7 +110,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         result = work.result_row_bytes
 
         moved = MemoryTraffic(tokens * b_d, sent_rows * b_d, sent_rows)
-        shared = shared_before_wait(machine, work, self._split(machine), start)
+        shared = shared_before_wait(machine, work, self.channels(machine), start)
         permuted, counted = self._permuted(work, machine, moved, start)
         permuted = yield permuted
         if counted is not None:
@@ -168,12 +135,14 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         if machine.num_ranks > 1:
             back = work.matrix("pairs").T * b_c
             begun = machine.kernel(done, ROWS)
-            arrived = self._all_to_all(machine, COMBINE, back, begun).done
+            arrived = self.exchange(machine, COMBINE, back, begun).done
         if work.is_backward:
             arrived = self._probs(work, machine, COMBINE, arrived)
         arrived = yield arrived
         added = MemoryTraffic(sent_rows * b_c, tokens * result)
-        ends = machine.memory_kernel(Kind.UNPERMUTE, added, arrived)
+        ends = machine.memory_kernel(
+            Kind.UNPERMUTE, added, arrived, moves="every result, their sums"
+        )
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
@@ -185,18 +154,11 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         """Cast received rows: (rank,) tasks, and bytes of a row that is sorted."""
         return cast_received(machine, work, rows, arrived), work.operand_row_bytes
 
-    def _operands_listed(self, layer: Outline) -> tuple[Listed, ...]:
-        return layer.received
-
     def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
         """Run the experts: (rank,) tasks."""
         pool = machine.sms.for_kernels()
         # TransformerEngine's grouped linear layer quantises its input itself.
         return separate_kernels(machine, work, pool, arrived, quantises_apart=True)
-
-    def _experts_listed(self, layer: Outline) -> tuple[Listed, ...]:
-        apart = layer.precision.gemm == "fp8"
-        return experts(is_backward=layer.is_backward, quantises_apart=apart)
 
     # ---- dispatcher ------------------------------------------------------------------------------
 
@@ -207,26 +169,30 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         n = machine.num_ranks
         if work.is_backward:
             cast = cast_before_dispatch(machine, work, start)
-            return machine.memory_kernel(Kind.PERMUTE, moved, cast), None
+            return machine.memory_kernel(Kind.PERMUTE, moved, cast, PERMUTE), None
         pairs = np.diff(work.tokens_of_rank) * work.num_experts
-        counts = _small(machine, TO_SEND, machine.memory_kernel(Kind.LAYOUT, pairs, start))
+        counts = machine.memory_kernel(
+            Kind.LAYOUT, pairs, start, moves="a flag for each (token, expert)"
+        )
+        counts = machine.small_kernels(Kind.LAYOUT, 0, counts, TO_SEND)
         if n > 1:
             gathered = n * COUNT_BYTES * work.num_experts
             begun = machine.kernel(counts, COUNTS_GATHER)
             counts = NCCL.build(machine, COUNTS, "all_gather", gathered, begun)
-        counts = _small(machine, TO_RECEIVE, counts)
+        counts = machine.small_kernels(Kind.LAYOUT, 0, counts, TO_RECEIVE)
         # Splits go to the host on a stream of their own, beside the permute; both precede the
         # all-to-all.
-        copied = _small(machine, COPIES, counts)
-        mapped = _small(machine, ROW_MAP, counts, pairs * (1 + ROW_MAP_PASSES * INDEX_BYTES))
+        copied = machine.small_kernels(Kind.LAYOUT, 0, counts, COPIES)
+        flags = pairs * (1 + ROW_MAP_PASSES * INDEX_BYTES)
+        mapped = machine.small_kernels(Kind.LAYOUT, flags, counts, ROW_MAP)
         cast = cast_before_dispatch(machine, work, mapped)
-        return machine.memory_kernel(Kind.PERMUTE, moved, cast), copied
+        return machine.memory_kernel(Kind.PERMUTE, moved, cast, PERMUTE), copied
 
     def _mapped(self, work: LayerWork, machine: Machine, rows: Ints, after: Ints) -> Ints:
         """Find where the sort moves each row, which a backward pass remembers: (rank,) tasks."""
         if work.is_backward:
             return after
-        return _small(machine, CHUNK_MAP, after, rows * INDEX_BYTES)
+        return machine.small_kernels(Kind.LAYOUT, rows * INDEX_BYTES, after, CHUNK_MAP)
 
     def _dispatched(self, work: LayerWork, machine: Machine, ready: Ints) -> Ints:
         """Send the rows to their experts: (rank,) tasks. A rank alone has them."""
@@ -236,7 +202,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         begun = machine.kernel(ready, ROWS)
         row_bytes, n = work.dispatch_row_bytes, machine.num_ranks
         sizes = work.matrix("pairs") * row_bytes
-        exchanged = self._all_to_all(machine, DISPATCH, sizes, begun)
+        exchanged = self.exchange(machine, DISPATCH, sizes, begun)
         order = np.argsort(work.pair_source * n + work.pair_rank, kind="stable")
         src, dst = work.pair_source[order], work.pair_rank[order]
         place = places(work.matrix("pairs").ravel())
@@ -250,26 +216,4 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
             return after
         pairs = work.matrix("pairs") if kinds is DISPATCH else work.matrix("pairs").T
         begun = machine.kernel(after, WEIGHTS)
-        return self._all_to_all(machine, kinds, PROB_BYTES * pairs, begun, payload=False).done
-
-    def _all_to_all(
-        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, begun: Ints, *, payload: bool = True
-    ) -> point_to_point.Exchanged:
-        """One kernel of NCCL's that sends `sizes` bytes (source, destination)."""
-        rules = self.options.rules(machine)
-        split = self._split(machine)
-        channels = split.channels("nccl", rules.num_channels)
-        return point_to_point.all_to_all(
-            machine, kinds, channels, rules, sizes, begun, payload=payload
-        )
-
-    def _split(self, machine: Machine) -> Split:
-        """SMs of such a kernel, and those that it leaves; a rank alone runs none."""
-        alone = machine.num_ranks == 1
-        shares = {} if alone else {"channels": self.options.rules(machine).num_channels}
-        return machine.sms.split(f"scheme {self.name!r}", shares)
-
-
-def _small(machine: Machine, listed: Listed, after: Ints, nbytes: IntsLike = 0) -> Ints:
-    """Launch small kernels as they are listed: (rank,) tasks at their end."""
-    return machine.small_kernels(Kind.LAYOUT, nbytes, after, listed.name, listed.launches)
+        return self.exchange(machine, kinds, PROB_BYTES * pairs, begun, payload=False).done

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.work.layer import LayerWork
 
-MOST_TOPK = 9  # kNumMaxTopK of the dispatch
 NOT_COMPILED = range(2561, 3073)  # DeepEP's size of 3072 values is not among those of SWITCH_HIDDEN
 WORKSPACE_BYTES = 32 << 20  # NUM_WORKSPACE_BYTES
 
@@ -44,22 +43,20 @@ class NcclEp(LowLatencyDeepEp):
     )
     dispatch_types = frozenset({"bf16"})
     most_ranks = 64
+    most_topk = 9  # kNumMaxTopK of the dispatch
+    even_experts = True
     interleaves = frozenset({"tbo", "dbo"})  # no kernel of it waits for signals of a GEMM
     validity = "decoding: up to 1024 tokens a GPU, 9 experts a token; 8 nodes of 8 GPUs at most"
 
     def refuses(self, work: LayerWork) -> str:
         """Say what of a layer the kernels have no code for; empty if nothing."""
-        topk, hidden = work.expert_ids.shape[1], work.shape.hidden
+        hidden = work.shape.hidden
         if self.options.overlap_sms:
             return "its combine does not wait for signals of a GEMM (overlap_sms)"
         if reason := super().refuses(work):
             return reason
-        if topk > MOST_TOPK:
-            return f"its kernels take {MOST_TOPK} experts per token at most, not {topk}"
         if hidden in NOT_COMPILED:
             return f"its kernels are compiled for rows of 2560 and of 4096 values, not {hidden}"
-        if len({len(own) for own in work.experts_of_rank}) > 1:
-            return "its ranks have equally many experts"
         return ""
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:

@@ -35,20 +35,18 @@ from replay.model.compute.casts import cast_before_dispatch, cast_received
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_kernels
 from replay.model.machine import multimem
-from replay.model.machine.domains import Domains
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
 from replay.schemes.ep import memory
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -56,7 +54,11 @@ ID_BYTES = 8  # of each of a token's experts, as torch.topk gives them
 WEIGHT_BYTES = 4  # FP32
 COUNT_BYTES = 4  # of each expert
 GATHERS = ("all-gather of rows", "all-gather of expert ids", "all-gather of gate weights")
-COUNT, OFFSETS, ZERO, ADD = "count of rows", "offsets of experts", "zeroes", "scatter-add"
+COUNT = Operation("count of rows", moves="expert ids of all tokens")
+OFFSETS = Operation("offsets of experts", moves="a count for each own expert, twice")
+PERMUTE = Operation("permute", moves="ids and weights of all tokens, own copies, own rows")
+ZERO = Operation("zeroes", moves="a row for each of all tokens")
+ADD = Operation("scatter-add", moves="own rows, own sums twice")
 SUM = "reduce-scatter"
 
 
@@ -65,23 +67,18 @@ class NvlsOptions(Options):
     """Options of the dense exchange."""
 
     num_sms: int = option(
-        16,
-        least=1,
-        help="SMs that issue the multimem instructions.",
-        source="NCCL's NVLS kernels use 16 on Hopper",
+        16, "SMs that issue the multimem instructions.", "NCCL's NVLS kernels use 16 on Hopper"
     )
     block_rows: int = option(
         8,
-        least=1,
-        unit="rows",
-        help="Rows that one task moves. The whole tensor is one stream; this is the model's grain.",
-        source="chosen for the model",
+        "Rows that one task moves. The whole tensor is one stream; this is the model's grain.",
+        "chosen for the model",
     )
     loopback: bool = option(
         True,
-        help="Whether the caller's own copy passes the switch too, as it does on real hardware. "
-        "The accounting of arXiv 2605.05607 leaves it out.",
-        source="byte counters on H20 (NVIDIA developer forum, thread 356726)",
+        "Whether the caller's own copy passes the switch too, as it does on real hardware. The "
+        "accounting of arXiv 2605.05607 leaves it out.",
+        "byte counters on H20 (NVIDIA developer forum, thread 356726)",
     )
 
 
@@ -94,17 +91,10 @@ class Nvls(StagedScheme):
     needs = frozenset({"multicast", "reduction"})
     traffic = "dense"
     network = "ring"
+    full_nodes = "groups of multicast are whole nodes"
     validity = "inference; gradients are assumed to take the same kernels"
     candidates = MappingProxyType({"num_sms": (8, 16, 24, 32)})
     options: NvlsOptions = NvlsOptions()
-
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Groups of multicast are whole nodes, and rings want a GPU of each rail in each."""
-        if reason := super().refuses_on(work, system):
-            return reason
-        size = system.fabric.gpus_per_domain
-        full = Domains(system.fabric, work.num_ranks).even
-        return "" if full else f"{work.num_ranks} ranks do not fill nodes of {size}"
 
     def communication_sms(self, system: System) -> int | None:
         """Those that issue multimem instructions."""
@@ -121,27 +111,6 @@ class Nvls(StagedScheme):
             Buffer("rows by expert", received * work.dispatch_row_bytes),
             *memory.cast_received(work, received),
             Buffer("sums of all tokens", memory.on_each(work, sums), stays=True),
-        )
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Cast, all-gathers, counts, permute, experts, zeroes, scatter-add, reduce-scatter."""
-        several_ranks = layer.num_ranks > 1  # a rank alone exchanges nothing
-        look: tuple[Listed, ...] = ()
-        if not layer.is_backward:
-            look = (
-                Listed(COUNT, moves="expert ids of all tokens"),
-                Listed(OFFSETS, moves="a count for each own expert, twice"),
-            )
-        return (
-            *layer.tokens,
-            *kernels(*(GATHERS[:1] if layer.is_backward else GATHERS) if several_ranks else ()),
-            *look,
-            Listed("permute", moves="ids and weights of all tokens, own copies, own rows"),
-            *layer.received,
-            *experts(is_backward=layer.is_backward),
-            Listed(ZERO, moves="a row for each of all tokens"),
-            Listed(ADD, moves="own rows, own sums twice"),
-            *kernels(*((SUM,) if several_ranks else ())),
         )
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
@@ -162,11 +131,11 @@ class Nvls(StagedScheme):
             gathered = machine.memory_kernel(Kind.LAYOUT, nbytes, counted, OFFSETS)
         looked = slots * (ID_BYTES + WEIGHT_BYTES)
         moved = MemoryTraffic(looked + copies * b_d, rows * b_d, rows)
-        permuted = machine.memory_kernel(Kind.PERMUTE, moved, gathered)
+        permuted = machine.memory_kernel(Kind.PERMUTE, moved, gathered, PERMUTE)
         # Of the tokens that were gathered, only those copied out are wanted.
         permuted = cast_received(machine, work, rows, permuted)
         sms = machine.sms.for_kernels()
-        permuted = shared_kernels(machine, work, self._split(machine), start, permuted)
+        permuted = shared_kernels(machine, work, self.split(machine, "num_sms"), start, permuted)
         done = separate_kernels(machine, work, sms, permuted)
         # The dense buffer: zeros for all tokens, to which the own experts' rows are added.
         zeroes = MemoryTraffic(0 * every, work.num_tokens * b_c * every)
@@ -175,12 +144,8 @@ class Nvls(StagedScheme):
         summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, zeroed, ADD)
         return (yield self._reduce_scatter(work, machine, summed))
 
-    def _split(self, machine: Machine) -> Split:
-        """SMs of a kernel of collectives, and those that it leaves."""
-        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
-
     def _pool(self, machine: Machine) -> Ints:
-        return self._split(machine).pool("nvls-sm", self.options.num_sms)
+        return self.split(machine, "num_sms").pool("nvls-sm", self.options.num_sms)
 
     def _blocks(self, work: LayerWork, grain: int) -> tuple[Ints, Ints]:
         """(block,): owner and rows of each block of up to `grain` consecutive tokens."""

@@ -25,13 +25,11 @@ from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
 
@@ -39,9 +37,7 @@ if TYPE_CHECKING:
 class PlainOptions(Options):
     """Options of the two kernels that store rows."""
 
-    num_sms: int = option(
-        16, least=1, help="SMs that store rows, in either direction.", source="chosen"
-    )
+    num_sms: int = option(16, "SMs that store rows, in either direction.", "chosen")
 
 
 class Plain(Scheme):
@@ -70,18 +66,6 @@ class Plain(Scheme):
             Buffer("returned rows", returned * work.combine_row_bytes),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """A cast, two kernels that store, those of the experts, one that adds."""
-        return (
-            *layer.tokens,
-            Listed("dispatch"),
-            *layer.received,
-            *experts(is_backward=layer.is_backward),
-            *layer.results,
-            Listed("combine"),
-            Listed("unpermute", moves="every result, their sums"),
-        )
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add dispatch, barrier, experts, combine, barrier and sums."""
         owner, expert_rank = work.pair_source, work.pair_rank
@@ -94,7 +78,8 @@ class Plain(Scheme):
         landed = machine.gather(arrived, expert_rank, begun)
         dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
 
-        dispatched = shared_kernels(machine, work, self._split(machine), start, dispatched)
+        split = self.split(machine, "num_sms")
+        dispatched = shared_kernels(machine, work, split, start, dispatched)
         rows = work.matrix("pairs").sum(axis=0)
         every_sm = machine.sms.pool("sm", machine.sms.count)
         operands = cast_received(machine, work, rows, dispatched)
@@ -111,20 +96,18 @@ class Plain(Scheme):
             read=work.matrix("pairs").sum(axis=1) * work.combine_row_bytes,
             written=np.diff(work.tokens_of_rank) * work.result_row_bytes,
         )
-        ends = machine.memory_kernel(Kind.UNPERMUTE, summed, combined)
+        ends = machine.memory_kernel(
+            Kind.UNPERMUTE, summed, combined, moves="every result, their sums"
+        )
         token = np.arange(work.num_tokens)
         machine.notes.follow("combined", token, ends[work.source_rank])
         return ends
-
-    def _split(self, machine: Machine) -> Split:
-        """SMs of a kernel that stores rows, and those that it leaves."""
-        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
 
     def _store(
         self, machine: Machine, kinds: PhaseKinds, src: Ints, dst: Ints, row_bytes: int, begun: Ints
     ) -> tuple[Ints, Ints]:
         """Store a row per pair: (pair,) tasks that store it, and those after which it is there."""
-        pool = self._split(machine).pool("plain-store", self.options.num_sms)
+        pool = self.split(machine, "num_sms").pool("plain-store", self.options.num_sms)
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         stored = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         arrived, remote = stored.copy(), src != dst  # rows of the own GPU stay in its memory

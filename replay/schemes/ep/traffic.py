@@ -61,7 +61,7 @@ TRAFFIC = {
 }
 
 
-class Network(NamedTuple):
+class NetworkTraffic(NamedTuple):
     """How rows get from one NVLink domain to another.
 
     Attributes
@@ -83,36 +83,36 @@ class Network(NamedTuple):
 
 
 NETWORK = {
-    "": Network("nothing: the scheme knows one NVLink domain", "0", "0"),
-    "free": Network("nothing: rows move in no time", "0", "0"),
-    "direct": Network(
+    "": NetworkTraffic("nothing: the scheme knows one NVLink domain", "0", "0"),
+    "free": NetworkTraffic("nothing: rows move in no time", "0", "0"),
+    "direct": NetworkTraffic(
         "each row from the NIC of its GPU to that of the GPU it is for",
         "sum e(t) or r(t) of other domains",
         "Ein(g) or In(g) of other domains' tokens",
         reroutes=True,
     ),
-    "rail": Network(
+    "rail": NetworkTraffic(
         "each row over NVLink to the GPU with its target's index, from whose NIC it goes there",
         "rows of g's domain for GPUs of g's index in other domains",
         "Ein(g) or In(g) of other domains' tokens",
         reroutes=True,
     ),
-    "node": Network(
+    "node": NetworkTraffic(
         "one row per (token, domain) to the GPU of the same index, forwarded from there",
         "sum n(t)",
         "tokens of GPUs of g's index in other domains with an expert in g's domain",
     ),
-    "gather": Network(
+    "gather": NetworkTraffic(
         "every token to the GPU of the same index in every other domain, forwarded from there",
         "T(g) x (domains - 1)",
         "sum of T of GPUs of g's index in other domains",
     ),
-    "ring": Network(
+    "ring": NetworkTraffic(
         "every token round a ring of the GPUs of the same index, forwarded from each",
         "sum of T of GPUs of g's index, but that in the next domain",
         "sum of T of GPUs of g's index in other domains",
     ),
-    "rings": Network(
+    "rings": NetworkTraffic(
         "every token round a ring of all GPUs, with an equal part for each NIC of a domain",
         "(sum of all T - T of the GPU of g's index in the next domain) / GPUs of a domain",
         "(sum of all T - T(g)) / GPUs of a domain",

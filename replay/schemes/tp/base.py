@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.work.transformer_layer import Step, TensorLayer
+    from replay.model.work.transformer_layer import Product, Step, TensorLayer
     from replay.schemes.tp.traffic import TensorTraffic
 
 GATHER, REDUCE = DISPATCH, COMBINE
@@ -112,8 +112,12 @@ class TensorScheme(AnyScheme):
             An `Enter`.
         """
         assert isinstance(step, Enter)
-        gathered = self.gather(kernels, after)
-        done = kernels.product(step.product, Kind.GEMM1, kernels.works(step.before, gathered))
+        owned = self.sequence_parallel and kernels.layer.num_ranks > 1
+        if owned and is_plain(step):
+            done = self.gather_and_multiply(kernels, step.product, after)
+        else:
+            ready = kernels.works(step.before, self.gathered(kernels, after))
+            done = kernels.product(step.product, Kind.GEMM1, ready)
         return kernels.gradient(step.product, done) if kernels.layer.is_backward else done
 
     def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
@@ -131,21 +135,42 @@ class TensorScheme(AnyScheme):
         assert isinstance(step, Leave)
         is_backward = kernels.layer.is_backward
         # The rows that the forward pass gathered, which the weights' gradient needs.
-        ready = self.gather(kernels, after) if is_backward else after
-        done = kernels.product(step.product, Kind.GEMM2, ready)
-        summed = self.reduce(kernels, kernels.works(step.after, done))
+        ready = self.gathered(kernels, after) if is_backward else after
+        if is_plain(step) and kernels.layer.num_ranks > 1:
+            summed = self.multiply_and_reduce(kernels, step.product, ready)
+        else:
+            done = kernels.works(step.after, kernels.product(step.product, Kind.GEMM2, ready))
+            summed = self.reduce(kernels, done) if kernels.layer.num_ranks > 1 else done
         return kernels.gradient(step.product, summed) if is_backward else summed
+
+    def gathered(self, kernels: Kernels, after: Ints) -> Ints:
+        """(rank,) tasks when every GPU has the rows of all tokens: `after`, if it has them."""
+        alone = kernels.layer.num_ranks == 1
+        return after if alone or not self.sequence_parallel else self.gather(kernels, after)
+
+    # ---- what a scheme says ----------------------------------------------------------------------
 
     @abstractmethod
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
-        """Bring the rows of all tokens to every GPU: (rank,) tasks; `after` if they are there."""
+        """Bring the rows of all tokens to every GPU, where each of several owns some: (rank,)."""
 
     @abstractmethod
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
-        """Add the partial sums of all GPUs up: (rank,) tasks.
+        """Add the partial sums of all GPUs up, of which there are several: (rank,) tasks.
 
         Every GPU gets the sums of the rows that it owns, or of all where none owns any.
         """
+
+    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Gather rows and multiply them, by several GPUs and with nothing between: (rank,) tasks.
+
+        A scheme overrides it in which the two are one.
+        """
+        return kernels.product(product, Kind.GEMM1, self.gathered(kernels, after))
+
+    def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Multiply and add partial sums up, likewise: (rank,) tasks."""
+        return self.reduce(kernels, kernels.product(product, Kind.GEMM2, after))
 
     def describe(self, system: System | None = None, trials: Sequence[Any] = ()) -> dict[str, Any]:
         """Describe the scheme with its classes of traffic and who owns rows."""
@@ -154,3 +179,9 @@ class TensorScheme(AnyScheme):
             "sequence_parallel": self.sequence_parallel,
             "traffic": self.traffic._asdict(),
         }
+
+
+def is_plain(step: Enter | Leave) -> bool:
+    """Whether a product is one matrix, with nothing between it and its gather, or its sums."""
+    around = step.before if isinstance(step, Enter) else step.after
+    return step.product.groups == 1 and not around

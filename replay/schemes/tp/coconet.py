@@ -36,6 +36,7 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.schemes.options import Options, option
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE
+from replay.schemes.tp.collectives import too_few
 from replay.schemes.tp.overlap.overlapping import (
     WITHOUT_GATHERS,
     Overlapping,
@@ -64,29 +65,27 @@ class CoCoNetOptions(Options):
 
     blocks: int = option(
         16,
-        least=1,
-        help="Thread blocks of the collective's kernel. Each keeps an SM from the product for as "
-        "long as the kernel runs.",
-        source=SCRIPT,
+        "Thread blocks of the collective's kernel. Each keeps an SM from the product for as long "
+        "as the kernel runs.",
+        SCRIPT,
     )
     chunks: int = option(
         0,
-        least=0,
-        help="Chunks, each with a flag of its own, that the rows of one owner are cut into for "
-        "each round of the collective, at most one for each thread block, which 0 stands for.",
-        source="each channel of the ring waits for its own chunk (all_reduce.h, waitForChunkTiles)",
+        "Chunks, each with a flag of its own, that the rows of one owner are cut into for each "
+        "round of the collective, at most one for each thread block, which 0 stands for.",
+        "each channel of the ring waits for its own chunk (all_reduce.h, waitForChunkTiles)",
     )
     overlap: bool = option(
         True,
-        help="Whether chunks have flags. Without, the collective waits for the whole product, and "
-        "a product for the whole gather, in the same two kernels.",
-        source="what CoCoNet calls the schedule without overlap",
+        "Whether chunks have flags. Without, the collective waits for the whole product, and a "
+        "product for the whole gather, in the same two kernels.",
+        "what CoCoNet calls the schedule without overlap",
     )
     sequence_parallel: bool = option(
         False,
-        help="Whether sums are scattered, and rows gathered, in place of an all-reduce.",
-        source="the paper and its code overlap a product with an all-reduce; so does arXiv "
-        "2605.05628, section IV-C",
+        "Whether sums are scattered, and rows gathered, in place of an all-reduce.",
+        "the paper and its code overlap a product with an all-reduce; so does arXiv 2605.05628, "
+        "section IV-C",
     )
 
     @property
@@ -122,10 +121,7 @@ class CoCoNet(Overlapping):
 
     def refuses(self, layer: TensorLayer) -> str:
         """Layers on fewer GPUs than the algorithm exchanges between."""
-        least = library.find(self._way).least_ranks
-        if 1 < layer.num_ranks < least:
-            return f"NCCL uses the switch for {least} GPUs or more, not for {layer.num_ranks}"
-        return super().refuses(layer)
+        return too_few(self._way, layer) or super().refuses(layer)
 
     def communication_sms(self, machine: Machine) -> int:
         """An SM for each thread block of the collective."""
@@ -134,9 +130,7 @@ class CoCoNet(Overlapping):
     # ---- kernels alone ---------------------------------------------------------------------------
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
-        """All-gather of rows, where a GPU owns some."""
-        if not self.sequence_parallel:
-            return after
+        """All-gather of rows."""
         return self._alone(kernels, GATHER, "all_gather", after)
 
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
@@ -151,8 +145,6 @@ class CoCoNet(Overlapping):
         self, kernels: Kernels, kinds: PhaseKinds, collective: Collective, after: Ints
     ) -> Ints:
         machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1:
-            return after
         return library.find(self._way).build(
             machine, kinds, collective, layer.tokens * layer.row_bytes,
             machine.kernel(after, _title(collective)), blocks=self.options.blocks, payload=True,
@@ -212,9 +204,7 @@ class CoCoNet(Overlapping):
         return machine.gather(tiled.tasks.done, tiles.rank, gathered.ends)
 
     def _split(self, machine: Machine) -> Split:
-        return machine.sms.split(
-            f"scheme {self.name!r}", {"blocks": self.options.blocks}, rest="multiply"
-        )
+        return self.split(machine, "blocks", rest="multiply")
 
     def _row_parts(self, machine: Machine, layer: TensorLayer) -> int:
         """Blocks of rows in a share: rounds of the ring, or the chunks of the switch."""

@@ -15,13 +15,21 @@ from typing import TYPE_CHECKING, Literal
 from replay.model.collectives import library
 from replay.model.collectives.algorithm import Collective
 from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
-from replay.schemes.tp.traffic import TensorTraffic
+from replay.schemes.tp.traffic import one_way
 
 if TYPE_CHECKING:
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints
     from replay.model.work.transformer_layer import TensorLayer
     from replay.schemes.tp.kernels import Kernels
+
+
+def too_few(algorithm: str, layer: TensorLayer) -> str:
+    """Say that an algorithm exchanges between more GPUs than a layer has; empty if it does not."""
+    least = library.find(algorithm).least_ranks
+    if 1 < layer.num_ranks < least:
+        return f"NCCL uses the switch for {least} GPUs or more, not for {layer.num_ranks}"
+    return ""
 
 
 class Collectives(TensorScheme):
@@ -45,25 +53,16 @@ class Collectives(TensorScheme):
         where = "in rings" if way == "ring" else "in the switch"
         self.summary = f"{moved} {where}, kernels in turn"
         moves = "ring" if way == "ring" else "switch"
-        self.traffic = (
-            TensorTraffic(moves, moves)
-            if sequence_parallel
-            else TensorTraffic("none", f"{moves}-all")
-        )
+        self.traffic = one_way(moves, sequence_parallel=sequence_parallel)
         self.needs = frozenset({"multicast", "reduction"} if way == "nvls" else ())
         super().__init__()
 
     def refuses(self, layer: TensorLayer) -> str:
         """Layers on fewer GPUs than the algorithm exchanges between."""
-        least = library.find(self._algorithm).least_ranks
-        if 1 < layer.num_ranks < least:
-            return f"NCCL uses the switch for {least} GPUs or more, not for {layer.num_ranks}"
-        return super().refuses(layer)
+        return too_few(self._algorithm, layer) or super().refuses(layer)
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
-        """All-gather of rows, where a GPU owns some."""
-        if not self.sequence_parallel:
-            return after
+        """All-gather of rows."""
         return self._run(kernels, GATHER, "all_gather", after)
 
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
@@ -73,8 +72,6 @@ class Collectives(TensorScheme):
 
     def _run(self, kernels: Kernels, kinds: PhaseKinds, operation: Collective, after: Ints) -> Ints:
         machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1:
-            return after
         begun = machine.kernel(after, operation.replace("_", "-"))
         nbytes = layer.tokens * layer.row_bytes
         algorithm = library.find(self._algorithm)

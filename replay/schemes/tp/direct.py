@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 class DirectOptions(Options):
     """Options of the two kernels that store rows."""
 
-    num_sms: int = option(
-        16, least=1, help="SMs that store rows, in either direction.", source="chosen"
-    )
+    num_sms: int = option(16, "SMs that store rows, in either direction.", "chosen")
 
 
 class Direct(TensorScheme):
@@ -52,17 +50,12 @@ class Direct(TensorScheme):
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
         """Store every row to each GPU that does not own it."""
-        machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1:
-            return after
         owner, other = self._pairs(kernels)
-        return self._stored(kernels, GATHER, owner, other, machine.kernel(after, "gather"))
+        return self._stored(kernels, GATHER, owner, other, kernels.machine.kernel(after, "gather"))
 
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """Store every partial sum to the row's owner, who adds them up."""
         machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1:
-            return after
         owner, other = self._pairs(kernels)
         landed = self._stored(kernels, REDUCE, other, owner, machine.kernel(after, "reduce"))
         own = np.full(layer.num_ranks, layer.owned * layer.row_bytes)
@@ -81,9 +74,7 @@ class Direct(TensorScheme):
     ) -> Ints:
         """Store a row per pair: (rank,) tasks after which every GPU has all of its rows."""
         machine, row_bytes = kernels.machine, kernels.layer.row_bytes
-        sms = self.options.num_sms
-        split = machine.sms.split(f"scheme {self.name!r}", {"num_sms": sms})
-        pool = split.pool("direct-store", sms)
+        pool = self.split(machine, "num_sms").pool("direct-store", self.options.num_sms)
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         issued = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         stored = machine.transfers.store(kinds, src, dst, row_bytes, issued, on=pool[src])

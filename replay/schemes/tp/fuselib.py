@@ -66,22 +66,19 @@ class FuseLibOptions(Options):
 
     sequence_parallel: bool = option(
         False,
-        help="Whether sums are scattered, and rows gathered, in place of an all-reduce.",
-        source="the paper fuses a product with an all-reduce; so does arXiv 2605.05628, IV-C",
+        "Whether sums are scattered, and rows gathered, in place of an all-reduce.",
+        "the paper fuses a product with an all-reduce; so does arXiv 2605.05628, IV-C",
     )
     pushing_blocks: int = option(
         16,
-        least=1,
-        help="Blocks that push rows to other GPUs before they multiply, where rows are gathered. "
-        "Beyond the number of messages, blocks have nothing to push.",
-        source="about 15 SMs fill the links of a Hopper GPU (ParallelKittens, arXiv 2511.13940)",
+        "Blocks that push rows to other GPUs before they multiply, where rows are gathered. Beyond "
+        "the number of messages, blocks have nothing to push.",
+        "about 15 SMs fill the links of a Hopper GPU (ParallelKittens, arXiv 2511.13940)",
     )
     message_rows: int = option(
         16,
-        least=1,
-        unit="rows",
-        help="Rows that a block pushes, or exchanges without a product, at a time.",
-        source="chosen for the model",
+        "Rows that a block pushes, or exchanges without a product, at a time.",
+        "chosen for the model",
     )
 
 
@@ -115,15 +112,13 @@ class FuseLib(Overlapping):
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """Sums in a kernel alone: (rank,) tasks."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
-        if n == 1:
-            return after
         begun = machine.kernel(after, self._sums)
         blocks = self._messages(layer)
         rows = np.diff(blocks.first)
         block = np.flatnonzero(rows)
         made = np.repeat(begun[:, None], len(block), axis=1)
         row_bytes = np.full(len(block), layer.row_bytes)
-        parts = Parts(made, block // blocks.parts, rows[block], row_bytes)
+        parts = TileParts(made, block // blocks.parts, rows[block], row_bytes)
         if not self._in_switch:  # blocks read what they store
             rank = np.repeat(machine.ranks, len(block))
             read = MemoryTraffic(np.tile(parts.nbytes, n), 0)
@@ -146,24 +141,21 @@ class FuseLib(Overlapping):
             priority=in_share if self._in_switch else (owner - tiles.rank - 1) % n,
         )  # fmt: skip
         done = machine.gather(tiled.tasks.done, tiles.rank, begun)
-        return self._add_up(machine, kernels.pool, Parts.of(tiled, owners), done)
+        return self._add_up(machine, kernels.pool, TileParts.of(tiled, owners), done)
 
     @property
     def _sums(self) -> str:
         return "reduce-scatter" if self.sequence_parallel else "all-reduce"
 
-    def _add_up(self, machine: Machine, pool: Ints, parts: Parts, after: Ints) -> Ints:
+    def _add_up(self, machine: Machine, pool: Ints, parts: TileParts, after: Ints) -> Ints:
         add_up = _add_in_switch if self._in_switch else _add_at_owners
         return add_up(machine, pool, parts, after, everywhere=not self.sequence_parallel)
 
     # ---- rows ------------------------------------------------------------------------------------
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
-        """Rows of all GPUs, where a GPU owns some, in a kernel alone: (rank,) tasks."""
-        if not self.sequence_parallel or kernels.layer.num_ranks == 1:
-            return after
-        begun = kernels.machine.kernel(after, "all-gather")
-        return self._push(kernels, begun).ends
+        """Rows of all GPUs, in a kernel alone: (rank,) tasks."""
+        return self._push(kernels, kernels.machine.kernel(after, "all-gather")).ends
 
     def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
         """A product whose tiles wait for rows that some of its blocks push: (rank,) tasks."""
@@ -198,11 +190,11 @@ class FuseLib(Overlapping):
         share = -(-layer.tokens // layer.num_ranks)
         return RowBlocks.of(layer.tokens, layer.num_ranks, -(-share // self.options.message_rows))
 
-    def _push(self, kernels: Kernels, begun: Ints) -> Pushed:
+    def _push(self, kernels: Kernels, begun: Ints) -> RowsPushed:
         """Push the rows of every GPU to all others."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
         pushing = self.options.pushing_blocks
-        split = machine.sms.split(f"scheme {self.name!r}", {"pushing_blocks": pushing})
+        split = self.split(machine, pushing_blocks=pushing)
         # Warps of the kernel's own SMs, which blocks hold as long as they push.
         sms = split.channels("fuselib-push", pushing, on="sm").ravel()
         blocks, costs = self._messages(layer), machine.costs
@@ -253,10 +245,10 @@ class FuseLib(Overlapping):
             np.concatenate((src, src, member, member)),
             begun,
         )
-        return Pushed(known, ends, stored[first], left[last], src[first])
+        return RowsPushed(known, ends, stored[first], left[last], src[first])
 
 
-class Pushed(NamedTuple):
+class RowsPushed(NamedTuple):
     """Rows that were pushed.
 
     Attributes
@@ -276,7 +268,7 @@ class Pushed(NamedTuple):
     rank: Ints
 
 
-class Parts(NamedTuple):
+class TileParts(NamedTuple):
     """Parts of tiles that belong to one owner, alike on all GPUs.
 
     Attributes
@@ -298,7 +290,7 @@ class Parts(NamedTuple):
         return self.rows * self.row_bytes
 
     @classmethod
-    def of(cls, tiled: Tiled, owners: RowBlocks) -> Parts:
+    def of(cls, tiled: Tiled, owners: RowBlocks) -> TileParts:
         """Cut the tiles of a product, which all GPUs have alike."""
         tiles, tasks = tiled.tiles, tiled.tasks
         tile = tasks.column_tile
@@ -319,7 +311,7 @@ class Parts(NamedTuple):
 
 
 def _add_at_owners(
-    machine: Machine, pool: Ints, parts: Parts, after: Ints, *, everywhere: bool
+    machine: Machine, pool: Ints, parts: TileParts, after: Ints, *, everywhere: bool
 ) -> Ints:
     """Store parts to their owners, which add them up: (rank,) tasks behind `after` (rank,).
 
@@ -350,7 +342,7 @@ def _add_at_owners(
     return machine.gather(np.concatenate(done), np.concatenate(of), after)
 
 
-class Stored(NamedTuple):
+class PartsStored(NamedTuple):
     """(message,) tasks: it has left; its flag has been seen; it is in device memory."""
 
     left: Ints
@@ -359,8 +351,8 @@ class Stored(NamedTuple):
 
 
 def _store(
-    machine: Machine, pool: Ints, parts: Parts, src: Ints, dst: Ints, part: Ints, after: Ints
-) -> Stored:
+    machine: Machine, pool: Ints, parts: TileParts, src: Ints, dst: Ints, part: Ints, after: Ints
+) -> PartsStored:
     """Let blocks store parts to other GPUs, and flag them there.
 
     Parameters
@@ -380,11 +372,11 @@ def _store(
         src, dst, FLAG_BYTES, arrived, waiting=costs.acknowledged() + costs.poll()
     )
     written = machine.stream(REDUCE.memory, MemoryTraffic(0, nbytes), dst, arrived)
-    return Stored(left, told, written)
+    return PartsStored(left, told, written)
 
 
 def _add_in_switch(
-    machine: Machine, pool: Ints, parts: Parts, after: Ints, *, everywhere: bool
+    machine: Machine, pool: Ints, parts: TileParts, after: Ints, *, everywhere: bool
 ) -> Ints:
     """Let owners load the sums of parts from the switch; see `_add_at_owners`."""
     costs, ranks, owner, n = machine.costs, machine.ranks, parts.owner, machine.num_ranks

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.times import NO_TIME
 from replay.model.work.ragged import places
-from replay.model.work.transformer_layer import BF16, Enter
+from replay.model.work.transformer_layer import BF16
 from replay.schemes.options import Options, option
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
@@ -40,7 +40,7 @@ from replay.schemes.tp.traffic import TensorTraffic
 if TYPE_CHECKING:
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints
-    from replay.model.work.transformer_layer import TensorLayer
+    from replay.model.work.transformer_layer import Product, TensorLayer
     from replay.schemes.tp.kernels import Kernels
     from replay.schemes.tp.matrices import Tiled
 
@@ -53,23 +53,22 @@ class LadmOptions(Options):
 
     slice_values: int = option(
         256,
-        help="Values of each of its rows that a block has under way at a time. It multiplies when "
-        "the first slice is there, and asks for the next when one has come. 0 is whole rows.",
-        source="assumed: a pipeline of four steps of 64, as CUTLASS's kernels for Hopper have",
+        "Values of each of its rows that a block has under way at a time. It multiplies when the "
+        "first slice is there, and asks for the next when one has come. 0 is whole rows.",
+        "assumed: a pipeline of four steps of 64, as CUTLASS's kernels for Hopper have",
         least=0,
-        unit="values",
     )
     remote_caching: bool = option(
         True,
-        help="Whether a GPU's cache keeps what its blocks have loaded from others, so that each "
-        "row comes to it once. Without it every block loads all rows that it multiplies.",
-        source="MICRO 2020, III-E and IV-C: caches of remote data, which GPUs of today do not have",
+        "Whether a GPU's cache keeps what its blocks have loaded from others, so that each row "
+        "comes to it once. Without it every block loads all rows that it multiplies.",
+        "MICRO 2020, III-E and IV-C: caches of remote data, which GPUs of today do not have",
     )
     own_rows_first: bool = option(
         False,
-        help="Whether every GPU begins with its own rows, and goes on with those of the next GPU, "
-        "so that not all load from one.",
-        source="MICRO 2020, III-D: blocks of the grid in order; links are not looked at",
+        "Whether every GPU begins with its own rows, and goes on with those of the next GPU, so "
+        "that not all load from one.",
+        "MICRO 2020, III-D: blocks of the grid in order; links are not looked at",
     )
 
 
@@ -90,27 +89,23 @@ class Ladm(TensorScheme):
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
-        """Multiply in blocks that load their rows. Routed rows are loaded by a kernel before."""
-        assert isinstance(step, Enter)
+    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Multiply in blocks that load their rows."""
         machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1 or step.product.groups > 1 or step.before:
-            return super().enter(kernels, step, after)
         met = machine.sync.barrier(GATHER, after, behind_stores=False)
         begun = machine.kernel(met, KIND_NAMES[Kind.GEMM1])
-        tiles, first_row = matrices.cut(machine, step.product, Kind.GEMM1, machine.sms.compute)
+        tiles, first_row = matrices.cut(machine, product, Kind.GEMM1, machine.sms.compute)
         if self.options.own_rows_first:
             chunk = chunks_of(tiles, first_row, layer)[0]
             order = np.lexsort((first_row, (chunk - tiles.rank) % layer.num_ranks, tiles.rank))
             tiles, first_row = tiles.only(order), first_row[order]
         tiled = matrices.tiles_of(
-            machine, step.product, Kind.GEMM1, kernels.pool, begun[tiles.rank],
+            machine, product, Kind.GEMM1, kernels.pool, begun[tiles.rank],
             cuts=(tiles, first_row),
         )  # fmt: skip
         ends = self._load_rows(kernels, tiled, begun)
         done = machine.gather(tiled.tasks.done, tiles.rank, begun)
-        done = machine.gather(*ends, done)
-        return kernels.gradient(step.product, done) if layer.is_backward else done
+        return machine.gather(*ends, done)
 
     def _load_rows(self, kernels: Kernels, tiled: Tiled, begun: Ints) -> tuple[Ints, Ints]:
         """Let blocks of a product load their rows when they have their SMs.
@@ -170,10 +165,8 @@ class Ladm(TensorScheme):
         )
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
-        """Load all rows, in a kernel of its own."""
+        """Load all rows, in a kernel of its own, as for routed rows."""
         layer, n = kernels.layer, kernels.layer.num_ranks
-        if n == 1:
-            return after
         pieces = whole_rows(layer, BLOCK_BYTES)
         block = np.tile(np.arange(len(pieces)), n)
         reader = np.repeat(np.arange(n), len(pieces))
@@ -188,8 +181,6 @@ class Ladm(TensorScheme):
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """Load the other GPUs' partial sums of the own rows, and add them up."""
         layer, n = kernels.layer, kernels.layer.num_ranks
-        if n == 1:
-            return after
         pieces = whole_rows(layer, BLOCK_BYTES)
         block = np.repeat(np.arange(len(pieces)), n - 1)
         source = (pieces.chunk[block] + 1 + places(np.full(len(pieces), n - 1))) % n

@@ -22,7 +22,7 @@ import numpy as np
 
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import place
-from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, Blocks
+from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, BlockPairs
 from replay.schemes.ep.ccfuser.kernels import gemm2_and_put, get_and_gemm1
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.table import Bound, Row, Table, has
@@ -86,7 +86,7 @@ def _experts(row: Row) -> int:
 
 def _kernel(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
     """Add one kernel; as released, kernel 2 multiplies the tiles of a paired block twice."""
-    blocks = Blocks.of(work, padded=True)
+    blocks = BlockPairs.of(work, padded=True)
     pool = machine.sms.pool("sm", machine.sms.count)
     if row["kernel"] == "get_gemm1":
         return get_and_gemm1(work, machine, blocks, pool, start, does_wait=True)

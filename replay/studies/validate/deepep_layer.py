@@ -61,11 +61,11 @@ class Line:
     published_us: str = ""
 
 
-def _sizes(work: LayerWork) -> stack.Sizes:
+def _sizes(work: LayerWork) -> stack.StackSizes:
     """Numbers of one of the 64 GPUs, around its experts' rows."""
     tokens = np.array([TOKENS])
     return replace(
-        stack.Sizes.of(work),
+        stack.StackSizes.of(work),
         tokens=tokens, copies=np.rint(tokens * COPIES_PER_TOKEN).astype(np.int64),
         ids=stack.LONG_BYTES * TOPK, ids32=stack.INT_BYTES * TOPK,
         weights=stack.FLOAT_BYTES * TOPK, places=stack.LONG_BYTES * TOPK,
@@ -85,7 +85,7 @@ class Profile:
         gap = self._system.overheads.kernel_gap_ps() / PS_PER_US
         return self._bench.time_us(self._system, 1, build) - gap
 
-    def listed(self, kernels: tuple[stack.StackKernel, ...], sizes: stack.Sizes) -> list[Line]:
+    def listed(self, kernels: tuple[stack.StackKernel, ...], sizes: stack.StackSizes) -> list[Line]:
         """Lines of a stack's list."""
         lines = []
         for kernel in kernels:
@@ -130,7 +130,7 @@ def _layout(profile: Profile) -> Line:
     )  # fmt: skip
 
 
-def forward(profile: Profile, engine: stack.Stack) -> list[Line]:
+def forward(profile: Profile, engine: stack.EngineStack) -> list[Line]:
     """Kernels of the forward pass in the order of their launch, DeepEP's transfers left out."""
     rows = TOKENS * TOPK * GPUS // EXPERTS
     work = one_rank([rows] * (EXPERTS // GPUS), SHAPE, "fp8")

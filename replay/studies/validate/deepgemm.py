@@ -89,7 +89,7 @@ def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Int
     """Add SGLang's kernels from its scatter to its gather, each behind its launch."""
     pool = machine.sms.pool("sm", machine.sms.count)
     # Scatter and gather pass over every token of the global batch.
-    sizes = replace(stack.Sizes.of(work), copies=np.array([row["global_tokens"]]))
+    sizes = replace(stack.StackSizes.of(work), copies=np.array([row["global_tokens"]]))
     launched = at = start
 
     def after(at: Ints) -> Ints:

@@ -258,13 +258,13 @@ def _options(options: Any, name: str, scheme: Scheme | None = None) -> str:
 
 
 def _software(scheme: Scheme) -> str:
-    from replay.schemes.ep.software import as_program
+    from replay.chains import host_program
 
-    listed = scheme.operations()
+    listed = host_program.typical_program(scheme)
     if not listed:
         return ""
-    count = sum(one.launches for one in as_program(listed))
-    captured = "can" if scheme.can_be_captured() else "cannot"
+    count = host_program.num_kernels(listed)
+    captured = "can" if host_program.can_be_captured(listed) else "cannot"
     rows = [
         (str(one.launches) if one.launches else "the host waits", one.name, one.moves, one.source)
         for one in listed
@@ -330,7 +330,7 @@ def _tensor_scheme(scheme: TensorScheme) -> str:
 
     gather, reduce = GATHERS[scheme.traffic.gather], REDUCES[scheme.traffic.reduce]
     rows = [
-        (what, one.moves, one.up_form, one.down_form)
+        (what, one.moves, one.up, one.down)
         for what, one in (("gather", gather), ("reduction", reduce))
     ]
     facts = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from loops import every
 from machine_alone import machine_of
+from packets import write_packets
 from round_machine import NS, US, round_machine
 
 import hwmodel
@@ -13,7 +14,6 @@ from replay.model.collectives import nccl
 from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import DISPATCH, Kind
-from replay.schemes.contract.counting import write_packets
 
 WAY = (150 + 100 + 30) * NS  # to the switch, to the target, until it is visible
 POLL = 5 * NS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from loops import every
 from machine_alone import carried, machine_of
+from packets import write_packets
 from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
@@ -14,7 +15,6 @@ from replay.model.collectives import nccl, node_rings
 from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.machine.kinds import DISPATCH
 from replay.model.machine.machine import Machine
-from replay.schemes.contract.counting import write_packets
 
 STORE = (150 + 100 + 30) * NS
 POLL, ACKNOWLEDGED = 5 * NS, 250 * NS

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from loops import every
 from machine_alone import carried, machine_of
+from packets import write_packets
 from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
@@ -14,7 +15,6 @@ from replay.engine import schedule
 from replay.model.collectives import node_trees
 from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import DISPATCH
-from replay.schemes.contract.counting import write_packets
 
 UP, STORE, POLL = 150 * NS, (150 + 100 + 30) * NS, 5 * NS
 LL_START, SIMPLE_START = 1 * US, 8 * US

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from loops import every
 from machine_alone import machine_of
+from packets import write_packets
 from round_machine import NS, US, round_machine
 
 from replay.engine import Timeline, schedule
 from replay.model.collectives.pair_rules import PairRules
 from replay.model.collectives.point_to_point import Exchanged, all_to_all
 from replay.model.machine.kinds import DISPATCH, Kind
-from replay.schemes.contract.counting import write_packets
 
 UP, DOWN, VISIBLE, POLL = 150 * NS, 100 * NS, 30 * NS, 5 * NS
 ACKNOWLEDGED, FLAG = UP + DOWN, UP + DOWN + VISIBLE + POLL

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from loops import every
 from machine_alone import carried, machine_of
+from packets import write_packets
 from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
@@ -17,7 +18,6 @@ from replay.model.machine.communicators import Group, communicators
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.machine import Machine
-from replay.schemes.contract.counting import write_packets
 
 UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
 ACKNOWLEDGED, CROSS_RAIL = UP + DOWN, US // 2

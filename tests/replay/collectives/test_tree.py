@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from loops import every
 from machine_alone import machine_of
+from packets import write_packets
 from round_machine import NS, US, round_machine
 
 import hwmodel
@@ -14,7 +15,6 @@ from replay.model.collectives import tree
 from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.collectives.tree import TREE
 from replay.model.machine.kinds import DISPATCH, Kind
-from replay.schemes.contract.counting import write_packets
 
 UP = 150 * NS
 WAY = UP + (100 + 30) * NS  # to the switch, to the neighbour, until it is visible

@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 
 from replay.measure.measured import measures
+from replay.model.work.transformer_layer import Leave
 from replay.schemes.base import AnyScheme
 from replay.schemes.contract.examine import case_of, declared, examine_case
 from replay.schemes.contract.tensor_checks import TENSOR_CHECKS
-from replay.schemes.contract.tensor_layers import BY_ROWS, TENSOR_LAYERS
-from replay.schemes.contract.tensor_rows import payload_row_by_row
+from replay.schemes.contract.tensor_layers import BY_ROWS, TENSOR_LAYERS, payload_row_by_row
 from replay.schemes.registry import EVERY, TENSOR_EXAMPLES, TENSOR_SCHEMES
 from replay.schemes.tp.base import TensorScheme
-from replay.schemes.tp.traffic import GATHERS, REDUCES, TensorTraffic, payload_of
+from replay.schemes.tp.traffic import GATHERS, REDUCES, TensorTraffic, gathers_of
 
 FEWER = {"chunks": 2}
 """Options whose defaults make many tasks of a small layer."""
@@ -87,10 +87,19 @@ def test_names_are_unique_across_kinds() -> None:
 @pytest.mark.parametrize("layer", TENSOR_LAYERS)
 def test_closed_forms_are_those_of_rows(layer: str) -> None:
     work = TENSOR_LAYERS[layer].make()
+    share = work.owned * work.row_bytes * (work.num_ranks > 1)
+    num = {"gather": gathers_of(work), "reduce": work.num(Leave)}
+    classes = {"gather": GATHERS, "reduce": REDUCES}
     for gather, reduce in [(one, "none") for one in GATHERS] + [("none", one) for one in REDUCES]:
-        closed = payload_of(work, TensorTraffic(gather, reduce))
-        rows = payload_row_by_row(work, TensorTraffic(gather, reduce))
-        for phase in ("gather", "reduce"):
-            for gpu in range(work.num_ranks):
-                assert closed[phase].up == rows[phase]["uplink", gpu]
-                assert closed[phase].down == rows[phase]["downlink", gpu]
+        traffic = TensorTraffic(gather, reduce)
+        rows = payload_row_by_row(work, traffic)
+        for phase, name in traffic._asdict().items():
+            one = classes[phase][name]
+            for port, form in (("uplink", one.up), ("downlink", one.down)):
+                expected = num[phase] * share * shares(form, work.num_ranks)
+                assert {rows[phase][port, gpu] for gpu in range(work.num_ranks)} == {expected}
+
+
+def shares(form: str, num_ranks: int) -> int:
+    """Value of a form such as ``2 (N - 1)``."""
+    return int(eval(form.replace(" (", " * ("), {"N": num_ranks}))

@@ -24,7 +24,7 @@ from replay.model.work.transformer_layer import Enter, Leave, Product, Step, Ten
 from replay.schemes.registry import find
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE
-from replay.schemes.tp.overlap.pieces import Pieces, pieces_between, sums_of, whole_rows
+from replay.schemes.tp.overlap.pieces import RowPieces, pieces_between, sums_of, whole_rows
 from replay.schemes.tp.plain import NoCommunication
 from replay.schemes.tp.t3 import ring, switch
 from replay.schemes.tp.t3.engines import Engines
@@ -38,8 +38,8 @@ NBYTES = ROWS * ROW_BYTES
 # ---- one piece on its way, by hand ---------------------------------------------------------------
 
 
-def one_piece(owner: int) -> Pieces:
-    return Pieces(ints(owner), ints(0), ints(ROWS), ints(ROW_BYTES))
+def one_piece(owner: int) -> RowPieces:
+    return RowPieces(ints(owner), ints(0), ints(ROWS), ints(ROW_BYTES))
 
 
 def made_at(machine: Machine, times_ps: Iterable[int]) -> Ints:

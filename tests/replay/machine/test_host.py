@@ -220,7 +220,7 @@ def test_a_row_has_times_of_each_rank() -> None:
 def test_small_kernels_in_a_row_move_their_bytes_in_the_last() -> None:
     # 0.3 us each beside the bytes; 5 bytes a picosecond: 50 MB take 10 us.
     stream = Stream("eager")
-    end = stream.machine.small_kernels(Kind.LAYOUT, 50_000_000, stream.end, "small", 3)
+    end = stream.machine.small_kernels(Kind.LAYOUT, 50_000_000, stream.end, Operation("small", 3))
     assert stream.schedule.visible_ps[end].tolist() == [9 * US + 10 * US + 300_000]
     assert stream.machine.host.program == [Operation("small", 2), Operation("small", 1)]
 

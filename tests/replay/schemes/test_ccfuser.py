@@ -17,7 +17,7 @@ from replay.model.machine.times import Time
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.ep.ccfuser.blocks import NOBODY, Blocks
+from replay.schemes.ep.ccfuser.blocks import NOBODY, BlockPairs
 
 SCHEME = SCHEMES["ccfuser"]
 SHAPE = ExpertShape(1024, 512, gated=False)
@@ -63,7 +63,7 @@ def times(timeline: Timeline, kind: Kind, rank: int = 0) -> list[tuple[int, int]
 
 def blocks_of(layer: LayerWork) -> list[tuple[Any, Any, Any]]:
     """Tiles of GPU 0's blocks, as (expert, source, rows): local, remote and what is alone."""
-    blocks = Blocks.of(layer, padded=True)
+    blocks = BlockPairs.of(layer, padded=True)
     grid = blocks.tiles
 
     def described(tile: int) -> Any:

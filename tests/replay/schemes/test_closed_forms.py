@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from loops import every
+from packets import response_packets, write_packets
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -13,7 +14,6 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES, find
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import response_packets, write_packets
 
 UP, DOWN = 150 * NS, 100 * NS  # propagation and traversal; propagation
 VISIBLE, ACCESS, MERGE, POLL = 30 * NS, 20 * NS, 7 * NS, 5 * NS

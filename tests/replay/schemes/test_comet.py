@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from packets import write_packets
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -19,7 +20,6 @@ from replay.model.machine.times import Time
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import write_packets
 from replay.schemes.contract.examine import examine_layer
 
 GAP, LAUNCH, HOST_WAIT, SMALL_KERNEL = 2 * US, 3 * US, 9 * US, 300 * NS

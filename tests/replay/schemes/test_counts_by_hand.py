@@ -10,12 +10,13 @@ import pytest
 import hwmodel
 from replay.engine import GraphBuilder
 from replay.model.machine.domains import Domains
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine, MemoryTraffic
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.ep.hybrid_ep.between import Between
+from replay.schemes.ep.hybrid_ep.between import Relays
 from replay.schemes.ep.pangu.routes import Routes
 from replay.schemes.ep.tutel import sparse
 
@@ -53,7 +54,7 @@ def test_hybrid_ep_begins_with_the_next_node_and_goes_round() -> None:
     the one behind that; of GPUs that send as far, the first is first."""
     ids = [[1, 2, 3], [3, 1, 2], [0, 3, 2], [0, 1, 2]]  # of tokens of GPUs 0, 0, 1 and 3
     layer = work(ids, [2, 1, 0, 1])
-    found = Between.of(layer, domains(4, 1), np.array([0, 1, 0, 0]))
+    found = Relays.of(layer, domains(4, 1), np.array([0, 1, 0, 0]))
     sent = list(zip(found.chunk.tolist(), found.owner.tolist(), found.relay.tolist(), strict=True))
     assert sent == [
         (0, 0, 1), (0, 1, 2), (0, 3, 0),  # to the next node
@@ -70,8 +71,8 @@ def test_tutel_reads_both_factors_of_gate_gradients(monkeypatch: pytest.MonkeyPa
     a number of each choice is written. Tutel multiplies and sums them up choice by choice."""
     seen: dict[str, tuple[MemoryTraffic, int]] = {}
 
-    def note(self: Machine, kind: Any, moved: Any, after: Any, name: str, count: int = 1) -> Any:
-        seen[name] = (moved, count)
+    def note(self: Machine, kind: Any, moved: Any, after: Any, what: Operation) -> Any:
+        seen[what.name] = (moved, what.launches)
         return after
 
     monkeypatch.setattr(Machine, "small_kernels", note)
@@ -79,7 +80,7 @@ def test_tutel_reads_both_factors_of_gate_gradients(monkeypatch: pytest.MonkeyPa
     machine = Machine(hwmodel.load("dgx-h100"), GraphBuilder(KIND_NAMES), 4)
     carried = SCHEMES["tutel"].carries(layer)
     sparse.encode(machine, layer, carried, machine.mark(machine.ranks))
-    moved, launches = seen[sparse.GATE_GRADIENTS]
+    moved, launches = seen[sparse.GATE_GRADIENTS.name]
     tokens, kept = np.array([2, 1, 1, 1]), sparse._kept(layer, carried)
     assert kept.tolist() == (2 * tokens).tolist()  # nothing is dropped
     assert moved.read.tolist() == ((2 * tokens + kept) * HIDDEN * 4).tolist()

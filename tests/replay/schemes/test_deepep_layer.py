@@ -14,7 +14,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.ep.deepep.stack import STACKS, Sizes
+from replay.schemes.ep.deepep.stack import STACKS, StackSizes
 from replay.studies.validate import deepep_layer
 
 ORDER = (
@@ -68,7 +68,7 @@ def test_the_document_has_the_tables_of_today() -> None:
 @pytest.mark.parametrize("name", STACKS)
 def test_every_word_of_a_list_is_a_size(name: str) -> None:
     work = small_layers.work(small_layers.draw(64, 8, 2), 2, 8, precision="fp8")
-    engine, sizes = STACKS[name], Sizes.of(work)
+    engine, sizes = STACKS[name], StackSizes.of(work)
     for part in (value for value in vars(engine).values() if isinstance(value, tuple)):
         for kernel in part:
             assert kernel.nbytes(sizes).shape == (2,)

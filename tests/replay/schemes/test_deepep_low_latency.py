@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from packets import write_packets
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -23,7 +24,6 @@ from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import write_packets
 from replay.schemes.contract.reading import Dependencies
 from replay.schemes.ep.base import LayerRefusedError
 

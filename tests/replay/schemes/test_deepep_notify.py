@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from packets import write_packets
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -14,7 +15,6 @@ from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import write_packets
 
 GAP, FENCE, POLL_HOST, LAUNCH = 2 * US, 6 * US, 4 * US, 3 * US
 BARRIER = 1010 * NS  # of two GPUs

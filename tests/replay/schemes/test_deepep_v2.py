@@ -22,6 +22,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from loops import every
+from packets import write_packets
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -33,7 +34,6 @@ from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import write_packets
 from replay.schemes.ep.deepep.elastic_sms import automatic_sms, expected_groups
 
 HIDDEN, INTERMEDIATE, TOPK = 1024, 128, 2

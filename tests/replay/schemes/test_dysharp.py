@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from packets import response_packets, write_packets
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -29,7 +30,6 @@ from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import response_packets, write_packets
 
 FLIT = 16
 UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS

@@ -163,6 +163,5 @@ def test_memory_has_room_for_rows_of_others() -> None:
 def test_a_domain_that_is_not_full_is_refused() -> None:
     work = small_layers.work(small_layers.draw(12, 12, 2), 3, 12)
     assert SCHEMES["dysharp"].refuses_on(work, domains(2, 2)) == (
-        "its rows go to the GPU of the own index in other domains, and 3 ranks do not fill domains "
-        "of 2"
+        "3 ranks do not fill nodes of 2: rows go to the GPU of the own index in others"
     )

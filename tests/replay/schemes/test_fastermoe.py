@@ -21,6 +21,7 @@ from loops import every
 from round_machine import ROUND
 
 import hwmodel
+from replay.chains.host_program import program
 from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
@@ -29,7 +30,6 @@ from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.ep.fastermoe.steps import steps_of
-from replay.schemes.ep.software import Outline
 
 HIDDEN, INTERMEDIATE, GATED = 1024, 128, 256
 TOKENS, OWNED, GOT = (3, 2), (6, 4), (4, 6)
@@ -87,7 +87,7 @@ def test_eight_gpus_have_two_steps(ranks: int, steps: int) -> None:
     scheme = SCHEMES["fastermoe"]
     work = drawn(ranks)
     assert len(steps_of(work, work, scheme.options.group_size)) == steps
-    listed = scheme.operations(Outline.of(work))
+    listed = program(scheme, work, hwmodel.load("dgx-h100", {"fabric.num_gpus": ranks}))
     assert [one.launches for one in listed if one.name == "sends and receives of rows"] == [
         2 * steps, 2 * steps,
     ]  # fmt: skip

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from loops import every
+from packets import write_packets
 
 import hwmodel
 from replay.chains.layer import build_layer, replay_layer
@@ -18,7 +19,6 @@ from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import write_packets
 
 NS = 1000  # picoseconds
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from loops import every
+from packets import response_packets, write_packets
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -28,7 +29,6 @@ from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import response_packets, write_packets
 
 HIDDEN, INTERMEDIATE = 1024, 128
 TOKENS, COPIES, PAIRS = (3, 2), (3, 4), (4, 6)

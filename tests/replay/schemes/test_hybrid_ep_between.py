@@ -139,7 +139,8 @@ def test_blocks_pull_chunk_after_chunk() -> None:
 
 def test_nodes_that_are_not_full_are_refused() -> None:
     work = small_layers.work(small_layers.draw(24, 12, 2), 12, 12)
-    assert "equally many GPUs; here 12 ranks" in SCHEMES["hybrid-ep"].refuses_on(work, nodes(2))
+    reason = SCHEMES["hybrid-ep"].refuses_on(work, nodes(2))
+    assert "12 ranks do not fill nodes of 8: rows go to the GPU of the own index" in reason
     whole = small_layers.work(small_layers.draw(32, 16, 2), 16, 16)
     assert SCHEMES["hybrid-ep"].refuses_on(whole, nodes(2)) == ""
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from packets import write_packets
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
@@ -18,7 +19,6 @@ from replay.model.machine.times import Time
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import write_packets
 from replay.schemes.ep.megamoe.tasks import ring_tiles, tile_rows, turns, warm_up
 
 SCHEME = SCHEMES["megamoe"]

@@ -6,6 +6,8 @@ import numpy as np
 from loops import every
 from round_machine import NS, US, round_machine
 
+import hwmodel
+from replay.chains.host_program import num_kernels, program
 from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.machine.kinds import Kind
@@ -13,8 +15,8 @@ from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.ep.base import Scheme
-from replay.schemes.ep.software import Outline
 
+SYSTEM = hwmodel.load("dgx-h100")
 GAP, LAUNCH, SMALL, TILE_OVERHEAD = 2 * US, 3 * US, 300 * NS, 11 * NS
 FP8 = Precision("fp8", dispatch="bf16")
 
@@ -55,9 +57,9 @@ def since_sort(timeline: Timeline) -> int:
 
 def test_experts_are_a_kernel_each_or_one_with_its_arguments() -> None:
     """32 experts on each of two GPUs, as in table 1 of arXiv 2506.04667, which has 261 and 85."""
-    outline = Outline(2, 64, Precision("bf16"))
+    work = small_layers.work(np.arange(64, dtype=np.int32).reshape(8, 8), 2, 64)
     te, cutlass, grouped = (
-        sum(one.launches for one in scheme.operations(outline))
+        num_kernels(program(scheme, work, SYSTEM))
         for scheme in (megatron(), megatron("cutlass"), SCHEMES["nccl-alltoall"])
     )
     assert te == grouped + 2 * (32 - 1)
@@ -101,7 +103,7 @@ def test_fp8_operands_are_padded_and_quantised_expert_by_expert() -> None:
         for width in (hidden, 64)
         for count in (10, 16, 17)
     ]
-    names = {one.name: one.launches for one in megatron().operations(Outline.of(work))}
+    names = {one.name: one.launches for one in program(megatron(), work, SYSTEM)}
     assert names["padding"] == 2
     assert names["unpadding"] == 1
     assert names["quantise"] == names["gemm1"] == names["gemm2"] == 3
@@ -110,7 +112,7 @@ def test_fp8_operands_are_padded_and_quantised_expert_by_expert() -> None:
 def test_gradients_lose_their_padding_twice() -> None:
     work = one_gpu([10, 16], precision=FP8, is_backward=True)
     timeline = run(work, megatron())
-    names = {one.name: one.launches for one in megatron().operations(Outline.of(work))}
+    names = {one.name: one.launches for one in program(megatron(), work, SYSTEM)}
     assert names["padding"] == 1
     assert names["unpadding"] == 2
     # Gradients of results are padded, those of inputs and of gate weights are not any more.

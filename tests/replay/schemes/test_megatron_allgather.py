@@ -6,6 +6,7 @@ import numpy as np
 from loops import every
 
 import hwmodel
+from replay.chains.host_program import program
 from replay.chains.layer import build_layer, replay_layer
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
@@ -13,7 +14,6 @@ from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.examine import examine_layer
 from replay.schemes.contract.reading import port_bytes
-from replay.schemes.ep.software import Outline
 
 SYSTEM = hwmodel.load("dgx-h100")
 SCHEME = SCHEMES["megatron-allgather"]
@@ -60,23 +60,24 @@ def test_what_is_gathered_besides_are_flags_and_probabilities() -> None:
 
 
 def test_it_has_two_waits_and_as_many_experts_kernels() -> None:
+    ids = np.arange(64, dtype=np.int32).reshape(8, 8)
     ours, theirs = (
         {
             one.name: one.launches
-            for one in SCHEMES[name].operations(Outline(8, 64, Precision("bf16")))
+            for one in program(SCHEMES[name], small_layers.work(ids, 8, 64), SYSTEM)
         }
         for name in ("megatron-allgather", "megatron")
     )
     assert list(ours.values()).count(0) == 2
     assert ours["gemm1"] == ours["gemm2"] == theirs["gemm1"] == 8
-    backward = SCHEME.operations(Outline(8, 64, Precision("bf16"), is_backward=True))
+    backward = program(SCHEME, small_layers.work(ids, 8, 64, is_backward=True), SYSTEM)
     assert all(one.launches for one in backward)
     assert backward[-1].name == "reduce-scatter of gradients of probabilities"
 
 
 def test_casts_stand_round_the_scatter_where_probabilities_are_fp32() -> None:
     for back, casts in (("bf16", 0), ("fp32", 1)):
-        names = [one.name for one in SCHEME.operations(Outline.of(layer([4, 4], back=back)))]
+        names = [one.name for one in program(SCHEME, layer([4, 4], back=back), SYSTEM)]
         assert sum(name.startswith("sums ") for name in names) == 2 * casts
 
 

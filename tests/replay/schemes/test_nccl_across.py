@@ -22,7 +22,7 @@ def test_without_relays_each_row_leaves_by_the_card_of_its_gpu(layer: str, check
     scheme = SCHEMES["nccl-alltoall"].with_options({"pxn": False})
     assert (SCHEMES["nccl-alltoall"].network, scheme.network) == ("rail", "direct")
     case = Case(scheme, layer, ACROSS[layer].make(), ACROSS[layer].domain_size)
-    assert not case.refused and not list(CHECKS[check].find(case))
+    assert not case.refusal and not list(CHECKS[check].find(case))
 
 
 def ran(name: str, system: str, num_ranks: int) -> Timeline:

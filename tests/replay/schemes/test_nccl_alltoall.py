@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 from loops import every
+from packets import write_packets
 from round_machine import NS, US, round_machine
 
 import hwmodel
@@ -17,7 +18,6 @@ from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import write_packets
 from replay.studies.validate.nccl import build
 
 COMBINE_KINDS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+from packets import response_packets, write_packets
 from round_machine import NS, US, round_machine
 
 import hwmodel
@@ -16,7 +17,6 @@ from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.counting import response_packets, write_packets
 
 UP, DOWN = 150 * NS, 100 * NS
 VISIBLE, ACCESS, MERGE = 30 * NS, 20 * NS, 7 * NS

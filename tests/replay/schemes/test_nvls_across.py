@@ -75,4 +75,6 @@ def test_the_own_node_adds_what_the_other_has_summed() -> None:
 
 def test_nodes_that_are_not_full() -> None:
     system, layer = hwmodel.load("dgx-h100-x2"), work(draw(24, 12, 2), 12, 12)
-    assert SCHEMES["nvls"].refuses_on(layer, system) == "12 ranks do not fill nodes of 8"
+    assert SCHEMES["nvls"].refuses_on(layer, system) == (
+        "12 ranks do not fill nodes of 8: groups of multicast are whole nodes"
+    )

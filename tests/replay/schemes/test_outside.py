@@ -106,7 +106,13 @@ def test_compare_gives_the_same_in_processes(mine: Path, synthetic) -> None:
         (PLAIN, "Plain", "calls itself 'plain', which is a scheme of moereplay"),
         (MINE.replace("def build", "def make"), "Plain", "Plain lacks build"),
         (MINE.replace('    source = "definition"\n', ""), "Plain", "Plain lacks source"),
-        (MINE.replace("16, least=1", "0, least=1"), "Plain", "num_sms=0 .*at least 1"),
+        (
+            MINE.replace("option(16, ", "option(0, least=1, help=", 1).replace(
+                '"chosen")', 'source="chosen")'
+            ),
+            "Plain",
+            "num_sms=0 .*at least 1",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used(text: str, name: str, said: str, tmp_path: Path) -> None:
@@ -163,3 +169,17 @@ def test_a_mistake_in_build_is_said_in_a_line(mine: Path, synthetic) -> None:
     with pytest.raises(UserError) as caught:
         replay.run(synthetic(), scheme=f"{mine}:Plain", layer=0)
     assert f"scheme 'mine': build fails: {mine}:{line}: AttributeError" in str(caught.value)
+
+
+def test_what_former_versions_asked_for_is_refused_with_what_is_asked_now(
+    mine: Path, synthetic
+) -> None:
+    old = MINE.replace("on=pool[src]", "on=machine.buffers.outboxes(pool[src])")
+    mine.write_text(old, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        replay.run(synthetic(), scheme=f"{mine}:Plain", layer=0)
+    assert "\n" not in str(caught.value)
+    assert "store takes the SMs that issue, on=pool[src]" in str(caught.value)
+    old = MINE.replace("import numpy as np", "from replay.schemes.ep.software import Listed", 1)
+    mine.write_text(old, encoding="utf-8")
+    assert "kernels are listed as they are launched" in refusal(f"{mine}:Plain")

@@ -18,6 +18,7 @@ import hwmodel
 import replay
 import tracegen
 from hwmodel import System
+from replay.chains.host_program import program, typical_program
 from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.model.machine.kinds import Kind
@@ -26,7 +27,6 @@ from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.examine import examine_layer
 from replay.schemes.contract.reading import port_bytes
-from replay.schemes.ep.software import Outline
 
 PANGU = SCHEMES["pangu"]
 HIDDEN = 256
@@ -299,7 +299,7 @@ def test_a_histogram_reads_the_ids_once() -> None:
 
 
 def test_a_node_alone_launches_neither_gathers_nor_their_sum() -> None:
-    alone, both = (PANGU.operations(Outline(16, 64, num_domains=num)) for num in (1, 2))
+    alone, both = (program(PANGU, uniform(4), system) for system in (nodes(1, 4), nodes(2, 2)))
     names = Counter(one.name for one in both) - Counter(one.name for one in alone)
     between = ("expert ids", "gate weights", "rows")
     gathers = [f"all-gather of {what}" for what in between]
@@ -307,7 +307,7 @@ def test_a_node_alone_launches_neither_gathers_nor_their_sum() -> None:
 
 
 def test_the_host_waits_twice_and_rows_wait_for_it() -> None:
-    waits = [one.name for one in PANGU.operations() if not one.launches]
+    waits = [one.name for one in typical_program(PANGU) or () if not one.launches]
     assert waits == ["splits to the host", "number of rows to the host"]
     timeline = schedule(build_layer(uniform(4), nodes(2, 2), PANGU)[0])
     graph = timeline.graph
@@ -338,6 +338,6 @@ def test_memory_holds_what_is_gathered() -> None:
 def test_a_node_that_is_not_full_is_refused() -> None:
     system = hwmodel.load("dgx-h100-x2")
     assert PANGU.refuses_on(uniform(12), system) == (
-        "its all-gathers need full nodes of 8 GPUs, not 12 ranks"
+        "12 ranks do not fill nodes of 8: its all-gathers are between GPUs of one index"
     )
     assert not PANGU.refuses_on(uniform(16), system)

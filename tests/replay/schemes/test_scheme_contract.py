@@ -29,8 +29,7 @@ from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.examine import case_of, declared, examine_case
 from replay.schemes.contract.reading import Dependencies
-from replay.schemes.ep.base import LayerRefusedError
-from replay.schemes.ep.facts import lacking
+from replay.schemes.ep.base import LayerRefusedError, Scheme
 from replay.schemes.options import about
 from replay.schemes.registry import COMPARED, EXAMPLES
 
@@ -59,7 +58,7 @@ NUM_DEALT, NUM_DEALT_ACROSS = 3, 1
 
 def takes(scheme: str, name: str) -> bool:
     """Whether a scheme has code for a layer."""
-    return not case_of(find(scheme), name).refused
+    return not case_of(find(scheme), name).refusal
 
 
 @cache
@@ -119,7 +118,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 def test_the_contract(case: Case) -> None:
     """All that is read from one graph and schedule: a test of its own each would be 3,000."""
     assert not list(examine_case(case))
-    if not case.refused:
+    if not case.refusal:
         time_bounds_and_path(case)
         # On machines that are out of balance, and with other options: test_ideal.py.
         assert case.timeline.makespan_ps >= ideal_ps(case.name)
@@ -161,7 +160,9 @@ def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: Syst
     }
     for scheme, names in refused.items():
         facts = {
-            name for name, make in small_layers.LAYERS.items() if lacking(SCHEMES[scheme], make())
+            name
+            for name, make in small_layers.LAYERS.items()
+            if Scheme.refuses(SCHEMES[scheme], make())
         }
         assert set(names) == facts | MORE.get(scheme, set())
         assert len(names) < len(small_layers.LAYERS) // 2  # the contract has something to examine

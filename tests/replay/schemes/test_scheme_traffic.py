@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from closed_rows import closed_form_rows, nic_rows
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from loops import every
+from packets import response_packets, write_packets
 from tiers import mostly_extended
 
 from hwmodel import System
@@ -44,7 +46,7 @@ def expected_bytes(layer: LayerWork, traffic: str) -> dict[str, Counter[tuple[st
     """Payload of every port, counted row by row and by the closed forms, which must agree."""
     routing = small_layers.routing_of(layer)
     counted = traffic_oracle.port_rows(routing, traffic)
-    closed = traffic_oracle.closed_form_rows(routing, traffic)
+    closed = closed_form_rows(routing, traffic)
     sizes = row_bytes(layer)
     for phase, rows in counted.items():
         assert rows == +closed[phase], phase
@@ -66,7 +68,7 @@ def test_closed_forms_between_domains_are_the_count(name: str, network: str) -> 
     size, make = small_layers.ACROSS[name]
     routing = small_layers.routing_of(make(), size)
     for traffic in ("ring",) if network == "rings" else ("pair", "copy", "pair-copy"):
-        closed = traffic_oracle.nic_rows(routing, traffic, network)
+        closed = nic_rows(routing, traffic, network)
         for phase, rows in traffic_oracle.port_rows(routing, traffic, network).items():
             by_nic = {port: count for port, count in rows.items() if port[0].startswith("nic")}
             assert by_nic == {port: rows for port, rows in closed[phase].items() if rows}, (
@@ -186,7 +188,7 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
     k = layer.expert_ids.shape[1]
     out, back = row_bytes(layer)["dispatch"], row_bytes(layer)["combine"]
     value = back // layer.shape.hidden
-    write, answer = traffic_oracle.write_packets, traffic_oracle.response_packets
+    write, answer = write_packets, response_packets
     return {
         # With each row: the source index, and expert ids (8 B) and weights (4 B) of its slots.
         "deepep": {"dispatch": write(out + 4 + 12 * k), "combine": write(back + 4 + 4 * k)},
@@ -294,5 +296,5 @@ def test_nccl_sends_what_a_pair_exchanges_as_one_buffer(
     for phase, (source, target) in {"dispatch": (0, 1), "combine": (1, 0)}.items():
         nbytes = 6 * row_bytes(layer)[phase]
         assert (nbytes <= 16384) == twice
-        wire = traffic_oracle.write_packets(2 * nbytes if twice else nbytes)
+        wire = write_packets(2 * nbytes if twice else nbytes)
         assert wire_by_port(graph, phase) == {("uplink", source): wire, ("downlink", target): wire}

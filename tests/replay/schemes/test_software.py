@@ -10,32 +10,59 @@ from loops import every
 
 import hwmodel
 from replay.chains.chain import ChainLink
+from replay.chains.host_program import can_be_captured, num_kernels, program, typical_program
 from replay.chains.layer import build_layer, replay_layer
 from replay.chains.replay import Replay
 from replay.engine import schedule
 from replay.model.machine.kinds import Kind
-from replay.model.work.layer import ExpertShape, LayerWork, Precision
+from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES, Scheme, find
-from replay.schemes.contract.layers import LAYERS, draw, work
-from replay.schemes.ep.software import Outline, as_program, launched
+from replay.schemes.contract.layers import draw, work
 
 SYSTEM = hwmodel.load("dgx-h100")
 LAUNCH_US, GRAPH_US, STREAM_GAP_US = 4.5, 2.5, 2.0
 
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in (*SCHEMES, "plain") if name != "ideal"),
-    ("ideal", {"form": "kernels"}),
-    ("deepep", {"cached_layout": True}),
-    ("deepep", {"stack": "sglang"}),
-    ("deepep", {"stack": "bare"}),
-    ("deepep-ll", {"hook": True}),
-    ("deepep-v2", {"do_expand": False}),
-    ("deepep-v2", {"do_expand": False, "stack": "bare", "cpu_sync": False}),
-    ("deepep-v2", {"cached_layout": True}),
-    ("hybrid-ep", {"non_blocking": True}),
-    ("moe-hub", {"dam": False}),
+
+#: Kernels and waits of the host, forward and backward, as they are in the sources.
+PROGRAMS: list[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int] | None]] = [
+    ("nccl-alltoall", {}, (25, 1), (12, 0)),
+    ("megatron", {}, (31, 1), (24, 0)),
+    ("megatron-allgather", {}, (27, 2), (22, 0)),
+    ("tutel", {}, (67, 1), (29, 0)),
+    ("fastermoe", {}, (41, 7), (40, 2)),
+    ("deepep", {}, (17, 1), (11, 0)),
+    ("deepep-ll", {}, (6, 0), None),
+    ("nccl-ep", {}, (6, 0), None),
+    ("deepep-v2", {}, (7, 1), (9, 0)),
+    ("hybrid-ep", {}, (17, 1), (15, 0)),
+    ("nvls", {}, (12, 0), (10, 0)),
+    ("pangu", {}, (41, 2), (13, 0)),
+    ("comet", {}, (4, 0), (4, 0)),
+    ("flux", {}, (19, 1), (18, 1)),
+    ("ccfuser", {}, (23, 1), (16, 0)),
+    ("flashdmoe", {}, (1, 0), (1, 0)),
+    ("megamoe", {}, (2, 0), None),
+    ("flashinfer-push", {}, (20, 0), None),
+    ("dysharp-basic", {}, (5, 0), (7, 0)),
+    ("dysharp-fusion-only", {}, (1, 0), (1, 0)),
+    ("dysharp-comet", {}, (2, 0), (2, 0)),
+    ("dysharp", {}, (1, 0), (1, 0)),
+    ("moe-hub", {}, (1, 0), (1, 0)),
+    ("plain", {}, (6, 0), (8, 0)),
+    ("ideal", {"form": "kernels"}, (3, 0), (5, 0)),
+    ("deepep", {"cached_layout": True}, (16, 0), (11, 0)),
+    ("deepep", {"stack": "sglang"}, (13, 1), (11, 0)),
+    ("deepep", {"stack": "bare"}, (10, 1), (11, 0)),
+    ("deepep-ll", {"hook": True}, (8, 0), None),
+    ("deepep-v2", {"do_expand": False}, (16, 1), (11, 0)),
+    ("deepep-v2", {"do_expand": False, "stack": "bare", "cpu_sync": False}, (9, 0), (11, 0)),
+    ("deepep-v2", {"cached_layout": True}, (7, 0), (9, 0)),
+    ("hybrid-ep", {"non_blocking": True}, (17, 0), (15, 0)),
+    ("moe-hub", {"dam": False}, (4, 0), (6, 0)),
 ]
-variants = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+variants = pytest.mark.parametrize(
+    ("name", "options"), [(name, options) for name, options, *_ in PROGRAMS], ids=str
+)
 
 
 def small(**more: Any) -> LayerWork:
@@ -50,35 +77,16 @@ def host_tasks(scheme: Scheme, layer: LayerWork, launch: Any) -> tuple[int, int]
     return launches, int(at_host.sum()) - launches
 
 
-@variants
-@pytest.mark.parametrize("layer", ["uniform 4 ranks", "backward", "no tokens"])
-def test_the_host_does_what_is_listed(name: str, options: dict[str, Any], layer: str) -> None:
-    scheme, made = find(name).with_options(options), LAYERS[layer]()
-    if scheme.refuses(made):
-        return
-    listed = scheme.operations(Outline.of(made))
-    program = build_layer(made, SYSTEM, scheme).machine.host.program
-    assert listed
-    assert launched(program) == as_program(listed)
-
-
-@variants
-@pytest.mark.parametrize(
-    "types",
-    [
-        Precision("fp8"), Precision("bf16", gemm="fp8"), Precision("fp8", gemm="bf16"),
-        Precision("fp8", combine="fp8"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_casts_are_listed_where_there_are_any(
-    name: str, options: dict[str, Any], types: Precision
+@pytest.mark.parametrize(("name", "options", "forward", "backward"), PROGRAMS, ids=str)
+def test_kernels_and_waits_are_those_of_the_sources(
+    name: str, options: dict[str, Any], forward: tuple[int, int], backward: tuple[int, int] | None
 ) -> None:
-    scheme, made = find(name).with_options(options), small(precision=types)
-    if scheme.refuses(made):
-        return
-    program = build_layer(made, SYSTEM, scheme).machine.host.program
-    assert launched(program) == as_program(scheme.operations(Outline.of(made)))
+    scheme = find(name).with_options(options)
+    for is_backward, expected in ((False, forward), (True, backward)):
+        if expected is not None:
+            found = program(scheme, small(is_backward=is_backward), SYSTEM)
+            waits = sum(not one.launches for one in found)
+            assert (num_kernels(found), waits) == expected
 
 
 @variants
@@ -86,24 +94,23 @@ def test_every_launch_takes_the_host_its_time(name: str, options: dict[str, Any]
     scheme = find(name).with_options(options)
     graph, _, machine = build_layer(small(), SYSTEM, scheme, "eager")
     launches = (graph.resource == machine.resources.host[0]) & (graph.kind == Kind.HOST)
-    count = sum(one.launches for one in scheme.operations(Outline.of(small())))
+    count = num_kernels(program(scheme, small(), SYSTEM))
     assert graph.duration_ps[launches].sum() == count * LAUNCH_US * 1e6
 
 
 @variants
 def test_a_graph_is_one_launch_up_to_a_wait(name: str, options: dict[str, Any]) -> None:
     scheme = find(name).with_options(options)
-    listed = [one.launches for one in scheme.operations(Outline.of(small()))]
+    listed = [one.launches for one in program(scheme, small(), SYSTEM)]
     found = host_tasks(scheme, small(), "graph")
-    if scheme.can_be_captured():
-        assert 0 not in listed
+    if 0 not in listed:
         assert found == (1, 0)
     else:
         behind = [one for one in listed[listed.index(0) :] if one]
         rows = sum(min(one, 2) for one in behind)
         # Kernels for each expert are launched one by one.
         if name == "fastermoe" or (name.startswith("megatron") and scheme.options.experts == "te"):
-            rows += sum(one - 2 for one in behind if one == Outline.of(small()).calls)
+            rows += sum(one - 2 for one in behind if one == 4)
         assert found == (1 + rows, listed.count(0))
 
 
@@ -120,11 +127,17 @@ def test_a_graph_is_no_slower_than_its_kernels_one_by_one(
 
 
 def test_which_schemes_a_graph_can_hold() -> None:
-    forward = {name for name, scheme in SCHEMES.items() if not scheme.can_be_captured()}
+    forward = {
+        name for name, scheme in SCHEMES.items() if not can_be_captured(typical_program(scheme))
+    }
     assert {"nccl-alltoall", "deepep", "flux"} <= forward
-    assert SCHEMES["deepep"].with_options({"cached_layout": True}).can_be_captured()
-    backward = Outline(is_backward=True)
-    waiting = {name for name, one in SCHEMES.items() if not one.can_be_captured(backward)}
+    known = SCHEMES["deepep"].with_options({"cached_layout": True})
+    assert can_be_captured(typical_program(known))
+    waiting = {
+        name
+        for name, one in SCHEMES.items()
+        if "backward" in one.passes and not can_be_captured(typical_program(one, is_backward=True))
+    }
     # The calls of flux make their indices each time; FasterMoE synchronises at the end.
     assert waiting == {"flux", "fastermoe"}
 
@@ -133,7 +146,7 @@ def test_which_schemes_a_graph_can_hold() -> None:
     ("name", "kernels"), [("flashdmoe", 1), ("dysharp", 1), ("dysharp-comet", 2), ("moe-hub", 1)]
 )
 def test_fused_layers_are_a_launch_or_two(name: str, kernels: int) -> None:
-    assert sum(one.launches for one in SCHEMES[name].operations()) == kernels
+    assert num_kernels(typical_program(SCHEMES[name]) or ()) == kernels
 
 
 def test_megatrons_list_by_hand() -> None:
@@ -141,16 +154,16 @@ def test_megatrons_list_by_hand() -> None:
     and weights 2; chunk map and sort 2, three expert kernels and a quantisation, map and sort 2;
     all-to-all, sums.
     """
-    listed = SCHEMES["nccl-alltoall"].operations()
+    scheme = SCHEMES["nccl-alltoall"]
+    listed = typical_program(scheme) or ()
     waits = [place for place, one in enumerate(listed) if not one.launches]
     assert len(waits) == 1
-    assert sum(one.launches for one in listed[: waits[0]]) == 7 + 3 + 5
-    assert sum(one.launches for one in listed[waits[0] :]) == 2 + 2 + 4 + 2 + 2
-    one_expert = SCHEMES["nccl-alltoall"].operations(Outline(num_experts=8))
-    assert sum(one.launches for one in listed) - sum(one.launches for one in one_expert) == 4
-    backward = SCHEMES["nccl-alltoall"].operations(Outline(is_backward=True))
+    assert num_kernels(listed[: waits[0]]) == 7 + 3 + 5
+    assert num_kernels(listed[waits[0] :]) == 2 + 2 + 4 + 2 + 2
+    one_expert = program(scheme, work(draw(40, 8, 4), 8, 8, precision="fp8"), SYSTEM)
+    assert num_kernels(listed) - num_kernels(one_expert) == 4
     # Cast, permute, all-to-all; sort, six expert kernels, sort; two all-to-alls, sums.
-    assert sum(one.launches for one in backward) == 3 + 8 + 3
+    assert num_kernels(typical_program(scheme, is_backward=True) or ()) == 3 + 8 + 3
 
 
 def test_a_fused_kernel_pays_one_launch_and_a_stack_of_kernels_is_bound_by_them() -> None:

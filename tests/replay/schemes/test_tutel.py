@@ -11,6 +11,7 @@ from round_machine import round_machine
 
 import hwmodel
 import tracegen
+from replay.chains.host_program import can_be_captured, typical_program
 from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.machine.kinds import Kind
@@ -217,9 +218,10 @@ def test_chunks_leave_the_experts_fewer_sms() -> None:
 
 def test_the_host_waits_for_the_capacity_unless_it_is_given() -> None:
     for capacity, waits in ((0.0, 1), (1.0, 0), (-1.0, 1)):
-        operations = tutel(capacity=capacity).operations()
+        operations = typical_program(tutel(capacity=capacity))
+        assert operations
         assert [one.launches for one in operations].count(0) == waits
-        assert tutel(capacity=capacity).can_be_captured() == (not waits)
+        assert can_be_captured(operations) == (not waits)
 
 
 def test_even_uniform_routing_is_padded_and_zipf_several_times() -> None:

@@ -31,7 +31,7 @@ TWO_DH = SCHEMES["tutel"].with_options({"use_2dh": True})
 @every("layer", SMALL)
 def test_the_contract_holds(layer: str) -> None:
     case = Case(TWO_DH, layer, ACROSS[layer].make(), ACROSS[layer].domain_size)
-    assert not case.refused
+    assert not case.refusal
     for name, check in CHECKS.items():
         if layer in check.layers:
             assert not list(check.find(case)), name
@@ -117,7 +117,9 @@ def test_one_node_has_one_exchange() -> None:
 def test_what_it_refuses_and_how_rows_travel() -> None:
     layer, system = work(draw(24, 12, 2), 12, 12), hwmodel.load("dgx-h100-x2")
     scheme = TWO_DH.with_options({"pxn": False})
-    assert scheme.refuses_on(layer, system) == "12 ranks do not fill nodes of 8, as 2DH wants"
+    assert scheme.refuses_on(layer, system) == (
+        "12 ranks do not fill nodes of 8: 2DH exchanges rows between GPUs of one index"
+    )
     assert "PXN wants" in TWO_DH.refuses_on(layer, system)
     plain = SCHEMES["tutel"].with_options({"pxn": False})
     assert not plain.refuses_on(layer, system)

@@ -32,7 +32,7 @@ NOBODY = -1
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockPairs:
     """The thread blocks of a layer, in the order of each rank's grid.
 
     Attributes
@@ -58,7 +58,7 @@ class Blocks:
     rank: Ints
 
     @classmethod
-    def of(cls, work: LayerWork, *, padded: bool) -> Blocks:
+    def of(cls, work: LayerWork, *, padded: bool) -> BlockPairs:
         """Cut a layer's rows into tiles and pair them.
 
         Parameters
@@ -125,7 +125,7 @@ class Step(NamedTuple):
     exit: Ints
 
 
-def run(machine: Machine, blocks: Blocks, steps: Sequence[Step], after: Ints) -> None:
+def run(machine: Machine, blocks: BlockPairs, steps: Sequence[Step], after: Ints) -> None:
     """Let blocks do their steps in this order, on an SM of their own each.
 
     Parameters

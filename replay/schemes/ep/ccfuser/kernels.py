@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from replay.model.machine.machine import Ints, IntsLike, Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.ccfuser.blocks import Blocks
+    from replay.schemes.ep.ccfuser.blocks import BlockPairs
 
 WARPS = 8  # of a block, side by side along the columns of a tile
 TRIP_BYTES = 256 * 16  # that all threads of a block load at a time
@@ -31,7 +31,7 @@ TRIP_BYTES = 256 * 16  # that all threads of a block load at a time
 def get_and_gemm1(
     work: LayerWork,
     machine: Machine,
-    blocks: Blocks,
+    blocks: BlockPairs,
     pool: Ints,
     begun: Ints,
     *,
@@ -78,7 +78,7 @@ def get_and_gemm1(
 def gemm2_and_put(
     work: LayerWork,
     machine: Machine,
-    blocks: Blocks,
+    blocks: BlockPairs,
     pool: Ints,
     begun: Ints,
     *,
@@ -153,7 +153,7 @@ def _trips(nbytes: IntsLike) -> IntsLike:
 
 
 def _fetch(
-    work: LayerWork, machine: Machine, blocks: Blocks, pool: Ints, begun: Ints, *, loops: bool
+    work: LayerWork, machine: Machine, blocks: BlockPairs, pool: Ints, begun: Ints, *, loops: bool
 ) -> tuple[Ints, Ints]:
     """Bring each tile's rows to where the backward pass wants them.
 
@@ -196,7 +196,7 @@ def _fetch(
 
 
 def _put(
-    work: LayerWork, machine: Machine, blocks: Blocks, pool: Ints
+    work: LayerWork, machine: Machine, blocks: BlockPairs, pool: Ints
 ) -> tuple[tuple[Ints, Ints], Ints, Ints]:
     """Store results of each remote tile into the heap of their owner.
 

@@ -32,16 +32,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
-from replay.model.compute.experts import activation_bytes
+from replay.model.compute.experts import ACTIVATION, activation_bytes
 from replay.model.compute.shared import shared_kernels
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.base import Scheme
-from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, Blocks
+from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, BlockPairs
 from replay.schemes.ep.ccfuser.kernels import WARPS, gemm2_and_put, get_and_gemm1
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import ACTIVATION, TYPICAL, WGRAD, Listed, Outline, kernels
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -52,13 +52,22 @@ if TYPE_CHECKING:
 CODE = "WongHuLin/CCFuser bcd8816"
 
 COUNT_BYTES, INDEX_BYTES = 8, 4  # rows for an expert: int64; an expert's id, a position: int32
-LISTS = 7  # of blocks: experts, their places, owners, lengths, addresses; by expert, offsets
 HEAP_COPIES = 2  # of every token, whatever k
 
 # Kernels and copies.
-GATHER, POSITIONS, BLOCK_LIST, BARRIER = "counts to all", "positions", "block list", "barrier"
-SCATTER, ZEROS, TRANSPOSE, GATES = "permute", "zeros", "transpose", "weighted sum"
-FIRST, SECOND = "get and gemm1", "gemm2 and put"
+GATHER, BARRIER, FIRST, SECOND = "counts to all", "barrier", "get and gemm1", "gemm2 and put"
+POSITIONS = Operation("positions", moves="an id and a place of each (token, expert)")
+# Experts, their places, owners, lengths, addresses; by expert, offsets.
+BLOCK_LIST = Operation("block list", 7)
+SCATTER = Operation("permute", moves="tokens, and a row for each of their experts")
+ZEROS = Operation("zeros", 3, "rows of all blocks, results of the first GEMM, those before a put")
+ZEROS_BEFORE_PUT = Operation("zeros", moves="results before their put")
+ZEROS_BEFORE_SUMS = Operation(
+    "zeros", moves="a row of each (token, expert); in a backward pass of each token"
+)
+TRANSPOSE = Operation("transpose", moves="rows of all blocks")
+SUMS = Operation("unpermute", moves="every result, into the order of tokens or added to them")
+GATES = Operation("weighted sum", moves="those, the tokens' sums")
 
 
 @dataclass(frozen=True)
@@ -67,28 +76,28 @@ class CcFuserOptions(Options):
 
     get: str = option(
         "loop",
+        "How rows of another GPU come. loop: the block's threads load and store them, and multiply "
+        "nothing meanwhile. engine: somebody else does, and the block waits for them when it has "
+        "multiplied its own.",
+        "NVSHMEM, nvshmemi_memcpy_threadgroup; the paper's description",
         choices=("loop", "engine"),
-        help="How rows of another GPU come. loop: the block's threads load and store them, and "
-        "multiply nothing meanwhile. engine: somebody else does, and the block waits for them "
-        "when it has multiplied its own.",
-        source="NVSHMEM, nvshmemi_memcpy_threadgroup; the paper's description",
     )
     pad_tiles: bool = option(
         True,
-        help="Whether a partial tile is multiplied, and moved through memory, as if it were full.",
-        source=f"{CODE}, mix_gemm.cu: the product knows no lengths",
+        "Whether a partial tile is multiplied, and moved through memory, as if it were full.",
+        f"{CODE}, mix_gemm.cu: the product knows no lengths",
     )
     loads_ahead: bool = option(
         False,
-        help="Whether warps load the operands of a step into registers while they multiply those "
-        "of the step before.",
-        source=f"{CODE}, mix_gemm.cu, myHGEMMAlignedV5: one set of fragments",
+        "Whether warps load the operands of a step into registers while they multiply those of the "
+        "step before.",
+        f"{CODE}, mix_gemm.cu, myHGEMMAlignedV5: one set of fragments",
     )
     repeats: bool = option(
         False,
-        help="Whether kernel 2 multiplies both tiles of a paired block once more, as the released "
-        "one does.",
-        source=f"{CODE}, mix_gemm.cu, moe_second_mm: a defect, which its results show",
+        "Whether kernel 2 multiplies both tiles of a paired block once more, as the released one "
+        "does.",
+        f"{CODE}, mix_gemm.cu, moe_second_mm: a defect, which its results show",
     )
 
 
@@ -118,7 +127,7 @@ class CcFuser(Scheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Symmetric heap, and rows in the order of blocks."""
-        blocks = Blocks.of(work, padded=True)
+        blocks = BlockPairs.of(work, padded=True)
         most = int(np.diff(work.tokens_of_rank).max(initial=0))
         copies = max(HEAP_COPIES, work.expert_ids.shape[1])  # it has no room for more than two
         heap = np.full(work.num_ranks, copies * most * work.dispatch_row_bytes)
@@ -127,42 +136,14 @@ class CcFuser(Scheme):
             Buffer("rows of all blocks", _rows(work, blocks) * work.dispatch_row_bytes),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Kernels of ``first_gemm_forward``, ``second_gemm_forward`` and their backward."""
-        counts: tuple[Listed, ...] = ()
-        if not layer.is_backward:
-            counts = (
-                Listed("layout", moves="an id of each (token, expert)"),
-                *(kernels(GATHER) if layer.num_ranks > 1 else ()),
-                Listed(POSITIONS, moves="an id and a place of each (token, expert)"),
-                Listed("counts to the host", 0),
-                Listed(BLOCK_LIST, LISTS),
-            )
-        gradients = (Listed(TRANSPOSE, moves="rows of all blocks"), WGRAD)
-        back = gradients if layer.is_backward else ()
-        return (
-            *counts,
-            Listed(SCATTER, moves="tokens, and a row for each of their experts"),
-            Listed(ZEROS, 3, "rows of all blocks, results of the first GEMM, those before a put"),
-            *kernels(BARRIER, FIRST),
-            *back,
-            ACTIVATION,
-            Listed(ZEROS, moves="results before their put"),
-            *kernels(SECOND, BARRIER),
-            *back,
-            Listed(ZEROS, moves="a row of each (token, expert); in a backward pass of each token"),
-            Listed("unpermute", moves="every result, into the order of tokens or added to them"),
-            *(() if layer.is_backward else (Listed(GATES, moves="those, the tokens' sums"),)),
-        )
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add what precedes the kernels, the kernels, and what stands between and behind them."""
-        sms = machine.sms.split(f"scheme {self.name!r}", {})
+        sms = self.split(machine)
         pool = sms.pool("sm", machine.sms.count)
-        blocks = Blocks.of(work, padded=self.options.pad_tiles)
+        blocks = BlockPairs.of(work, padded=self.options.pad_tiles)
         begun = self._before(work, machine, blocks, start)
         # Its blocks take every SM, so that shared experts come before them.
-        none_left = machine.sms.split(f"scheme {self.name!r}", {"all": machine.sms.count})
+        none_left = self.split(machine, all=machine.sms.count)
         begun = shared_kernels(machine, work, none_left, start, begun)
         begun = machine.kernel(begun, FIRST)
         does_wait = self.options.get == "loop"
@@ -173,9 +154,9 @@ class CcFuser(Scheme):
         if work.is_backward:
             ends = self._gradient(work, machine, blocks, pool, ends, first=True)
         activated = activation_bytes(work, rows=_rows(work, blocks))
-        ends = machine.memory_kernel(Kind.ACTIVATION, activated, ends)
+        ends = machine.memory_kernel(Kind.ACTIVATION, activated, ends, ACTIVATION)
         zeros = _rows(work, blocks, remote=True) * work.combine_row_bytes
-        ends = _zeros(machine, Kind.UNPERMUTE, zeros, ends)
+        ends = _zeros(machine, Kind.UNPERMUTE, zeros, ends, ZEROS_BEFORE_PUT)
         begun = machine.kernel(ends, SECOND)
         ends = gemm2_and_put(
             work, machine, blocks, pool, begun,
@@ -186,12 +167,14 @@ class CcFuser(Scheme):
             met = self._gradient(work, machine, blocks, pool, met, first=False)
         return self._added(work, machine, met)
 
-    def _before(self, work: LayerWork, machine: Machine, blocks: Blocks, start: Ints) -> Ints:
+    def _before(self, work: LayerWork, machine: Machine, blocks: BlockPairs, start: Ints) -> Ints:
         """Count, list blocks, copy rows into the heap, and meet: (rank,) tasks."""
         tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
         if not work.is_backward:
             ids = rows * INDEX_BYTES
-            start = machine.memory_kernel(Kind.LAYOUT, ids, start)
+            start = machine.memory_kernel(
+                Kind.LAYOUT, ids, start, moves="an id of each (token, expert)"
+            )
             if machine.num_ranks > 1:
                 gathered = machine.num_ranks * COUNT_BYTES * work.num_experts
                 begun = machine.kernel(start, GATHER)
@@ -199,7 +182,7 @@ class CcFuser(Scheme):
             start = machine.memory_kernel(Kind.LAYOUT, 3 * ids, start, POSITIONS)
             machine.host.wait(DISPATCH, start)
             none = np.zeros(machine.num_ranks, np.int64)
-            start = machine.small_kernels(Kind.LAYOUT, none, start, BLOCK_LIST, LISTS)
+            start = machine.small_kernels(Kind.LAYOUT, none, start, BLOCK_LIST)
         row_bytes = work.dispatch_row_bytes
         copied = MemoryTraffic(tokens * row_bytes, rows * row_bytes, rows)
         ends = machine.memory_kernel(Kind.PERMUTE, copied, start, SCATTER)
@@ -208,14 +191,14 @@ class CcFuser(Scheme):
         )
         zeros = _rows(work, blocks) * (row_bytes + written)
         zeros = zeros + _rows(work, blocks, remote=True) * work.combine_row_bytes
-        ends = _zeros(machine, Kind.PERMUTE, zeros, ends, 3)
+        ends = _zeros(machine, Kind.PERMUTE, zeros, ends, ZEROS)
         return machine.sync.barrier(DISPATCH, machine.kernel(ends, BARRIER))
 
     def _gradient(
         self,
         work: LayerWork,
         machine: Machine,
-        blocks: Blocks,
+        blocks: BlockPairs,
         pool: Ints,
         after: Ints,
         *,
@@ -233,27 +216,26 @@ class CcFuser(Scheme):
         tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
         back, result = rows * work.combine_row_bytes, tokens * work.result_row_bytes
         if work.is_backward:  # ``index_add_`` adds each row to its token
-            ends = _zeros(machine, Kind.UNPERMUTE, result, met)
-            ends = machine.memory_kernel(
-                Kind.UNPERMUTE, MemoryTraffic(2 * back, back, rows), ends
-            )  # fmt: skip
+            ends = _zeros(machine, Kind.UNPERMUTE, result, met, ZEROS_BEFORE_SUMS)
+            moved = MemoryTraffic(2 * back, back, rows)
+            ends = machine.memory_kernel(Kind.UNPERMUTE, moved, ends, SUMS)
         else:
-            ends = _zeros(machine, Kind.UNPERMUTE, back, met)
-            ends = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(back, back, rows), ends)
+            ends = _zeros(machine, Kind.UNPERMUTE, back, met, ZEROS_BEFORE_SUMS)
+            ends = machine.memory_kernel(
+                Kind.UNPERMUTE, MemoryTraffic(back, back, rows), ends, SUMS
+            )
             ends = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(back, result), ends, GATES)
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
 
-def _rows(work: LayerWork, blocks: Blocks, *, remote: bool = False) -> Ints:
+def _rows(work: LayerWork, blocks: BlockPairs, *, remote: bool = False) -> Ints:
     """(rank,): rows of its tiles, or of the remote ones, each counted as full."""
     rank = blocks.tiles.grid.rank
     rank = rank[blocks.is_remote] if remote else rank
     return np.bincount(rank, minlength=work.num_ranks) * TILE_ROWS
 
 
-def _zeros(machine: Machine, kind: Kind, nbytes: Ints, after: Ints, count: int = 1) -> Ints:
+def _zeros(machine: Machine, kind: Kind, nbytes: Ints, after: Ints, what: Operation) -> Ints:
     """Set so many bytes (rank,) to zero: (rank,) tasks."""
-    return machine.small_kernels(
-        kind, MemoryTraffic(np.zeros_like(nbytes), nbytes), after, ZEROS, count
-    )
+    return machine.small_kernels(kind, MemoryTraffic(np.zeros_like(nbytes), nbytes), after, what)

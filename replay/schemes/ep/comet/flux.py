@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
-from replay.model.compute.experts import activation_bytes
+from replay.model.compute.experts import ACTIVATION, activation_bytes
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep import memory
@@ -31,12 +32,10 @@ from replay.schemes.ep.comet.scheme import (
     FIRST,
     LIBRARY,
     PAPER,
-    SECOND,
     FusedKernelPair,
     shared_tokens,
 )
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import ACTIVATION, TYPICAL, WGRAD, Listed, Outline, kernels
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -48,13 +47,16 @@ BUFFERS = f"{LIBRARY}, init_buffers and init_buffer of its two operators, for al
 
 INDEX_BYTES = 4  # of an expert's id, a row's position, a token's number: int32
 WEIGHT_BYTES = 4  # FP32
-ARGUMENT_COPIES = 3  # problem sizes and pointers; offsets of experts; offsets of tokens
 BLOCKS = {7168: 7, 1152: 9}  # of the columns, where they are not eight (`dispatch_split`)
 
 # Kernels and copies.
 BARRIER, IDS, ROWS_OF_EXPERT = "barrier", "ids and weights to all", "rows of experts"
-POSITIONS, FILL, TOKENS = "positions of rows", "rows to the buffer", "tokens of rows"
-BY_SOURCE, ARGUMENTS, CLEAR, FILTER = "rows by source", "arguments", "clear", "index filter"
+POSITIONS, TOKENS, BY_SOURCE = "positions of rows", "tokens of rows", "rows by source"
+CLEAR, FILTER = "clear", "index filter"
+FILL = Operation("rows to the buffer", moves="own tokens, read and written")
+# Problem sizes and pointers; offsets of experts; offsets of tokens.
+ARGUMENTS = Operation("arguments", 3)
+SUMS = Operation("unpermute", moves="a row of every GPU that has experts of a token; the token")
 
 
 class Flux(FusedKernelPair):
@@ -88,27 +90,6 @@ class Flux(FusedKernelPair):
             ),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Two fused kernels and what the library launches around them."""
-        gradients = (WGRAD, WGRAD) if layer.is_backward else ()
-        ids: tuple[Listed, ...] = ()
-        if not layer.is_backward:
-            gathered = kernels(IDS) if layer.num_ranks > 1 else ()
-            ids = (*gathered, *kernels(ROWS_OF_EXPERT, POSITIONS))
-        return (
-            *layer.tokens,
-            *ids,
-            Listed(FILL, moves="own tokens, read and written"),
-            *kernels(BARRIER, TOKENS, BY_SOURCE),
-            Listed("counts to the host", 0),
-            *kernels(FIRST, BARRIER),
-            ACTIVATION,
-            Listed(ARGUMENTS, ARGUMENT_COPIES),
-            *kernels(CLEAR, FILTER, SECOND, BARRIER, CLEAR),
-            Listed("unpermute", moves="a row of every GPU that has experts of a token; the token"),
-            *gradients,
-        )
-
     def block_columns(self, hidden: int) -> int:
         """See `FusedKernelPair`: a share of a row."""
         return -(-hidden // BLOCKS.get(hidden, 8))
@@ -140,9 +121,9 @@ class Flux(FusedKernelPair):
     def between(self, work: LayerWork, machine: Machine, done: Ints) -> Ints:
         """Barrier, activation, arguments and indices of kernel 2: (rank,) tasks."""
         met = machine.sync.barrier(DISPATCH, machine.kernel(done, BARRIER))
-        ends = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), met)
+        ends = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), met, ACTIVATION)
         none = np.zeros(machine.num_ranks, np.int64)
-        ends = machine.small_kernels(Kind.LAYOUT, none, ends, ARGUMENTS, ARGUMENT_COPIES)
+        ends = machine.small_kernels(Kind.LAYOUT, none, ends, ARGUMENTS)
         ends = machine.small_kernels(Kind.LAYOUT, none, ends, CLEAR)
         # Each token's rows here, how many, its place at its owner and the owner; at the owner,
         # which ranks have rows of it, and how many.
@@ -158,6 +139,6 @@ class Flux(FusedKernelPair):
         cleared = machine.small_kernels(Kind.LAYOUT, none, met, CLEAR)
         parts, tokens = work.matrix("copies").sum(axis=1), np.diff(work.tokens_of_rank)
         added = MemoryTraffic(parts * work.combine_row_bytes, tokens * work.result_row_bytes)
-        ends = machine.memory_kernel(Kind.UNPERMUTE, added, cleared)
+        ends = machine.memory_kernel(Kind.UNPERMUTE, added, cleared, SUMS)
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends

@@ -14,9 +14,8 @@ import numpy as np
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.schemes.ep import memory
 from replay.schemes.ep.comet.combine import rows_back
-from replay.schemes.ep.comet.scheme import FIRST, PAPER, SECOND, FusedKernelPair, shared_tokens
+from replay.schemes.ep.comet.scheme import FIRST, PAPER, FusedKernelPair, shared_tokens
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, WGRAD, Listed, Outline, kernels
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -54,12 +53,6 @@ class Comet(FusedKernelPair):
             *memory.cast_received(work, memory.received(work)),
             Buffer("returned rows", back * work.combine_row_bytes),
         )
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Two fused kernels; weight gradients are kernels of their own."""
-        counts = () if layer.is_backward else kernels("layout", "counts to all")
-        gradients = (WGRAD, WGRAD) if layer.is_backward else ()
-        return (*layer.tokens, *counts, *kernels(FIRST, SECOND), *gradients)
 
     def block_columns(self, hidden: int) -> int:
         """See `FusedKernelPair`: the same for any row."""

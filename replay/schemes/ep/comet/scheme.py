@@ -48,42 +48,35 @@ class CometOptions(Options):
 
     dispatch_sms: int = option(
         26,
-        least=1,
-        help="SMs that communicate in kernel 1. The library profiles several pre-compiled splits.",
-        source=f"{PAPER} figure 8: 18, 26 and 46 are the best for kernel 2",
+        "SMs that communicate in kernel 1. The library profiles several pre-compiled splits.",
+        f"{PAPER} figure 8: 18, 26 and 46 are the best for kernel 2",
     )
     combine_sms: int = option(
-        26,
-        least=1,
-        help="SMs that communicate in kernel 2.",
-        source=f"{PAPER} figure 8: 18, 26 and 46 are the best",
+        26, "SMs that communicate in kernel 2.", f"{PAPER} figure 8: 18, 26 and 46 are the best"
     )
     message_rows: int = option(
         16,
-        least=1,
-        unit="rows",
-        help="Most rows that a communicating block fetches at a time; four times as many parts of "
-        "rows go back together in `comet`.",
-        source="assumed",
+        "Most rows that a communicating block fetches at a time; four times as many parts of rows "
+        "go back together in `comet`.",
+        "assumed",
     )
     column_block: int = option(
         0,
-        least=0,
-        unit="columns",
-        help="Columns of GEMM-2's output that are finished, reduced and sent together. 0 takes an "
+        "Columns of GEMM-2's output that are finished, reduced and sent together. 0 takes an "
         "eighth of a row in `flux`, as the library does (a seventh of 7168, a ninth of 1152), and "
         "512 columns in `comet`.",
-        source=f'{LIBRARY}; {PAPER} says "column blocks" and leaves their width open',
+        f'{LIBRARY}; {PAPER} says "column blocks" and leaves their width open',
+        unit="columns",
     )
     rows_of: str = option(
         "experts",
+        "What a row is fetched and sent for: every (token, expert), or every (token, GPU) with "
+        "experts of the token: it is fetched once for them, and their results are added up before "
+        "they are sent, which `flux` does anyway. They differ where tokens choose several experts "
+        "of a GPU, as they do where GPUs share experts.",
+        f"{PAPER} figure 4 has M x topk rows; but its buffer has M (section 5.5), and what is sent "
+        "follows the top-K reduction (section 3.2.1)",
         choices=("experts", "gpus"),
-        help="What a row is fetched and sent for: every (token, expert), or every (token, GPU) "
-        "with experts of the token: it is fetched once for them, and their results are added up "
-        "before they are sent, which `flux` does anyway. They differ where tokens choose several "
-        "experts of a GPU, as they do where GPUs share experts.",
-        source=f"{PAPER} figure 4 has M x topk rows; but its buffer has M (section 5.5), and what "
-        "is sent follows the top-K reduction (section 3.2.1)",
     )
 
 
@@ -172,9 +165,7 @@ class FusedKernelPair(Scheme):
         """Lay out what every block of columns sends."""
 
     def _split(self, machine: Machine, name: str) -> Split:
-        return machine.sms.split(
-            f"scheme {self.name!r}", {name: getattr(self.options, name)}, rest="compute"
-        )
+        return self.split(machine, name, rest="compute")
 
 
 def shared_tokens(work: LayerWork) -> Buffer:

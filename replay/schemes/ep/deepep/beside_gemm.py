@@ -22,7 +22,7 @@ import numpy as np
 from replay.model.machine.kinds import COMBINE, Kind
 from replay.model.machine.times import Time
 from replay.model.work.ragged import firsts, pieces_from, places
-from replay.schemes.ep.deepep.flags import Rows
+from replay.schemes.ep.deepep.flags import FlaggedRows
 from replay.schemes.ep.deepep.grid import BLOCK_WARPS, place_on_rank
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.deepep.grid import Flows, Grid
+    from replay.schemes.ep.deepep.grid import Flows, WarpGrid
 
 COUNTS_OF_LINE = 32  # counts of rows, four bytes each, that one look at the cache brings
 
 
-class Units(NamedTuple):
+class SendUnits(NamedTuple):
     """What blocks send one after the other.
 
     Attributes
@@ -53,7 +53,7 @@ class Units(NamedTuple):
     tile: Ints
 
     @classmethod
-    def of(cls, work: LayerWork, grid: Grid, tiles: RowTiles) -> Units:
+    def of(cls, work: LayerWork, grid: WarpGrid, tiles: RowTiles) -> SendUnits:
         """Units of all ranks, ordered by rank and number."""
         slot_of_tile = tiles.rank * grid.experts + place_on_rank(work)[tiles.expert]
         blocks = np.bincount(slot_of_tile, minlength=work.num_ranks * grid.experts)
@@ -78,7 +78,7 @@ class Steps(NamedTuple):
     rows: Ints
 
     @classmethod
-    def of(cls, units: Units, tiles: RowTiles) -> Steps:
+    def of(cls, units: SendUnits, tiles: RowTiles) -> Steps:
         """Steps of all units, in their order."""
         rows = np.zeros(len(units.slot), np.int64)
         rows[units.tile >= 0] = tiles.rows[units.tile[units.tile >= 0]]
@@ -87,7 +87,7 @@ class Steps(NamedTuple):
         return cls(unit, place, np.minimum(rows[unit] - place * BLOCK_WARPS, BLOCK_WARPS))
 
 
-class Sent(NamedTuple):
+class UnitsSent(NamedTuple):
     """What the blocks have let go.
 
     Attributes
@@ -100,7 +100,7 @@ class Sent(NamedTuple):
         (step,): the slot of each.
     """
 
-    rows: Rows
+    rows: FlaggedRows
     ended: Ints
     slot: Ints
 
@@ -108,14 +108,14 @@ class Sent(NamedTuple):
 def send(
     machine: Machine,
     work: LayerWork,
-    grid: Grid,
+    grid: WarpGrid,
     flows: Flows,
     gemm: GemmKernel,
     sms: Ints,
     a_row: Time,
     row: int,
     begun: Ints,
-) -> Sent:
+) -> UnitsSent:
     """Copy rows on a few SMs, unit by unit, each when its row tile is there.
 
     Parameters
@@ -129,7 +129,7 @@ def send(
     begun
         (rank,): the kernel has begun.
     """
-    units = Units.of(work, grid, gemm.tiles)
+    units = SendUnits.of(work, grid, gemm.tiles)
     steps = Steps.of(units, gemm.tiles)
     rank = units.slot[steps.unit] // grid.experts
     block = units.number[steps.unit] % sms.shape[1]
@@ -147,11 +147,11 @@ def send(
     )  # fmt: skip
     _in_order(machine, steps, rank * sms.shape[1] + block, rank, ready, ended)
     rows = _messages(work, grid, flows, gemm.tiles, units, steps, ended)
-    return Sent(rows, ended, units.slot[steps.unit])
+    return UnitsSent(rows, ended, units.slot[steps.unit])
 
 
 def _ready(
-    machine: Machine, grid: Grid, gemm: GemmKernel, units: Units, steps: Steps, rank: Ints,
+    machine: Machine, grid: WarpGrid, gemm: GemmKernel, units: SendUnits, steps: Steps, rank: Ints,
     begun: Ints,
 ) -> Ints:  # fmt: skip
     """(step,) marks when its rows are there; those of its block before it are yet to be waited for.
@@ -189,9 +189,9 @@ def _in_order(
 
 
 def _messages(
-    work: LayerWork, grid: Grid, flows: Flows, tiles: RowTiles, units: Units, steps: Steps,
+    work: LayerWork, grid: WarpGrid, flows: Flows, tiles: RowTiles, units: SendUnits, steps: Steps,
     ended: Ints,
-) -> Rows:  # fmt: skip
+) -> FlaggedRows:  # fmt: skip
     """Rows of each step by owner."""
     turn = (flows.owner - flows.expert_rank) % work.num_ranks
     order = np.lexsort((turn, flows.local, flows.expert_rank))
@@ -206,6 +206,6 @@ def _messages(
     is_first[1:] = (flow[1:] != flow[:-1]) | (step[1:] != step[:-1])
     cut = pieces_from(is_first)
     flow, step = flow[cut.first], step[cut.first]
-    return Rows(
+    return FlaggedRows(
         flows.expert_rank[flow], flows.owner[flow], cut.size, ended[step], group=slot[cut.first]
     )

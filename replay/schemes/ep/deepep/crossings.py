@@ -12,7 +12,7 @@ Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/internode.cu``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,41 @@ if TYPE_CHECKING:
     from replay.model.machine.domains import Domains
     from replay.model.machine.kinds import Kind, PhaseKinds
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.deepep.configs import Config
 
 COUNTER_BYTES = 8
 SLEEP_NS = 250  # half of NUM_WAIT_NANOSECONDS, which a coordinating warp sleeps (configs.cuh)
+
+
+class NormalKernel(NamedTuple):
+    """A dispatch or combine kernel.
+
+    Attributes
+    ----------
+    config
+        Chunks and rings.
+    num_channels, sms
+        Channels, and the SMs of the kernel.
+    begun
+        (rank,): it has begun.
+    """
+
+    work: LayerWork
+    machine: Machine
+    config: Config
+    num_channels: int
+    sms: Split
+    begun: Ints
+
+    @property
+    def channel(self) -> Ints:
+        """(token,): each channel takes a contiguous share of its rank's tokens."""
+        tokens = np.diff(self.work.tokens_of_rank)
+        per_channel = np.maximum(-(-tokens // self.num_channels), 1)[self.work.source_rank]
+        channel: Ints = places(tokens) // per_channel
+        return channel
 
 
 @dataclass(frozen=True)
@@ -66,6 +97,12 @@ class Crossings:
     first: Ints
     number: Ints
     chunk_rows: int
+
+    @classmethod
+    def of_kernel(cls, kernel: NormalKernel) -> Crossings:
+        """Those of the chunks and channels of a kernel."""
+        domains, chunk_rows = kernel.machine.domains, kernel.config.rdma_chunk
+        return cls.of(kernel.work, domains, kernel.channel, chunk_rows)
 
     @classmethod
     def of(cls, work: LayerWork, domains: Domains, channel: Ints, chunk_rows: int) -> Crossings:
@@ -109,14 +146,6 @@ class Crossings:
         place = self.turn[chunk] * self.chunk_rows + self.place[row] - ring_rows
         number = self.number[np.maximum(self.first[self.lane[chunk]] + place // self.chunk_rows, 0)]
         return np.where(place < 0, -1, number)
-
-
-def channels_of_tokens(work: LayerWork, num_channels: int) -> Ints:
-    """(token,): each channel takes a contiguous share of its rank's tokens."""
-    tokens = np.diff(work.tokens_of_rank)
-    per_channel = np.maximum(-(-tokens // num_channels), 1)[work.source_rank]
-    channel: Ints = places(tokens) // per_channel
-    return channel
 
 
 def cross(

@@ -29,25 +29,23 @@ from replay.model.compute.shared import shared_before_wait
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.deepep import elastic_kernels, stack
-from replay.schemes.ep.deepep.elastic_kernels import COMBINE_EPILOGUE, DISPATCH_EPILOGUE, Slots
+from replay.schemes.ep.deepep.elastic_kernels import SlotSizes
 from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
-from replay.schemes.ep.deepep.stack import CAST, STACKS, VLLM, Stack
+from replay.schemes.ep.deepep.stack import CAST, STACKS, VLLM, EngineStack
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Interleave, Stages
 
 BUFFER_ALIGNMENT = 2 << 20  # of the symmetric buffer
 
-EXPANDED = Stack(
+EXPANDED = EngineStack(
     source="deepseek-ai/DeepGEMM, contiguous layout by prefix sums",
     layout="skipped",
     before_dispatch=(CAST,),
@@ -64,51 +62,50 @@ class ElasticOptions(Options):
 
     num_sms: int = option(
         0,
-        least=0,
+        "SMs of the dispatch kernel and of the combine kernel. 0 takes as many as the library's "
+        "formula says for the number of GPUs and their links, at least 4.",
+        "num_sms of ElasticBuffer.dispatch, 0 by default",
         multiple_of=2,
-        help="SMs of the dispatch kernel and of the combine kernel. 0 takes as many as the "
-        "library's formula says for the number of GPUs and their links, at least 4.",
-        source="num_sms of ElasticBuffer.dispatch, 0 by default",
     )
     overlap: bool = option(
         True,
-        help="Whether computation is to run beside the kernels; if not, the formula gives at least "
-        "64 SMs.",
-        source="prefer_overlap_with_compute of ElasticBuffer, on by default",
+        "Whether computation is to run beside the kernels; if not, the formula gives at least 64 "
+        "SMs.",
+        "prefer_overlap_with_compute of ElasticBuffer, on by default",
     )
     do_expand: bool = option(
         True,
-        help="Whether received rows are laid out by expert, a row for each of a token's experts on "
-        "the GPU, as DeepGEMM reads them, and added up by the combine. If not, the kernels of "
-        "`stack` do both.",
-        source="vLLM's prefill (deepep_v2.py) and rtp-llm; the library's own default is off",
+        "Whether received rows are laid out by expert, a row for each of a token's experts on the "
+        "GPU, as DeepGEMM reads them, and added up by the combine. If not, the kernels of `stack` "
+        "do both.",
+        "vLLM's prefill (deepep_v2.py) and rtp-llm; the library's own default is off",
     )
     expert_alignment: int = option(
         CONTIGUOUS_ROWS,
+        "Rows that each expert's part of the expanded layout is padded to, 128 or 1. Padding is "
+        "neither written nor multiplied, but the activation goes over it.",
+        "DeepGEMM's contiguous layout",
         least=1,
         unit="rows",
-        help="Rows that each expert's part of the expanded layout is padded to, 128 or 1. Padding "
-        "is neither written nor multiplied, but the activation goes over it.",
-        source="DeepGEMM's contiguous layout",
     )
     cpu_sync: bool = option(
         True,
-        help="Whether the host waits for the counts of received rows, to size the output. If not, "
-        "the output has room for the worst case, and a CUDA graph can hold the layer.",
-        source="do_cpu_sync of ElasticBuffer.dispatch, on by default",
+        "Whether the host waits for the counts of received rows, to size the output. If not, the "
+        "output has room for the worst case, and a CUDA graph can hold the layer.",
+        "do_cpu_sync of ElasticBuffer.dispatch, on by default",
     )
     cached_layout: bool = option(
         False,
-        help="Whether slots and counts are known from before, as in a backward pass or with "
-        "repeated routing.",
-        source="a layer whose routing is new",
+        "Whether slots and counts are known from before, as in a backward pass or with repeated "
+        "routing.",
+        "a layer whose routing is new",
     )
     stack: str = option(
         "vllm",
+        "Whose kernels copy rows to their experts and add them up where `do_expand` is off; see "
+        "`stack` of scheme deepep.",
+        "as of scheme deepep",
         choices=(*STACKS, BARE),
-        help="Whose kernels copy rows to their experts and add them up where `do_expand` is off; "
-        "see `stack` of scheme deepep.",
-        source="as of scheme deepep",
     )
 
     def check(self) -> None:
@@ -149,7 +146,7 @@ class ElasticDeepEp(StagedScheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """The symmetric buffer, which both kernels use, and the rows for the experts."""
-        slots, n = Slots.of(work), work.num_ranks
+        slots, n = SlotSizes.of(work), work.num_ranks
         most = int(np.diff(work.tokens_of_rank).max(initial=0))
         # Dispatch: a slot for each token of each GPU. Combine: one for each GPU that answers.
         needed = most * max(n * slots.out, min(n, slots.topk) * slots.back)
@@ -165,30 +162,6 @@ class ElasticDeepEp(StagedScheme):
             Buffer("received rows", rows * work.dispatch_row_bytes),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The library's four kernels with its wait, the cast, the experts."""
-        dispatch = (
-            Listed("dispatch"),
-            *((Listed("counts to the host", 0),) if self._waits(layer) else ()),
-            Listed(DISPATCH_EPILOGUE, moves="received slots, rows for the experts"),
-        )
-        combine = (Listed("combine"), Listed(COMBINE_EPILOGUE, moves="slots, sums"))
-        engine = self._engine(layer)
-        if engine is not None:
-            before, around, after = stack.listed(engine, layer)
-            return (*before, *dispatch, *around, *combine, *after)
-        copies = () if self.options.do_expand else kernels("permute")
-        sums = () if self.options.do_expand else kernels("unpermute")
-        return (
-            *layer.tokens,
-            *dispatch,
-            *layer.received,
-            *copies,
-            *experts(is_backward=layer.is_backward),
-            *sums,
-            *combine,
-        )
-
     def interleaved(self, kind: Interleave) -> Self:
         """With SMs for kernels that something runs beside."""
         assert kind in self.interleaves
@@ -196,13 +169,14 @@ class ElasticDeepEp(StagedScheme):
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add cast, dispatch, epilogue, experts, combine and epilogue."""
-        options, engine, split = self.options, self._engine(work), self._split(work, machine)
-        sms = split.channels("elastic", self._num_sms(work, machine))
+        options, engine, num_sms = self.options, self._engine(work), self._num_sms(work, machine)
+        split = self.split(machine, num_sms=num_sms)
+        sms = split.channels("elastic", num_sms)
         shared = shared_before_wait(machine, work, split, start)
         if engine is None:
             cast = yield cast_before_dispatch(machine, work, start)
         else:
-            cast = yield stack.run(engine.before_dispatch, work, machine, start)
+            cast = yield stack.run(engine, engine.before_dispatch, work, machine, start)
         received = yield elastic_kernels.dispatch(
             work, machine, sms, cast, is_cached=options.cached_layout or work.is_backward,
             expands=options.do_expand, host_waits=options.cpu_sync,
@@ -212,10 +186,10 @@ class ElasticDeepEp(StagedScheme):
         combined = yield combined
         if engine is None:
             return combined
-        return stack.run(engine.after_combine, work, machine, combined)
+        return stack.run(engine, engine.after_combine, work, machine, combined)
 
     def _experts(
-        self, work: LayerWork, machine: Machine, engine: Stack | None, after: Ints
+        self, work: LayerWork, machine: Machine, engine: EngineStack | None, after: Ints
     ) -> Ints:
         """Run what stands between epilogue and combine: (rank,) tasks of its end."""
         pool = machine.sms.for_kernels()
@@ -228,7 +202,7 @@ class ElasticDeepEp(StagedScheme):
                 return separate_kernels(machine, work, pool, operands, layout=self._layout)
             first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
             done = gemm_kernel(machine, work, first, pool, operands, layout=self._layout).end
-            done = stack.run(engine.between, work, machine, done)
+            done = stack.run(engine, engine.between, work, machine, done)
             return gemm_kernel(machine, work, second, pool, done, layout=self._layout).end
         operands = cast_received(machine, work, copies, after)
         row, back = work.operand_row_bytes, work.combine_row_bytes
@@ -243,7 +217,7 @@ class ElasticDeepEp(StagedScheme):
         """Layout of the expanded rows."""
         return "skipped" if self.options.expert_alignment > 1 else "plain"
 
-    def _engine(self, layer: LayerWork | Outline) -> Stack | None:
+    def _engine(self, layer: LayerWork) -> EngineStack | None:
         """Kernels around the library's; None where nothing but casts, copies and sums is known."""
         types = {layer.precision.gemm, layer.precision.dispatch}
         if layer.is_backward or "fp32" in types:
@@ -251,11 +225,6 @@ class ElasticDeepEp(StagedScheme):
         if self.options.do_expand:
             return EXPANDED if self.options.expert_alignment > 1 else None
         return None if self.options.stack == BARE else STACKS[self.options.stack]
-
-    def _waits(self, layer: Outline) -> bool:
-        """Whether the host waits for counts."""
-        options = self.options
-        return options.cpu_sync and not options.cached_layout and not layer.is_backward
 
     def stream_sms(self, work: LayerWork, system: System) -> int:
         """Those of the option, or of the formula."""
@@ -272,8 +241,3 @@ class ElasticDeepEp(StagedScheme):
             num_sms, line_GB_per_s, work.num_ranks, each * work.num_ranks, topk,
             self.options.overlap,
         )  # fmt: skip
-
-    def _split(self, work: LayerWork, machine: Machine) -> Split:
-        """SMs of one of the two kernels, and those that it leaves."""
-        shares = {"num_sms": self._num_sms(work, machine)}
-        return machine.sms.split(f"scheme {self.name!r}", shares)

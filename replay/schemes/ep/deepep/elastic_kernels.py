@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import SCALE_BLOCK, SCALE_BYTES, VALUE_BYTES
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
-DISPATCH_EPILOGUE, COMBINE_EPILOGUE = "dispatch, copy epilogue", "combine, reduce epilogue"
+DISPATCH_EPILOGUE = Operation(
+    "dispatch, copy epilogue", moves="received slots, rows for the experts"
+)
+COMBINE_EPILOGUE = Operation("combine, reduce epilogue", moves="slots, sums")
 ALIGNED = 32  # bytes of TMA's parts of a row
 HIDDEN_STEP = 256  # values; vLLM rounds rows up to it, since a warp combines 512 bytes at once
 INT_BYTES, COUNT_BYTES, EXPERT_ID_BYTES = 4, 8, 8
@@ -39,7 +43,7 @@ SHARED_BYTES = 232_448  # dynamic shared memory of a block on sm_90 and sm_100
 
 
 @dataclass(frozen=True)
-class Slots:
+class SlotSizes:
     """Bytes of the slots that rows are pushed into.
 
     Attributes
@@ -58,7 +62,7 @@ class Slots:
     topk: int
 
     @classmethod
-    def of(cls, work: LayerWork) -> Slots:
+    def of(cls, work: LayerWork) -> SlotSizes:
         """Those of a layer."""
         topk, types = work.expert_ids.shape[1], work.precision
         hidden = _up(work.shape.hidden, HIDDEN_STEP)
@@ -129,7 +133,7 @@ def dispatch(
     host_waits
         Whether the host waits for the counts, to size the output, before it launches the epilogue.
     """
-    slots, num_sms = Slots.of(work), sms.shape[1]
+    slots, num_sms = SlotSizes.of(work), sms.shape[1]
     begun = machine.kernel(start, "dispatch")
     met = _met(machine, DISPATCH, begun)
     counted = met if is_cached else _counted(work, machine, num_sms, met)
@@ -152,7 +156,7 @@ def dispatch(
     )  # fmt: skip
 
 
-def received(work: LayerWork, slots: Slots, *, expands: bool) -> MemoryTraffic:
+def received(work: LayerWork, slots: SlotSizes, *, expands: bool) -> MemoryTraffic:
     """(rank,): what the dispatch's epilogue reads and writes."""
     copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
     row = work.dispatch_row_bytes
@@ -173,7 +177,7 @@ def combine(work: LayerWork, machine: Machine, sms: Ints, start: Ints, *, expand
     expands
         Whether results lie by expert, so that the kernel adds up those of a row before it sends it.
     """
-    slots, row, costs = Slots.of(work), work.combine_row_bytes, machine.costs
+    slots, row, costs = SlotSizes.of(work), work.combine_row_bytes, machine.costs
     met = _met(machine, COMBINE, machine.kernel(start, "combine"))
     pushes = Pushes.of(
         work.copy_rank, work.copy_source, _sm_of_received(work, slots, sms.shape[1]), work.num_ranks
@@ -201,7 +205,7 @@ def combine(work: LayerWork, machine: Machine, sms: Ints, start: Ints, *, expand
     return ends
 
 
-def _sm_of_received(work: LayerWork, slots: Slots, num_sms: int) -> Ints:
+def _sm_of_received(work: LayerWork, slots: SlotSizes, num_sms: int) -> Ints:
     """(copy,): SM that sends it back: each warp takes a stretch of the rows that came."""
     order = np.lexsort((work.copy_token, work.copy_source, work.copy_rank))
     place = np.empty(len(order), np.int64)

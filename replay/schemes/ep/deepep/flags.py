@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FLAG_BYTES = 4
 
 
-class Rows(NamedTuple):
+class FlaggedRows(NamedTuple):
     """Messages of one kernel.
 
     Attributes
@@ -57,7 +57,7 @@ class Told(NamedTuple):
 def store_rows(
     machine: Machine,
     kinds: PhaseKinds,
-    messages: Rows,
+    messages: FlaggedRows,
     row_bytes: tuple[int, int],
     groups: tuple[Ints, Ints],
     begun: Ints,

@@ -28,7 +28,7 @@ MOST_PIECES = 8  # of the rows between an expert and a rank, in the model of the
 HIDDEN_SIZES = (2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)
 
 
-class Grid(NamedTuple):
+class WarpGrid(NamedTuple):
     """Blocks of a kernel, and what each of them is for.
 
     Attributes
@@ -47,7 +47,7 @@ class Grid(NamedTuple):
     num_sms: int
 
     @classmethod
-    def of(cls, work: LayerWork, machine: Machine) -> Grid:
+    def of(cls, work: LayerWork, machine: Machine) -> WarpGrid:
         """Grid for the experts of a layer."""
         experts = max((len(local) for local in work.experts_of_rank), default=0) or 1
         total = experts * work.num_ranks
@@ -55,7 +55,7 @@ class Grid(NamedTuple):
         return cls(experts, groups, BLOCK_WARPS // groups, -(-total // groups))
 
 
-class Pieces(NamedTuple):
+class FlowPieces(NamedTuple):
     """Rows of flows that travel together in the model, in the order in which they are sent.
 
     Attributes
@@ -90,7 +90,7 @@ class Flows(NamedTuple):
     rows: Ints
 
     @classmethod
-    def of(cls, work: LayerWork, grid: Grid) -> Flows:
+    def of(cls, work: LayerWork, grid: WarpGrid) -> Flows:
         """Flows of a layer."""
         n, place = work.num_ranks, place_on_rank(work)
         expert_rank, owner, local = (
@@ -99,11 +99,11 @@ class Flows(NamedTuple):
         of_pair = (work.pair_rank * n + work.pair_source) * grid.experts + place[work.pair_expert]
         return cls(expert_rank, owner, local, np.bincount(of_pair, minlength=len(owner)))
 
-    def group(self, grid: Grid) -> tuple[Ints, Ints]:
+    def group(self, grid: WarpGrid) -> tuple[Ints, Ints]:
         """SM, and group of its warps, that have a flow on the rank of the expert: two (flow,)."""
         return np.divmod(self.owner * grid.experts + self.local, grid.groups)
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> FlowPieces:
         """Cut flows, and order the pieces as groups of warps send that all begin at once.
 
         The first pieces of all flows come first, and each rank begins with another peer.
@@ -113,7 +113,7 @@ class Flows(NamedTuple):
         before, flow = places_in_runs(flow)[cut.first], flow[cut.first]
         turn = (self.owner - self.expert_rank) % (int(self.owner.max()) + 1)
         order = np.lexsort((turn[flow], self.local[flow], before))
-        return Pieces(flow[order], cut.size[order], before[order])
+        return FlowPieces(flow[order], cut.size[order], before[order])
 
 
 def place_on_rank(work: LayerWork) -> Ints:

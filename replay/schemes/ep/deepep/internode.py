@@ -24,14 +24,11 @@ from replay.model.machine import rings
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.ragged import cut_runs, places_in_runs
-from replay.schemes.ep.deepep.crossings import Crossings, channels_of_tokens, cross, room_back
+from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel, cross, room_back
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
-    from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.deepep.configs import Config
 
 SENDER_WARPS = 7  # kNumDispatchRDMASenderWarps
 UNROLL = 5  # loads of a lane in flight (UNROLLED_WARP_COPY)
@@ -47,35 +44,23 @@ def row_bytes(payload: int, beside: int) -> tuple[int, int]:
     return payload, -(-(payload + beside) // ALIGNMENT) * ALIGNMENT - payload
 
 
-def dispatch(
-    work: LayerWork, machine: Machine, config: Config, channels: int, sms: Split, begun: Ints
-) -> Ints:
-    """Add the dispatch kernel: (rank,) marks of its end.
-
-    Parameters
-    ----------
-    config
-        Chunks and rings.
-    channels, sms
-        Channels, and the SMs of the kernel.
-    begun
-        (rank,): the kernel has begun.
-    """
-    channel = channels_of_tokens(work, channels)
-    crossings = Crossings.of(work, machine.domains, channel, config.rdma_chunk)
+def dispatch(kernel: NormalKernel) -> Ints:
+    """Add the dispatch kernel: (rank,) marks of its end."""
+    work, machine, config, channels, sms, begun = kernel
+    crossings = Crossings.of_kernel(kernel)
     row = row_bytes(
         work.dispatch_row_bytes,
         META_BYTES + work.expert_ids.shape[1] * (ID_BYTES + WEIGHT_BYTES),
     )
     counted = _counts(machine, channels, begun)
-    sent, ready = _send(work, machine, crossings, (channel, channels), sms, begun)
+    sent, ready = _send(kernel, crossings)
     ends = crossings.owner, crossings.forwarder
     posting = sms.channels("deepep-rdma-post", channels, on="deepep-rdma-send")
     posted, arrived = cross(
         machine, DISPATCH, ends, crossings.rows, row, ready,
         posting[crossings.owner, crossings.channel],
     )  # fmt: skip
-    forwarded = _forward(work, machine, crossings, config, sms, row, arrived, counted, begun)
+    forwarded = _forward(kernel, crossings, row, arrived, counted[1])
     emptied = machine.join(forwarded.passed, forwarded.chunk, crossings.forwarder, arrived)
     # A row waits for the room of one before it; a warp, for that of all rows of its token.
     room = crossings.room_from(np.arange(len(crossings.token)), config.rdma_ring)
@@ -107,25 +92,14 @@ def _counts(machine: Machine, channels: int, begun: Ints) -> tuple[Ints, Ints]:
     return machine.gather(known, of, begun), known.reshape(-1, channels)
 
 
-def _send(
-    work: LayerWork,
-    machine: Machine,
-    crossings: Crossings,
-    channel_of: tuple[Ints, int],
-    sms: Split,
-    begun: Ints,
-) -> tuple[Ints, Ints]:
+def _send(kernel: NormalKernel, crossings: Crossings) -> tuple[Ints, Ints]:
     """Copy tokens: (token,) tasks, and (chunk,) marks when all rows of a chunk are copied.
 
     Every warp first tells nodes how many rows will come (`_counts`), which they wait for together;
     then it looks at all tokens of the channel, and copies its own.
-
-    Parameters
-    ----------
-    channel_of
-        (token,): channel of each; and how many there are.
     """
-    costs, rank, (channel, channels) = machine.costs, work.source_rank, channel_of
+    work, machine, _, channels, sms, begun = kernel
+    costs, rank, channel = machine.costs, work.source_rank, kernel.channel
     place = places_in_runs(rank * channels + channel)
     copies = np.zeros(work.num_tokens, np.bool_)
     copies[crossings.token] = True
@@ -166,19 +140,19 @@ class _Forwarded(NamedTuple):
 
 
 def _forward(
-    work: LayerWork,
-    machine: Machine,
-    crossings: Crossings,
-    config: Config,
-    sms: Split,
-    row: tuple[int, int],
-    arrived: Ints,
-    counted: tuple[Ints, Ints],
-    begun: Ints,
+    kernel: NormalKernel, crossings: Crossings, row: tuple[int, int], arrived: Ints, counted: Ints
 ) -> _Forwarded:
-    """Walk through chunks, copy rows into rings of the node's GPUs, and out of these."""
+    """Walk through chunks, copy rows into rings of the node's GPUs, and out of these.
+
+    Parameters
+    ----------
+    row
+        Payload of a row, and what travels beside it.
+    arrived, counted
+        (chunk,) and (rank, channel): it is there, its rows are known.
+    """
+    work, machine, config, channels, sms, begun = kernel
     costs, domains = machine.costs, machine.domains
-    channels = counted[1].shape[1]
     num_chunks = len(crossings.rows)
     # Copies by (chunk, GPU of its node), in the order of rows.
     of_row = crossings.of_copy
@@ -208,7 +182,7 @@ def _forward(
         look * looks + through * pieces.rows, row[0], begun, meta_bytes=row[1],
     )  # fmt: skip
     machine.order(arrived[chunk], sent.send)
-    machine.order(counted[1][by, pieces.channel], sent.send)
+    machine.order(counted[by, pieces.channel], sent.send)
 
     # Nothing for a GPU: its warp looks all the same.
     wanted = np.zeros(num_chunks * NODE_GPUS, np.bool_)
@@ -219,8 +193,8 @@ def _forward(
         lanes[idle, crossings.channel[nothing], other], look * crossings.rows[nothing],
         kind=Kind.DISPATCH_SEND, rank=idle, after=arrived[nothing],
     )  # fmt: skip
-    machine.order(counted[1][idle, crossings.channel[nothing]], looked)
-    received = _receive(machine, config, sms, row, pieces, sent, begun, channels)
+    machine.order(counted[idle, crossings.channel[nothing]], looked)
+    received = _receive(kernel, row, pieces, sent)
     return _Forwarded(
         np.concatenate((sent.send, looked)), np.concatenate((chunk, nothing)),
         np.concatenate((by, idle)), received, to,
@@ -228,16 +202,10 @@ def _forward(
 
 
 def _receive(
-    machine: Machine,
-    config: Config,
-    sms: Split,
-    row: tuple[int, int],
-    pieces: rings.Chunks,
-    sent: rings.Sent,
-    begun: Ints,
-    channels: int,
+    kernel: NormalKernel, row: tuple[int, int], pieces: rings.Chunks, sent: rings.Sent
 ) -> Ints:
     """Copy rows out of rings, with their ids and weights: (piece,) tasks."""
+    _, machine, config, channels, sms, begun = kernel
     costs = machine.costs
     moved = 2 * pieces.rows * sum(row)
     copied = machine.stream(DISPATCH.memory, moved, pieces.dst, sent.arrived)

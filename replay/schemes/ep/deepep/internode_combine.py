@@ -22,33 +22,25 @@ from replay.model.machine import rings
 from replay.model.machine.kinds import COMBINE, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import pieces_from
-from replay.schemes.ep.deepep.crossings import Crossings, channels_of_tokens, cross, room_back
+from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel, cross, room_back
 from replay.schemes.ep.deepep.internode import META_BYTES, WEIGHT_BYTES, row_bytes
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
-    from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.deepep.configs import Config
+    from replay.model.machine.machine import Ints
 
 FORWARDER_WARPS = 24  # kNumCombineForwarderWarps
 WAYS = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN)
 
 
-def combine(
-    work: LayerWork, machine: Machine, config: Config, channels: int, sms: Split, begun: Ints
-) -> Ints:
-    """Add the combine kernel: (rank,) marks of its end; parameters as of `internode.dispatch`."""
-    crossings = Crossings.of(
-        work, machine.domains, channels_of_tokens(work, channels), config.rdma_chunk
-    )
+def combine(kernel: NormalKernel) -> Ints:
+    """Add the combine kernel: (rank,) marks of its end."""
+    work, machine, config, channels, sms, begun = kernel
+    crossings = Crossings.of_kernel(kernel)
     row = row_bytes(work.combine_row_bytes, META_BYTES + work.expert_ids.shape[1] * WEIGHT_BYTES)
     ring = config.ring // machine.domains.num
     sums = _Sums.of(crossings, ring)
-    sent, by, added = _to_forwarders(
-        work, machine, crossings, sums, (config.chunk, ring), channels, sms, row, begun
-    )
+    sent, by, added = _to_forwarders(kernel, crossings, sums, ring, row)
     ready = machine.join(added, sums.chunk, crossings.forwarder, begun[crossings.forwarder])
     ends = crossings.forwarder, crossings.owner
     domains = machine.domains
@@ -59,7 +51,7 @@ def combine(
         machine, COMBINE, ends, crossings.rows, row, ready,
         posting[crossings.forwarder, crossings.channel, domains.of(crossings.owner)],
     )  # fmt: skip
-    ended, written = _at_owners(work, machine, crossings, channels, sms, arrived, begun)
+    ended, written = _at_owners(kernel, crossings, arrived)
     last_reader = np.zeros(len(crossings.rows), np.int64)
     np.maximum.at(last_reader, crossings.chunk, crossings.token)
     # Nothing of a chunk is added up before there is room for its last row.
@@ -103,15 +95,7 @@ class _Sums(NamedTuple):
 
 
 def _to_forwarders(
-    work: LayerWork,
-    machine: Machine,
-    crossings: Crossings,
-    sums: _Sums,
-    sizes: tuple[int, int],
-    channels: int,
-    sms: Split,
-    row: tuple[int, int],
-    begun: Ints,
+    kernel: NormalKernel, crossings: Crossings, sums: _Sums, ring: int, row: tuple[int, int]
 ) -> tuple[Ints, Ints, Ints]:
     """Send rows within the node and add them up: (piece,) tasks and ranks; (sum,) tasks.
 
@@ -120,10 +104,13 @@ def _to_forwarders(
 
     Parameters
     ----------
-    sizes
-        Rows of a chunk within the node, and of a ring.
+    ring
+        Rows of a ring within the node.
+    row
+        Payload of a row, and what travels beside it.
     """
-    costs, domains, (chunk_rows, ring) = machine.costs, machine.domains, sizes
+    work, machine, config, channels, sms, begun = kernel
+    costs, domains = machine.costs, machine.domains
     of_copy = sums.of_row[crossings.of_copy]
     key = of_copy * NODE_GPUS + domains.local(work.copy_rank)
     order = np.argsort(key, kind="stable")
@@ -136,7 +123,7 @@ def _to_forwarders(
     pieces = rings.Chunks(by, to, crossings.channel[chunk], cut.size, lane, cut.of_entry)
     # The row, then its source and weights, then out of shared memory before the next.
     a_row = costs.memory_load() * 2 + costs.cache_load()
-    told = costs.cache_load() * -(-pieces.rows // chunk_rows)
+    told = costs.cache_load() * -(-pieces.rows // config.chunk)
     senders = sms.warp_lanes("deepep-nvl-send", channels, NODE_GPUS, discipline="voq")
     sent = rings.send(
         machine, COMBINE, pieces, senders[by, pieces.channel, domains.local(to)],
@@ -159,23 +146,16 @@ def _to_forwarders(
     return sent.send, by, added
 
 
-def _at_owners(
-    work: LayerWork,
-    machine: Machine,
-    crossings: Crossings,
-    channels: int,
-    sms: Split,
-    arrived: Ints,
-    begun: Ints,
-) -> tuple[Ints, Ints]:
+def _at_owners(kernel: NormalKernel, crossings: Crossings, arrived: Ints) -> tuple[Ints, Ints]:
     """Add up what the nodes have of every token: (token,) tasks of warps, and of memory."""
+    work, machine, _, channels, sms, begun = kernel
     costs, nbytes, owner = machine.costs, work.combine_row_bytes, work.source_rank
     nodes = machine.domains.num
     warps = max(FORWARDER_WARPS // nodes, 1) * nodes - NODE_GPUS
     sources = np.bincount(crossings.token, minlength=work.num_tokens)
     adders = sms.channels("deepep-add", channels, on="deepep-nvl-send")
     added = machine.serve(
-        adders[owner, channels_of_tokens(work, channels)],
+        adders[owner, kernel.channel],
         costs.warps_add(sources, nbytes, num_warps=warps, waiting_bytes=0),
         late=costs.warps_add_late(sources, nbytes),
         kind=COMBINE.receive, rank=owner, after=begun[owner],

@@ -22,14 +22,11 @@ from replay.model.machine import rings
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places_in_runs
-from replay.schemes.ep.deepep.crossings import channels_of_tokens
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
-    from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.deepep.configs import Config
+    from replay.model.machine.machine import Ints
+    from replay.schemes.ep.deepep.crossings import NormalKernel
 
 BLOCK_WARPS = 24  # 768 threads
 DISPATCH_UNROLL, COMBINE_UNROLL = 5, 4  # loads of a lane in flight (UNROLLED_WARP_COPY)
@@ -38,27 +35,16 @@ INDEX_BYTES = 4  # source index of a row
 WEIGHT_BYTES = 4
 
 
-def dispatch(
-    work: LayerWork, machine: Machine, config: Config, channels: int, sms: Split, begun: Ints
-) -> Ints:
-    """Add the dispatch kernel: (rank,) marks of its end.
-
-    Parameters
-    ----------
-    config
-        Chunks and rings.
-    channels, sms
-        Channels, and the SMs of the kernel.
-    begun
-        (rank,): the kernel has begun.
-    """
+def dispatch(kernel: NormalKernel) -> Ints:
+    """Add the dispatch kernel: (rank,) marks of its end."""
+    work, machine, config, channels, sms, begun = kernel
     costs, row_bytes, n = machine.costs, work.dispatch_row_bytes, work.num_ranks
     meta = INDEX_BYTES + work.expert_ids.shape[1] * (EXPERT_ID_BYTES + WEIGHT_BYTES)
-    channel = channels_of_tokens(work, channels)
+    channel = kernel.channel
     chunks = rings.cut(work.copy_source, work.copy_rank, channel[work.copy_token], config.chunk)
     # Warps of a group share its rows; every warp looks at all tokens of the channel.
     readers = len(work.copy_token) / max(work.num_tokens, 1)
-    looked_at = _tokens_up_to(work, channels, channel, chunks)
+    looked_at = _tokens_up_to(kernel, chunks)
     a_row = costs.warp_copy(row_bytes, unroll=DISPATCH_UNROLL, readers=readers)
     busy = costs.warp_scan(looked_at * -(-n // BLOCK_WARPS))
     busy += a_row * -(-chunks.rows * n // BLOCK_WARPS)
@@ -84,9 +70,10 @@ def dispatch(
     )
 
 
-def _tokens_up_to(work: LayerWork, channels: int, channel: Ints, chunks: rings.Chunks) -> Ints:
+def _tokens_up_to(kernel: NormalKernel, chunks: rings.Chunks) -> Ints:
     """(chunk,): tokens of the channel looked at from the end of the chunk before to its end."""
-    lane = work.source_rank * channels + channel
+    work = kernel.work
+    lane = work.source_rank * kernel.num_channels + kernel.channel
     place = places_in_runs(lane)
     last = np.zeros(len(chunks), np.int64)
     np.maximum.at(last, chunks.of_row, place[work.copy_token] + 1)
@@ -96,12 +83,11 @@ def _tokens_up_to(work: LayerWork, channels: int, channel: Ints, chunks: rings.C
     return looked_at
 
 
-def combine(
-    work: LayerWork, machine: Machine, config: Config, channels: int, sms: Split, begun: Ints
-) -> Ints:
-    """Add the combine kernel: (rank,) marks of its end; parameters as of `dispatch`."""
+def combine(kernel: NormalKernel) -> Ints:
+    """Add the combine kernel: (rank,) marks of its end."""
+    work, machine, config, channels, sms, begun = kernel
     costs, row_bytes, n = machine.costs, work.combine_row_bytes, work.num_ranks
-    channel = channels_of_tokens(work, channels)
+    channel = kernel.channel
     chunks = rings.cut(work.copy_rank, work.copy_source, channel[work.copy_token], config.chunk)
     meta = INDEX_BYTES + work.expert_ids.shape[1] * WEIGHT_BYTES
     a_row = costs.warp_copy(row_bytes, unroll=COMBINE_UNROLL)

@@ -41,16 +41,16 @@ from replay.model.compute import masked
 from replay.model.compute.casts import cast_received, cast_results
 from replay.model.compute.row_tiles import MASKED_ROWS
 from replay.model.compute.shared import shared_kernels
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.ragged import places
 from replay.schemes.ep import memory
 from replay.schemes.ep.deepep.beside_gemm import send
 from replay.schemes.ep.deepep.buffers import HEADER_BYTES, low_latency_bytes
-from replay.schemes.ep.deepep.flags import Rows, Told, store_flags, store_rows
-from replay.schemes.ep.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
-from replay.schemes.ep.deepep.messages import Messages, blocks_of_tokens
+from replay.schemes.ep.deepep.flags import FlaggedRows, Told, store_flags, store_rows
+from replay.schemes.ep.deepep.grid import HIDDEN_SIZES, Flows, WarpGrid, padded_bytes
+from replay.schemes.ep.deepep.messages import TokenMessages, blocks_of_tokens
 from replay.schemes.ep.facts import FORWARD, Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 MOST_BLOCKS = 64  # blocks of tokens, per rank: what goes to one peer together in the model
 
-SGLANG = "sgl-project/sglang, DeepEP's dispatcher and forward_deepgemm_masked"
-CAST = "topk_ids.to(int64)"
-SIGNALS = "torch.zeros"  # of the signals that GEMM-2 raises
+CAST = Operation("topk_ids.to(int64)", moves="expert ids of 4 and of 8 bytes", source=masked.SGLANG)
+# Of the signals that GEMM-2 raises.
+SIGNALS = Operation("torch.zeros", moves="a signal per block", source=masked.SGLANG)
 SIGNAL_BYTES = 4
 OVERLAP_SMS = 3  # on Hopper (compute_overlap_args)
 GATE_ID_BYTES, EXPERT_ID_BYTES = 4, 8  # SGLang casts expert ids to the type of the kernels
@@ -75,7 +75,6 @@ BULK_UNROLL = 4  # the same for rows that go through shared memory (TMA)
 LOOK_UNROLL = 8  # the same where a block looks for the rows of its experts
 COUNT_NS = 10  # of each expert, its rows counted by all blocks; fitted to 4096/8 up to 16 tokens
 
-MOST_TOPK = 11  # kNumMaxTopK
 MOST_GROUPS = 14  # named barriers of a block
 MOST_TOKENS = 1024  # FINISHED_SUM_TAG; SGLang refuses more
 
@@ -86,27 +85,24 @@ class LowLatencyOptions(Options):
 
     hook: bool = option(
         False,
-        help="Whether dispatch and combine are two kernels each, one that sends and one that "
-        "receives, so that no SM is held between them.",
-        source="return_recv_hook of deepseek-ai/DeepEP, off unless it is asked for",
+        "Whether dispatch and combine are two kernels each, one that sends and one that receives, "
+        "so that no SM is held between them.",
+        "return_recv_hook of deepseek-ai/DeepEP, off unless it is asked for",
     )
     overlap_sms: int = option(
         0,
-        least=0,
+        "SMs of a kernel that sends results while GEMM-2 multiplies on the others, with a hook; 0 "
+        "to send them behind it.",
+        "SGLANG_DEEPEP_LL_COMBINE_SEND_NUM_SMS of sgl-project/sglang, 3 on Hopper where overlap is "
+        "asked for",
         unit="SMs",
-        help="SMs of a kernel that sends results while GEMM-2 multiplies on the others, with a "
-        "hook; 0 to send them behind it.",
-        source="SGLANG_DEEPEP_LL_COMBINE_SEND_NUM_SMS of sgl-project/sglang, 3 on Hopper where "
-        "overlap is asked for",
     )
     max_tokens: int = option(
         128,
-        least=1,
+        "Tokens per rank that the buffers have room for. The kernel that brings scales into order "
+        "passes over all of the room. Layers with more tokens take what they need.",
+        "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK of sgl-project/sglang",
         most=MOST_TOKENS,
-        unit="tokens",
-        help="Tokens per rank that the buffers have room for. The kernel that brings scales into "
-        "order passes over all of the room. Layers with more tokens take what they need.",
-        source="SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK of sgl-project/sglang",
     )
 
 
@@ -126,6 +122,7 @@ class LowLatencyDeepEp(StagedScheme):
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     passes = FORWARD
+    most_topk = 11  # kNumMaxTopK
     releases = "hook"
     interleaves = frozenset({"tbo", "dbo", "sbo"})
     validity = "decoding: up to 1024 tokens a GPU, 11 experts a token"
@@ -134,13 +131,11 @@ class LowLatencyDeepEp(StagedScheme):
     def refuses(self, work: LayerWork) -> str:
         """Say what of a layer the kernels have no code for; empty if nothing."""
         tokens = int(np.diff(work.tokens_of_rank).max(initial=0))
-        topk, hidden = work.expert_ids.shape[1], work.shape.hidden
+        hidden = work.shape.hidden
         if reason := super().refuses(work):
             return reason
         if tokens > MOST_TOKENS:
             return f"its kernels take {MOST_TOKENS} tokens per rank at most, a rank has {tokens}"
-        if topk > MOST_TOPK:
-            return f"its kernels take {MOST_TOPK} experts per token at most, not {topk}"
         if hidden > HIDDEN_SIZES[-1]:
             return f"its kernels take {HIDDEN_SIZES[-1]} values per row at most, not {hidden}"
         if self.options.overlap_sms and work.precision.gemm != "fp8":
@@ -184,25 +179,6 @@ class LowLatencyDeepEp(StagedScheme):
         experts = np.array([len(experts) for experts in work.experts_of_rank], np.int64)
         return experts * self._room(work) * work.num_ranks
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The kernels of DeepEP, one or two each way, and those of SGLang around them."""
-        first, _, second = experts(is_backward=False)
-        scales = Listed(masked.SCALES, moves="scales of all slots, read and written", source=SGLANG)
-        received = ("dispatch, receive", "combine, receive") if self._has_hook else ()
-        signals = (Listed(SIGNALS, moves="a signal per block", source=SGLANG),)
-        return (
-            Listed(CAST, moves="expert ids of 4 and of 8 bytes", source=SGLANG),
-            *kernels("dispatch", *received[:1]),
-            *(signals if self.options.overlap_sms else ()),
-            *layer.received,
-            first,
-            Listed(masked.ACTIVATION, moves="results of GEMM-1, operands of GEMM-2", source=SGLANG),
-            *((scales,) if layer.precision.gemm == "fp8" else ()),
-            second,
-            *layer.results,
-            *kernels("combine", *received[1:]),
-        )
-
     def interleaved(self, kind: Interleave) -> Self:
         """With hooks; with none of its kernels beside another but for a combine beside GEMM-2."""
         if kind == "sbo":
@@ -223,7 +199,7 @@ class LowLatencyDeepEp(StagedScheme):
         rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.for_kernels()
         ready = cast_received(machine, work, rows, received)
         # A group of warps per expert leaves hardly an SM: shared experts run behind the kernel.
-        every = machine.sms.split(f"scheme {self.name!r}", {"blocks": machine.sms.count})
+        every = self.split(machine, blocks=machine.sms.count)
         ready = shared_kernels(machine, work, every, start, ready)
         if self.options.overlap_sms:
             operands = yield masked.masked_operands(
@@ -242,7 +218,7 @@ class LowLatencyDeepEp(StagedScheme):
         lanes, blocks = self._sms(machine, "ll-dispatch", grid)
         begun = machine.kernel(start, "dispatch")
         block = blocks_of_tokens(work, MOST_BLOCKS)
-        messages = Messages(work, work.pair_token, work.pair_rank, block)
+        messages = TokenMessages(work, work.pair_token, work.pair_rank, block)
         row = padded_bytes(work.dispatch_row_bytes, work.shape.hidden) + HEADER_BYTES
         ready = self._cast(work, machine, blocks, messages, block, row, begun)
         owner = np.arange(len(ready)) // messages.num_blocks
@@ -250,7 +226,7 @@ class LowLatencyDeepEp(StagedScheme):
         pair_src, pair_dst = np.divmod(np.arange(n * n), n)
         told = store_rows(
             machine, DISPATCH,
-            Rows(
+            FlaggedRows(
                 src, dst, messages.rows, ready[src * messages.num_blocks + messages.block],
                 group=src * n + dst,
             ),
@@ -278,7 +254,7 @@ class LowLatencyDeepEp(StagedScheme):
         return self._pack(machine, grid, flows, lanes, row, seen, met)
 
     def _cast(
-        self, work: LayerWork, machine: Machine, blocks: Ints, messages: Messages, block: Ints,
+        self, work: LayerWork, machine: Machine, blocks: Ints, messages: TokenMessages, block: Ints,
         row: int, begun: Ints,
     ) -> Ints:  # fmt: skip
         """Cast and copy tokens on the SMs: (rank x block,) marks when rows of a block can leave."""
@@ -295,7 +271,7 @@ class LowLatencyDeepEp(StagedScheme):
         staged = machine.stream(DISPATCH.memory, moved, owner, begun[owner])
         return machine.join(sent, source * messages.num_blocks + block, owner, staged)
 
-    def _looked(self, work: LayerWork, machine: Machine, grid: Grid, begun: Ints) -> Ints:
+    def _looked(self, work: LayerWork, machine: Machine, grid: WarpGrid, begun: Ints) -> Ints:
         """(rank,) tasks when each block knows the counts of its experts.
 
         One warp of every block looks at all choices. That of the first SM first clears the signals
@@ -308,7 +284,7 @@ class LowLatencyDeepEp(StagedScheme):
         return machine.delay(DISPATCH.sync, clearing + looking, begun)
 
     def _pack(
-        self, machine: Machine, grid: Grid, flows: Flows, lanes: Ints, row: int, seen: Ints,
+        self, machine: Machine, grid: WarpGrid, flows: Flows, lanes: Ints, row: int, seen: Ints,
         met: Ints,
     ) -> Ints:  # fmt: skip
         """Copy rows to where the GEMM reads them: (rank,) marks of the end."""
@@ -354,7 +330,7 @@ class LowLatencyDeepEp(StagedScheme):
         """
         grid, costs, num_sms = self._grid(work, machine), machine.costs, self.options.overlap_sms
         shares = {"overlap_sms": num_sms}
-        split = machine.sms.split(f"scheme {self.name!r}", shares, rest="multiply")
+        split = self.split(machine, rest="multiply", **shares)
         pool = split.pool("sm-beside-combine", split.left)
         sms = split.channels("ll-combine-beside", num_sms)
         gemm = masked.signalling_kernel(machine, work, pool, start, split.left)
@@ -376,8 +352,9 @@ class LowLatencyDeepEp(StagedScheme):
         return self._receive(work, machine, blocks, row, flows, seen, sent)
 
     def _send(
-        self, work: LayerWork, machine: Machine, rows: Rows, row: int, of_group: Ints, begun: Ints
-    ) -> Told:
+        self, work: LayerWork, machine: Machine, rows: FlaggedRows, row: int, of_group: Ints,
+        begun: Ints,
+    ) -> Told:  # fmt: skip
         """Send rows of groups of ranks `of_group` (group,); signals are cleared meanwhile."""
         cleared = machine.delay(COMBINE.sync, machine.costs.memory_load(), begun)
         return store_rows(
@@ -401,8 +378,8 @@ class LowLatencyDeepEp(StagedScheme):
         return self._add(work, machine, blocks, row, together)
 
     def _copy(
-        self, machine: Machine, grid: Grid, flows: Flows, lanes: Ints, row: int, begun: Ints
-    ) -> Rows:
+        self, machine: Machine, grid: WarpGrid, flows: Flows, lanes: Ints, row: int, begun: Ints
+    ) -> FlaggedRows:
         """Copy rows on the SMs: messages that may leave.
 
         The warps of a group copy a row each, at the same time. The first rows are through after the
@@ -424,7 +401,7 @@ class LowLatencyDeepEp(StagedScheme):
         ready = machine.mark(src, copied[src * turns + turn])
         machine.order(stored, ready)
         machine.order(read, ready)
-        return Rows(src, dst, pieces.rows, ready, group=pieces.flow)
+        return FlaggedRows(src, dst, pieces.rows, ready, group=pieces.flow)
 
     def _add(
         self, work: LayerWork, machine: Machine, blocks: Ints, row: int, together: Ints
@@ -459,7 +436,7 @@ class LowLatencyDeepEp(StagedScheme):
         experts = np.array([len(experts) for experts in work.experts_of_rank], np.int64)
         return SIGNAL_BYTES * experts * -(-rows // MASKED_ROWS[0])
 
-    def _grid(self, work: LayerWork, machine: Machine) -> Grid:
+    def _grid(self, work: LayerWork, machine: Machine) -> WarpGrid:
         """Grid of either kernel.
 
         Raises
@@ -467,7 +444,7 @@ class LowLatencyDeepEp(StagedScheme):
         UserError
             If the GPU's blocks cannot serve so many experts.
         """
-        grid = Grid.of(work, machine)
+        grid = WarpGrid.of(work, machine)
         if grid.groups > MOST_GROUPS:
             message = (
                 f"scheme {self.name!r}: {grid.experts * work.num_ranks} experts on "
@@ -476,8 +453,8 @@ class LowLatencyDeepEp(StagedScheme):
             raise UserError(message)
         return grid
 
-    def _sms(self, machine: Machine, group: str, grid: Grid) -> tuple[Ints, Ints]:
+    def _sms(self, machine: Machine, group: str, grid: WarpGrid) -> tuple[Ints, Ints]:
         """(rank, SM, group) groups of warps, and (rank, SM) whole blocks, of the same SMs."""
-        split = machine.sms.split(f"scheme {self.name!r}", {})
+        split = self.split(machine)
         lanes = split.warp_lanes(group, grid.num_sms, grid.groups)
         return lanes, split.channels(f"{group}-block", grid.num_sms, on=group)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NODE_GPUS = 8  # GPUs of a node that DeepEP is compiled for (NUM_MAX_NVL_PEERS)
 
 
-class Messages:
+class TokenMessages:
     """Rows between ranks, cut into blocks of consecutive tokens of their owner.
 
     Attributes

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,20 +46,18 @@ from replay.schemes.ep.deepep import (
 )
 from replay.schemes.ep.deepep.buffers import VLLM_BYTES, rdma_ring_bytes, ring_bytes
 from replay.schemes.ep.deepep.configs import NODES, Config, asked, shipped
-from replay.schemes.ep.deepep.crossings import Crossings
+from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel
 from replay.schemes.ep.deepep.intranode import INDEX_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.ep.deepep.stack import STACKS
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -68,76 +66,50 @@ BARE = "bare"  # the stack that is nobody's
 LEAST_BETWEEN = 4  # SMs: the notify kernel has blocks for three things
 
 
+def _shipped(help: str) -> Any:
+    return option(
+        0,
+        f"{help} 0 takes what DeepEP ships for the group size.",
+        "deepseek-ai/DeepEP, the configurations it ships",
+        unit="tokens",
+    )
+
+
 @dataclass(frozen=True)
 class DeepEpOptions(Options):
     """Options of the normal kernels and of the experts' GEMMs behind them."""
 
     num_sms: int = option(
         24,
+        "SMs of the dispatch kernel and of the combine kernel. Half of them send.",
+        "default of DeepEP's published tables",
         least=2,
         multiple_of=2,
-        help="SMs of the dispatch kernel and of the combine kernel. Half of them send.",
-        source="default of DeepEP's published tables",
     )
-    dispatch_chunk: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens in a chunk of the dispatch. 0 takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
+    dispatch_chunk: int = _shipped("Tokens in a chunk of the dispatch.")
+    combine_chunk: int = _shipped("Tokens in a chunk of the combine.")
+    ring_tokens: int = _shipped("Tokens in a ring.")
+    rdma_dispatch_chunk: int = _shipped(
+        "Tokens that go to a node at once in the dispatch, where there are several nodes."
     )
-    combine_chunk: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens in a chunk of the combine. 0 takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
-    ring_tokens: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens in a ring. 0 takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
-    rdma_dispatch_chunk: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens that go to a node at once in the dispatch, where there are several nodes. 0 "
-        "takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
-    rdma_combine_chunk: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="The same in the combine.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
-    rdma_ring_tokens: int = option(
-        0,
-        least=0,
-        unit="tokens",
-        help="Tokens in a ring between nodes. 0 takes what DeepEP ships for the group size.",
-        source="deepseek-ai/DeepEP, the configurations it ships",
-    )
+    rdma_combine_chunk: int = _shipped("The same in the combine.")
+    rdma_ring_tokens: int = _shipped("Tokens in a ring between nodes.")
     cached_layout: bool = option(
         False,
-        help="Whether layout and counts are known from before, as in a backward pass or with "
-        "repeated routing. Then only the barriers remain.",
-        source="a layer whose routing is new",
+        "Whether layout and counts are known from before, as in a backward pass or with repeated "
+        "routing. Then only the barriers remain.",
+        "a layer whose routing is new",
     )
     stack: str = option(
         "vllm",
+        "Whose kernels stand around DeepEP's and the grouped GEMMs; `schemes/ep/deepep/LAYER.md` "
+        "lists them. sglang and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring "
+        "indices and scales along; vllm marks the padding, so that it is not multiplied. bare only "
+        "casts, copies and adds rows, and pads nothing. Gradients, which neither engine knows, "
+        "always take bare.",
+        "sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a baseline has "
+        "its better engine",
         choices=(*STACKS, BARE),
-        help="Whose kernels stand around DeepEP's and the grouped GEMMs; "
-        "`schemes/ep/deepep/LAYER.md` lists them. sglang and vllm cast rows, pad each expert to "
-        "DeepGEMM's 128 rows, and bring indices and scales along; vllm marks the padding, "
-        "so that it is not multiplied. bare only casts, copies and adds rows, and pads nothing. "
-        "Gradients, which neither engine knows, always take bare.",
-        source="sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a "
-        "baseline has its better engine",
     )
 
 
@@ -237,29 +209,6 @@ class DeepEp(StagedScheme):
             quantises_apart=engine is STACKS["sglang"],
         )  # fmt: skip
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The engine's kernels; layout and notify with its wait, unless known; DeepEP's."""
-        known = self.options.cached_layout or layer.is_backward
-        dispatch = (
-            kernels(notify.CACHED_NOTIFY, "dispatch")
-            if known
-            else (*kernels("layout", "notify"), Listed("counts to the host", 0), Listed("dispatch"))
-        )
-        combine = kernels(notify.COMBINE_NOTIFY, "combine")
-        engine = self._engine(layer)
-        if engine is not None:
-            before, around, after = stack.listed(engine, layer)
-            return (*before, *dispatch, *around, *combine, *after)
-        return (
-            *layer.tokens,
-            *dispatch,
-            *layer.received,
-            Listed("permute", moves="received copies, a row for each of their experts"),
-            *experts(is_backward=layer.is_backward),
-            Listed("unpermute", moves="every result, their sums by GPU"),
-            *combine,
-        )
-
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add the stack's kernels, dispatch, experts and combine."""
         beyond = work.num_ranks - NODE_GPUS
@@ -269,14 +218,14 @@ class DeepEp(StagedScheme):
         engine = self._engine(work)
         if engine is None:
             return (yield from self._bare(work, machine, pool, start))
-        shared = shared_before_wait(machine, work, self._sms(machine), start)
-        cast = yield stack.run(engine.before_dispatch, work, machine, start)
+        shared = shared_before_wait(machine, work, self.split(machine, "num_sms"), start)
+        cast = yield stack.run(engine, engine.before_dispatch, work, machine, start)
         received = yield self.dispatch(work, machine, cast)
         added = yield stack.experts(engine, work, machine, pool, shared(received))
         combined = yield self.combine(work, machine, added)
-        return stack.run(engine.after_combine, work, machine, combined)
+        return stack.run(engine, engine.after_combine, work, machine, combined)
 
-    def _engine(self, layer: LayerWork | Outline) -> stack.Stack | None:
+    def _engine(self, layer: LayerWork) -> stack.EngineStack | None:
         """Kernels of the engine that runs the layer; None where none does."""
         if self.options.stack == BARE or layer.is_backward:
             return None
@@ -287,16 +236,20 @@ class DeepEp(StagedScheme):
         operand, b_c = work.operand_row_bytes, work.combine_row_bytes
         copies = work.matrix("copies").sum(axis=0)
         rows = work.matrix("pairs").sum(axis=0)
-        shared = shared_before_wait(machine, work, self._sms(machine), start)
+        shared = shared_before_wait(machine, work, self.split(machine, "num_sms"), start)
         cast = yield cast_before_dispatch(machine, work, start)
         received = yield self.dispatch(work, machine, cast)
         received = cast_received(machine, work, copies, received)
         moved = MemoryTraffic(copies * operand, rows * operand, rows)
-        permuted = machine.memory_kernel(Kind.PERMUTE, moved, received)
+        permuted = machine.memory_kernel(
+            Kind.PERMUTE, moved, received, moves="received copies, a row for each of their experts"
+        )
         done = separate_kernels(machine, work, pool, shared(permuted))
         # The caller adds the rows of its own experts, so that one row per (token, GPU) returns.
         added = MemoryTraffic(rows * b_c, copies * b_c)
-        reduced = yield machine.memory_kernel(Kind.UNPERMUTE, added, done)
+        reduced = yield machine.memory_kernel(
+            Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU"
+        )
         return (yield self.combine(work, machine, reduced))
 
     def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
@@ -311,9 +264,8 @@ class DeepEp(StagedScheme):
 
     def dispatch_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Add the dispatch kernel alone, once it runs: (rank,) marks of its end."""
-        kernel = intranode.dispatch if machine.num_domains == 1 else internode.dispatch
-        config, _ = self._configs(work.num_ranks, machine.num_domains)
-        return kernel(work, machine, config, self.options.num_sms // 2, self._sms(machine), begun)
+        dispatch = intranode.dispatch if machine.num_domains == 1 else internode.dispatch
+        return dispatch(self._kernel(work, machine, begun, is_combine=False))
 
     def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add notify and combine kernels: (rank,) marks of the end."""
@@ -327,13 +279,15 @@ class DeepEp(StagedScheme):
 
     def combine_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Add the combine kernel alone, once it runs: (rank,) marks of its end."""
-        kernel = intranode.combine if machine.num_domains == 1 else internode_combine.combine
-        _, config = self._configs(work.num_ranks, machine.num_domains)
-        return kernel(work, machine, config, self.options.num_sms // 2, self._sms(machine), begun)
+        combine = intranode.combine if machine.num_domains == 1 else internode_combine.combine
+        return combine(self._kernel(work, machine, begun, is_combine=True))
 
-    def _sms(self, machine: Machine) -> Split:
-        """SMs of one of the two kernels, which follow one another."""
-        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
+    def _kernel(
+        self, work: LayerWork, machine: Machine, begun: Ints, *, is_combine: bool
+    ) -> NormalKernel:
+        config = self._configs(work.num_ranks, machine.num_domains)[is_combine]
+        sms = self.split(machine, "num_sms")
+        return NormalKernel(work, machine, config, self.options.num_sms // 2, sms, begun)
 
     def _configs(self, num_ranks: int, nodes: int) -> tuple[Config, Config]:
         """Chunks and rings of the dispatch and of the combine."""

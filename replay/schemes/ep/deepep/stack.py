@@ -1,9 +1,9 @@
 """The kernels beside DeepEP's own that make up a layer, as serving engines launch them.
 
 One row per kernel, in the order of its launch, with what it reads and writes: ``"pairs row"`` is
-one dispatched row for each (token, expert) of the GPU. `Sizes` says what the words stand for. The
-GEMMs and DeepEP's kernels stand between the lists. LAYER.md, beside this file, prints the list with
-bytes and times for one layer and compares it with a published profile.
+one dispatched row for each (token, expert) of the GPU. `StackSizes` says what the words stand for.
+The GEMMs and DeepEP's kernels stand between the lists. LAYER.md, beside this file, prints the list
+with bytes and times for one layer and compares it with a published profile.
 
 Source: sgl-project/sglang, ``layers/moe/token_dispatcher/deepep.py`` (cast, dispatch),
 ``layers/moe/moe_runner/deep_gemm.py`` and ``layers/moe/ep_moe/kernels.py`` (everything between).
@@ -23,23 +23,21 @@ from replay.model.compute.casts import cast_received
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.row_tiles import padded_rows
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import SCALE_BLOCK
-from replay.schemes.ep import software
-from replay.schemes.ep.software import Listed
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
     from replay.model.work.precision import Precision
-    from replay.schemes.ep.software import Outline
 
 BF16_BYTES, FLOAT_BYTES, INT_BYTES, LONG_BYTES = 2, 4, 4, 8
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StackSizes:
     """What the words of the lists stand for on each GPU.
 
     Attributes
@@ -79,7 +77,7 @@ class Sizes:
     place: int = INT_BYTES
 
     @classmethod
-    def of(cls, work: LayerWork) -> Sizes:
+    def of(cls, work: LayerWork) -> StackSizes:
         """Count them for a layer."""
         shape, topk, value = work.shape, work.expert_ids.shape[1], work.precision.operand_bytes
         product_scales = FLOAT_BYTES * -(-shape.intermediate // SCALE_BLOCK)
@@ -128,7 +126,7 @@ class StackKernel:
     kind
         What it counts as.
     reads, writes
-        In words, which `Sizes` explains.
+        In words, which `StackSizes` explains.
     fp8
         What has to be FP8 for the kernel to be there: rows of the ``"dispatch"``, or what the
         ``"gemm"`` reads; it is always there if empty.
@@ -146,7 +144,7 @@ class StackKernel:
 
     @property
     def moves(self) -> str:
-        """What it reads and writes, as a formula in the words of `Sizes`."""
+        """What it reads and writes, as a formula in the words of `StackSizes`."""
         reads, writes = (
             " + ".join(words.replace(" ", " x ") for words in of) or "nothing"
             for of in (self.reads, self.writes)
@@ -157,11 +155,11 @@ class StackKernel:
         """Whether a layer of these number types has it."""
         return not self.fp8 or getattr(types, self.fp8) == "fp8"
 
-    def nbytes(self, sizes: Sizes) -> Ints:
+    def nbytes(self, sizes: StackSizes) -> Ints:
         """(rank,): bytes read plus bytes written."""
         return sizes.nbytes(self.reads + self.writes)
 
-    def traffic(self, sizes: Sizes) -> Ints | MemoryTraffic:
+    def traffic(self, sizes: StackSizes) -> Ints | MemoryTraffic:
         """(rank,): what it reads and writes; activations stream both ways."""
         if self.kind == Kind.ACTIVATION:
             return self.nbytes(sizes)
@@ -169,8 +167,11 @@ class StackKernel:
         return MemoryTraffic(sizes.nbytes(self.reads), sizes.nbytes(self.writes), rows)
 
 
+KernelList = tuple[StackKernel, ...]
+
+
 @dataclass(frozen=True)
-class Stack:
+class EngineStack:
     """Kernels of one engine between a layer's routing and its result.
 
     Attributes
@@ -186,11 +187,11 @@ class Stack:
 
     source: str
     layout: str
-    before_dispatch: tuple[StackKernel, ...]
-    before_experts: tuple[StackKernel, ...]
-    between: tuple[StackKernel, ...]
-    after_experts: tuple[StackKernel, ...]
-    after_combine: tuple[StackKernel, ...] = ()
+    before_dispatch: KernelList
+    before_experts: KernelList
+    between: KernelList
+    after_experts: KernelList
+    after_combine: KernelList = ()
 
 
 CAST = StackKernel(
@@ -217,7 +218,7 @@ REDUCE = StackKernel(
     ("copies ids", "copies weights", "copies places", "pairs result"), ("copies result",),
 )  # fmt: skip
 
-SGLANG = Stack(
+SGLANG = EngineStack(
     source="sgl-project/sglang",
     layout="contiguous",
     before_dispatch=(
@@ -244,7 +245,7 @@ SGLANG = Stack(
     ),
     after_experts=(REDUCE,),
 )  # fmt: skip
-VLLM = Stack(
+VLLM = EngineStack(
     source="vllm-project/vllm",
     layout="skipped",
     before_dispatch=(CAST,),
@@ -284,44 +285,29 @@ VLLM = Stack(
 STACKS = {"sglang": SGLANG, "vllm": VLLM}
 
 
-def listed(engine: Stack, layer: Outline) -> tuple[tuple[Listed, ...], ...]:
-    """List its kernels before the dispatch, from there to the combine, and after that."""
-
-    def those(kernels: tuple[StackKernel, ...]) -> tuple[Listed, ...]:
-        return tuple(
-            Listed(kernel.name, moves=kernel.moves, source=engine.source)
-            for kernel in kernels
-            if kernel.is_there(layer.precision)
-        )
-
-    first, _, second = software.experts(is_backward=False)
-    around = (
-        *layer.received,
-        *those(engine.before_experts),
-        first,
-        *those(engine.between),
-        second,
-        *those(engine.after_experts),
-    )
-    return those(engine.before_dispatch), around, those(engine.after_combine)
-
-
-def run(kernels: tuple[StackKernel, ...], work: LayerWork, machine: Machine, after: Ints) -> Ints:
-    """Run kernels one after the other: (rank,) tasks of the last one's end."""
-    sizes = Sizes.of(work)
+def run(
+    engine: EngineStack,
+    kernels: KernelList,
+    work: LayerWork,
+    machine: Machine,
+    after: Ints,
+) -> Ints:
+    """Run kernels of an engine one after the other: (rank,) tasks of the last one's end."""
+    sizes = StackSizes.of(work)
     for kernel in kernels:
         if kernel.is_there(work.precision):
             traffic = kernel.traffic(sizes)
-            after = machine.memory_kernel(kernel.kind, traffic, after, kernel.name)
+            what = Operation(kernel.name, 1, kernel.moves, engine.source)
+            after = machine.memory_kernel(kernel.kind, traffic, after, what)
     return after
 
 
-def experts(stack: Stack, work: LayerWork, machine: Machine, pool: Ints, after: Ints) -> Ints:
+def experts(stack: EngineStack, work: LayerWork, machine: Machine, pool: Ints, after: Ints) -> Ints:
     """Run everything from the dispatch to the combine: (rank,) tasks of its end."""
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
-    operands = cast_received(machine, work, Sizes.of(work).copies, after)
-    ready = run(stack.before_experts, work, machine, operands)
+    operands = cast_received(machine, work, StackSizes.of(work).copies, after)
+    ready = run(stack, stack.before_experts, work, machine, operands)
     done = gemm_kernel(machine, work, first, pool, ready, layout=stack.layout).end
-    done = run(stack.between, work, machine, done)
+    done = run(stack, stack.between, work, machine, done)
     done = gemm_kernel(machine, work, second, pool, done, layout=stack.layout).end
-    return run(stack.after_experts, work, machine, done)
+    return run(stack, stack.after_experts, work, machine, done)

@@ -34,47 +34,44 @@ class RowOptions(Options):
     )
     combine_sms: int = option(
         8,
-        least=1,
-        help="SMs that pull rows. In the fused variants the GEMMs have the SMs that are left.",
-        source="assumed; the paper gives no numbers",
+        "SMs that pull rows. In the fused variants the GEMMs have the SMs that are left.",
+        "assumed; the paper gives no numbers",
     )
     segment_packets: int = option(
         0,
-        least=0,
-        unit="packets",
-        help="Packets of a row that are one message; 0 takes all of them. Rows that travel at the "
-        "same time mix at this grain, which decides what the AL-TLB and the reduction buffer see.",
-        source="chosen for the model",
+        "Packets of a row that are one message; 0 takes all of them. Rows that travel at the same "
+        "time mix at this grain, which decides what the AL-TLB and the reduction buffer see.",
+        "chosen for the model",
     )
     gate_weights: str = option(
         "packets",
+        "How gate weights reach the experts, whose GEMM-2 applies them. packets: behind each row, "
+        "4 bytes for each of its experts, and 2 of the expert's id where no list of the switch "
+        "names it. free: at no cost.",
+        f"assumed; {PAPER} applies weights in GEMM-2's epilogue and does not say how they get "
+        "there",
         choices=("packets", "free"),
-        help="How gate weights reach the experts, whose GEMM-2 applies them. packets: behind each "
-        "row, 4 bytes for each of its experts, and 2 of the expert's id where no list of the "
-        "switch names it. free: at no cost.",
-        source=f"assumed; {PAPER} applies weights in GEMM-2's epilogue and does not say how they "
-        "get there",
     )
     answers: str = option(
         "gpu",
+        "Whether a GPU that hosts several experts of a token answers with their sum (gpu), which "
+        "its hub makes at no cost, or for each (expert).",
+        "assumed; the paper does not state it",
         choices=("gpu", "expert"),
-        help="Whether a GPU that hosts several experts of a token answers with their sum (gpu), "
-        "which its hub makes at no cost, or for each (expert).",
-        source="assumed; the paper does not state it",
     )
     results: str = option(
         "memory",
+        "Where a GPU finds the results that it answers with. memory: each row is read from device "
+        "memory, as COMET's is. cache: in the L2 cache, where tiles have left them.",
+        f"{PAPER} does not state it; a token is complete when its last expert is, by when its "
+        "first row has left a cache of 50 MB",
         choices=("memory", "cache"),
-        help="Where a GPU finds the results that it answers with. memory: each row is read from "
-        "device memory, as COMET's is. cache: in the L2 cache, where tiles have left them.",
-        source=f"{PAPER} does not state it; a token is complete when its last expert is, by when "
-        "its first row has left a cache of 50 MB",
     )
     tlb_entries: int = option(
         512,
+        "Entries of the AL-TLB, one for each (token, expert); 0 is an ideal one.",
+        f"{PAPER} section IV-C",
         least=0,
-        help="Entries of the AL-TLB, one for each (token, expert); 0 is an ideal one.",
-        source=f"{PAPER} section IV-C",
     )
 
 
@@ -85,55 +82,53 @@ class SwitchOptions(RowOptions):
     dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")
     addressing: str = option(
         "dynamic",
-        choices=("dynamic", "explicit", "free"),
-        help="How packets name their targets. dynamic: packets list experts, eight to a flit, and "
-        "the switch finds the ports. explicit: packets carry an address for each GPU, one flit for "
+        "How packets name their targets. dynamic: packets list experts, eight to a flit, and the "
+        "switch finds the ports. explicit: packets carry an address for each GPU, one flit for "
         "each beyond the first, both on the way to the switch and in what answers. free: names "
         "cost nothing, the paper's ideal.",
-        source=f"{PAPER} sections III-A and III-B",
+        f"{PAPER} sections III-A and III-B",
+        choices=("dynamic", "explicit", "free"),
     )
     target_lists: str = option(
         "trimmed",
-        choices=("trimmed", "kept", "stripped"),
-        help="What of a dynamic list goes on to a target: the experts of that GPU (trimmed), all "
+        "What of a dynamic list goes on to a target: the experts of that GPU (trimmed), all "
         "(kept), or nothing (stripped).",
-        source=f"{PAPER} section III-B",
+        f"{PAPER} section III-B",
+        choices=("trimmed", "kept", "stripped"),
     )
     loopback: bool = option(
         False,
-        help="Whether the copy and the rows of the own GPU pass through the switch too.",
-        source="assumed; the paper does not state it",
+        "Whether the copy and the rows of the own GPU pass through the switch too.",
+        "assumed; the paper does not state it",
     )
     port_rate: str = option(
         "multimem",
+        "Rate of a port under packets that the switch copies or adds up. multimem: what is left of "
+        "it for NVLS on today's hardware (`switch.multimem_efficiency`). line: all of it, as the "
+        "paper's simulated switch has.",
+        "assumed: as NVLS; no such switch has been measured",
         choices=("multimem", "line"),
-        help="Rate of a port under packets that the switch copies or adds up. multimem: what is "
-        "left of it for NVLS on today's hardware (`switch.multimem_efficiency`). line: all of it, "
-        "as the paper's simulated switch has.",
-        source="assumed: as NVLS; no such switch has been measured",
     )
     reduction: str = option(
         "evict",
+        "What a full reduction buffer does. evict sends a partial sum early; wait lets requests "
+        "wait until there is room.",
+        f"{PAPER} section III-C",
         choices=("evict", "wait"),
-        help="What a full reduction buffer does. evict sends a partial sum early; wait lets "
-        "requests wait until there is room.",
-        source=f"{PAPER} section III-C",
     )
     reduction_timeout_ns: int = option(
         0,
-        least=0,
-        unit="ns",
-        help="For how long after its last part a sum is not evicted, if anything is.",
-        source="assumed; the paper does not state it",
+        "For how long after its last part a sum is not evicted, if anything is.",
+        "assumed; the paper does not state it",
     )
     multimem_queue: int = option(
         32,
+        "Entries of an SM's MultimemQ. A packet holds one from its issue until it has left; 0 is "
+        "any number. The queue holds at least one message, the model's grain, beside the one that "
+        "is being issued.",
+        f"{PAPER} section III-B",
         least=0,
         unit="packets",
-        help="Entries of an SM's MultimemQ. A packet holds one from its issue until it has left; 0 "
-        "is any number. The queue holds at least one message, the model's grain, beside the one "
-        "that is being issued.",
-        source=f"{PAPER} section III-B",
     )
 
 
@@ -143,41 +138,35 @@ class TileOptions(RowOptions):
 
     slots: str = option(
         "arrival",
+        "How rows get their slots in the tiles. arrival takes the first free slot, as proposed; "
+        "source fixes slots beforehand in order of source and token, as software would.",
+        f"{PAPER}, the proposal",
         choices=("arrival", "source"),
-        help="How rows get their slots in the tiles. arrival takes the first free slot, as "
-        "proposed; source fixes slots beforehand in order of source and token, as software would.",
-        source=f"{PAPER}, the proposal",
     )
     tile_order: str = option(
         "arrival",
-        choices=TILE_ORDERS,
-        help="Which ready tile goes first. arrival takes tiles as they became ready; expert takes "
-        "the lowest expert, so that its tiles find weights in the L2 cache; unit:N goes through "
-        "units of N row tiles of an expert column by column, with +N the second GEMM so many units "
+        "Which ready tile goes first. arrival takes tiles as they became ready; expert takes the "
+        "lowest expert, so that its tiles find weights in the L2 cache; unit:N goes through units "
+        "of N row tiles of an expert column by column, with +N the second GEMM so many units "
         "later; waves:N takes so many experts at a time.",
-        source=f"{PAPER} section IV: tiles are paced by tokens, and a row of tiles goes when 128 "
-        "tokens have arrived; which of several goes first it does not say",
+        f"{PAPER} section IV: tiles are paced by tokens, and a row of tiles goes when 128 tokens "
+        "have arrived; which of several goes first it does not say",
+        choices=TILE_ORDERS,
     )
-    tile_rows: int = option(
-        128,
-        least=1,
-        unit="rows",
-        help="Rows of a tile.",
-        source=f"{PAPER} section IV-B",
-    )
+    tile_rows: int = option(128, "Rows of a tile.", f"{PAPER} section IV-B")
     tile_entries: int = option(
         1024,
+        "Entries of the Tile-Status table. What does not fit lies in DRAM; 0 is as many as are "
+        "needed.",
+        f"{PAPER} section IV-C",
         least=0,
-        help="Entries of the Tile-Status table. What does not fit lies in DRAM; 0 is as many as "
-        "are needed.",
-        source=f"{PAPER} section IV-C",
     )
     readiness_entries: int = option(
         1024,
+        "Entries of the Output-Readiness table. What does not fit lies in DRAM; 0 is as many as "
+        "are needed.",
+        f"{PAPER} section IV-C",
         least=0,
-        help="Entries of the Output-Readiness table. What does not fit lies in DRAM; 0 is as many "
-        "as are needed.",
-        source=f"{PAPER} section IV-C",
     )
 
 
@@ -187,9 +176,8 @@ class FusedOptions(TileOptions):
 
     gemm2_sms: int = option(
         0,
-        least=0,
-        help="SMs of the second GEMM. 0 lets both GEMMs share all SMs that do not move rows.",
-        source="assumed; the paper gives no numbers",
+        "SMs of the second GEMM. 0 lets both GEMMs share all SMs that do not move rows.",
+        "assumed; the paper gives no numbers",
     )
 
 

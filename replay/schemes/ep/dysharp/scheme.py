@@ -50,7 +50,6 @@ from replay.schemes.ep.dysharp.pull import Pull
 from replay.schemes.ep.dysharp.push import Push
 from replay.schemes.ep.dysharp.units import Units
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts, kernels
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -86,6 +85,7 @@ class DySharp(Scheme):
 
     source = "arXiv 2605.05607 sections III-IV"
     network = "node"
+    full_nodes = "rows go to the GPU of the own index in others"
     validity = "simulated: 32 GPUs like those of a GH200 NVL32"
 
     def __init__(
@@ -138,25 +138,6 @@ class DySharp(Scheme):
             Buffer("tokens of slots", received * SLOT_BYTES),
             *cast,
         )
-
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Domains of which some GPUs have no peers in others."""
-        domains = Domains(system.fabric, work.num_ranks)
-        if domains.even:
-            return super().refuses_on(work, system)
-        return (
-            f"its rows go to the GPU of the own index in other domains, and {work.num_ranks} ranks "
-            f"do not fill domains of {domains.size}"
-        )
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """One kernel, two, or one after the other, as `fusion` says."""
-        if self.fusion == "layer":
-            return kernels("layer")
-        if self.two_kernels:
-            return kernels("dispatch and gemm1", "gemm2 and combine")
-        experts_kernels = experts(is_backward=layer.is_backward)
-        return (*kernels("dispatch"), *layer.received, *experts_kernels, *kernels("combine"))
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the fused kernel, two of them, or kernels one after the other."""
@@ -211,23 +192,13 @@ class DySharp(Scheme):
         """SMs of the kernel that dispatches and of the one that combines; they may be the same."""
         if self.two_kernels:
             return self._in_turn(machine, rest="multiply")
-        shares = {
-            name: getattr(self.options, name)
-            for name in ("dispatch_sms", "combine_sms", "gemm2_sms")
-        }
-        kernel = machine.sms.split(f"scheme {self.name!r}", shares, rest="multiply")
+        kernel = self.split(machine, "dispatch_sms", "combine_sms", "gemm2_sms", rest="multiply")
         return kernel, kernel
 
     def _in_turn(self, machine: Machine, *, rest: str = "") -> tuple[Split, Split]:
         """SMs of two kernels of which one follows the other, those that move rows by option."""
-        dispatch, combine = (
-            machine.sms.split(f"scheme {self.name!r}", {name: sms}, rest=rest)
-            for name, sms in (
-                ("dispatch_sms", self.options.dispatch_sms),
-                ("combine_sms", self.options.combine_sms),
-            )
-        )
-        return dispatch, combine
+        dispatch = self.split(machine, "dispatch_sms", rest=rest)
+        return dispatch, self.split(machine, "combine_sms", rest=rest)
 
     def _pools(self, kernels: tuple[Split, Split]) -> tuple[Ints, Ints, int]:
         """SMs of the two GEMMs, which may be the same, and how many the first has."""

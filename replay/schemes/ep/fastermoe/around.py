@@ -15,84 +15,73 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.collectives import point_to_point
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.schemes.ep.software import Listed
 
 if TYPE_CHECKING:
-    from replay.model.collectives.pair_rules import PairRules
+    from collections.abc import Callable
+
+    from replay.model.collectives.point_to_point import Exchanged
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.software import Outline
 
 NUMBER_BYTES = 8  # ids, counts and positions are int64
 WEIGHT_BYTES = 4
 
-COUNT = Listed("counts of experts", 3, "ids of experts")
-EXCHANGE = Listed("exchange of counts", moves="a count for each expert")
-OFFSETS = Listed("offsets of experts", 2)
-OFFSETS_KNOWN = Listed("offsets to the host", 0)
-POSITIONS = Listed("positions", moves="ids of experts, a position for each")
-TO_RECEIVE = Listed("rows to receive", 2)
-RECEIVED_KNOWN = Listed("rows to the host", 0)
-COUNTS_KNOWN = Listed("counts to the host", 0)
+COUNT = Operation("counts of experts", 3, "ids of experts")
+EXCHANGE = Operation("exchange of counts", moves="a count for each expert")
+OFFSETS = Operation("offsets of experts", 2)
+OFFSETS_KNOWN, RECEIVED_KNOWN = "offsets to the host", "rows to the host"
+COUNTS_KNOWN = "counts to the host"
+POSITIONS = Operation("positions", moves="ids of experts, a position for each")
+TO_RECEIVE = Operation("rows to receive", 2)
 NUM_COPIES = 3  # counts to send, to receive, and by expert, one after the other
 
-TOKENS_OF = Listed("tokens of positions", moves="positions")
-SCATTER = Listed("scatter", moves="a token's row for each of its experts")
-ZEROES = Listed("buffers of zeroes", 3, "rows to receive, results of them, rows that come back")
-SCATTERED = Listed("rows are scattered", 0)
-COME_BACK = Listed("results are back", 0)
-GATHER_ZEROES = Listed("zeroes", moves="what rows are gathered into")
-GATHER = Listed("gather", moves="every row, into the order of tokens")
-WEIGHTED = Listed("weighted sum", moves="rows of a token's experts, their sum")
-GRADIENTS = Listed("gradients of results", moves="a gradient for each of a token's experts")
-GATE_GRADIENTS = Listed("gradients of gate weights", moves="gradients and results of all rows")
+TOKENS_OF = Operation("tokens of positions", moves="positions")
+SCATTER = Operation("scatter", moves="a token's row for each of its experts")
+ZEROES = Operation("buffers of zeroes", 3, "rows to receive, results of them, rows that come back")
+SCATTERED, COME_BACK = "rows are scattered", "results are back"
+GATHER_ZEROES = Operation("zeroes", moves="what rows are gathered into")
+GATHER = Operation("gather", moves="every row, into the order of tokens")
+WEIGHTED = Operation("weighted sum", moves="rows of a token's experts, their sum")
+GRADIENTS = Operation("gradients of results", moves="a gradient for each of a token's experts")
+GATE_GRADIENTS = Operation("gradients of gate weights", moves="gradients and results of all rows")
 
 
-def count(machine: Machine, work: LayerWork, rules: PairRules, channels: Ints, start: Ints) -> Ints:
+def count(
+    machine: Machine, work: LayerWork, start: Ints, exchange: Callable[..., Exchanged]
+) -> Ints:
     """Count rows and learn where they go: (rank,) tasks. A backward pass knows.
 
     Parameters
     ----------
-    rules, channels
-        Those of NCCL's kernels; unused by a rank alone.
+    exchange
+        Sends bytes (source, destination) in a kernel of NCCL's from (rank,) tasks on.
     """
     if work.is_backward:
         return start
     n, pairs = work.num_ranks, work.matrix("pairs").sum(axis=1)
-    counted = _layout(machine, COUNT, pairs * NUMBER_BYTES, start)
+    counted = machine.small_kernels(Kind.LAYOUT, pairs * NUMBER_BYTES, start, COUNT)
     if n > 1:
-        begun = machine.kernel(counted, EXCHANGE.name)
+        begun = machine.kernel(counted, EXCHANGE)
         sizes = np.full((n, n), work.num_experts // n * NUMBER_BYTES)
-        counted = point_to_point.all_to_all(
-            machine, COUNTS, channels, rules, sizes, begun, payload=False
-        ).done
-    offsets = _layout(machine, OFFSETS, 0 * pairs, counted)
-    machine.host.wait(COUNTS, offsets, OFFSETS_KNOWN.name)
-    placed = _layout(machine, POSITIONS, 2 * pairs * NUMBER_BYTES, offsets)
-    received = _layout(machine, TO_RECEIVE, 0 * pairs, placed)
-    for name in (RECEIVED_KNOWN.name, *[COUNTS_KNOWN.name] * NUM_COPIES):
+        counted = exchange(sizes, begun, payload=False).done
+    offsets = machine.small_kernels(Kind.LAYOUT, 0 * pairs, counted, OFFSETS)
+    machine.host.wait(COUNTS, offsets, OFFSETS_KNOWN)
+    placed = machine.small_kernels(Kind.LAYOUT, 2 * pairs * NUMBER_BYTES, offsets, POSITIONS)
+    received = machine.small_kernels(Kind.LAYOUT, 0 * pairs, placed, TO_RECEIVE)
+    for name in (RECEIVED_KNOWN, *[COUNTS_KNOWN] * NUM_COPIES):
         machine.host.wait(COUNTS, received, name)
     return received
 
 
 def tokens_of(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     """Find the token of each row: (rank,) tasks. A backward pass knows."""
-    pairs = work.matrix("pairs").sum(axis=1)
-    return (
-        after if work.is_backward else _layout(machine, TOKENS_OF, 2 * pairs * NUMBER_BYTES, after)
-    )
-
-
-def counted(layer: Outline) -> tuple[Listed, ...]:
-    """Operations of `count`."""
-    if layer.is_backward:
-        return ()
-    exchange = (EXCHANGE,) if layer.num_ranks > 1 else ()
-    waits = (RECEIVED_KNOWN, *(COUNTS_KNOWN,) * NUM_COPIES)
-    return COUNT, *exchange, OFFSETS, OFFSETS_KNOWN, POSITIONS, TO_RECEIVE, *waits
+    if work.is_backward:
+        return after
+    nbytes = 2 * work.matrix("pairs").sum(axis=1) * NUMBER_BYTES
+    return machine.small_kernels(Kind.LAYOUT, nbytes, after, TOKENS_OF)
 
 
 def scatter(machine: Machine, work: LayerWork, after: Ints) -> Ints:
@@ -101,20 +90,14 @@ def scatter(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     owned, got, row = pairs.sum(axis=1), pairs.sum(axis=0), work.dispatch_row_bytes
     if work.is_backward:
         each = MemoryTraffic(tokens * work.token_row_bytes, owned * row)
-        after = _run(machine, Kind.PERMUTE, GRADIENTS, each, after)
+        after = machine.small_kernels(Kind.PERMUTE, each, after, GRADIENTS)
         read = owned * work.combine_row_bytes + tokens * work.token_row_bytes
         each = MemoryTraffic(read, owned * WEIGHT_BYTES)
-        after = _run(machine, Kind.PERMUTE, GATE_GRADIENTS, each, after)
+        after = machine.small_kernels(Kind.PERMUTE, each, after, GATE_GRADIENTS)
     moved = MemoryTraffic(owned * row, owned * row, owned)
-    scattered = _run(machine, Kind.PERMUTE, SCATTER, moved, after)
+    scattered = machine.small_kernels(Kind.PERMUTE, moved, after, SCATTER)
     empty = MemoryTraffic(0 * got, 2 * got * row + owned * row)
-    return _run(machine, Kind.PERMUTE, ZEROES, empty, scattered)
-
-
-def scattered(layer: Outline) -> tuple[Listed, ...]:
-    """Operations of `scatter`."""
-    gradients = (GRADIENTS, GATE_GRADIENTS) if layer.is_backward else ()
-    return *gradients, SCATTER, ZEROES
+    return machine.small_kernels(Kind.PERMUTE, empty, scattered, ZEROES)
 
 
 def gather(machine: Machine, work: LayerWork, back: Ints, after: Ints | None = None) -> Ints:
@@ -129,27 +112,16 @@ def gather(machine: Machine, work: LayerWork, back: Ints, after: Ints | None = N
     """
     tokens, owned = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
     row, result = work.combine_row_bytes, work.result_row_bytes
-    machine.host.wait(COMBINE, back, COME_BACK.name)
+    machine.host.wait(COMBINE, back, COME_BACK)
     after = back if after is None else machine.gather(back, machine.ranks, after)
     into = tokens * result if work.is_backward else owned * row
-    emptied = _run(machine, Kind.UNPERMUTE, GATHER_ZEROES, MemoryTraffic(0 * into, into), after)
+    emptied = machine.small_kernels(
+        Kind.UNPERMUTE, MemoryTraffic(0 * into, into), after, GATHER_ZEROES
+    )
     if work.is_backward:
         added = MemoryTraffic(owned * row + into, into)
-        return _run(machine, Kind.UNPERMUTE, GATHER, added, emptied)
+        return machine.small_kernels(Kind.UNPERMUTE, added, emptied, GATHER)
     moved = MemoryTraffic(owned * row, owned * row, owned)
-    moved_there = _run(machine, Kind.UNPERMUTE, GATHER, moved, emptied)
+    moved_there = machine.small_kernels(Kind.UNPERMUTE, moved, emptied, GATHER)
     summed = MemoryTraffic(owned * row, tokens * result)
-    return _run(machine, Kind.UNPERMUTE, WEIGHTED, summed, moved_there)
-
-
-def gathered(layer: Outline) -> tuple[Listed, ...]:
-    """Operations of `gather`."""
-    return COME_BACK, GATHER_ZEROES, GATHER, *(() if layer.is_backward else (WEIGHTED,))
-
-
-def _layout(machine: Machine, listed: Listed, nbytes: Ints, after: Ints) -> Ints:
-    return machine.small_kernels(Kind.LAYOUT, nbytes, after, listed.name, listed.launches)
-
-
-def _run(machine: Machine, kind: Kind, listed: Listed, moved: MemoryTraffic, after: Ints) -> Ints:
-    return machine.small_kernels(kind, moved, after, listed.name, listed.launches)
+    return machine.small_kernels(Kind.UNPERMUTE, summed, moved_there, WEIGHTED)

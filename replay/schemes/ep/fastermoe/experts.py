@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.compute.calls import Call, gemm_call, gradient_call
-from replay.model.compute.experts import activation_bytes
+from replay.model.compute.experts import ACTIVATION, activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.weight_gradients import DOWN, UP
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.host import Operation
+from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.schemes.ep.software import ACTIVATION, WGRAD, Listed
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
-COPY = "copy of results"
+COPY = Operation("copy of results", moves="results of one call, into the buffer that is sent")
 
 
 def compute(machine: Machine, work: LayerWork, call: Call, pool: Ints, after: Ints) -> Ints:
@@ -32,8 +32,7 @@ def compute(machine: Machine, work: LayerWork, call: Call, pool: Ints, after: In
     if work.is_backward:
         done = gradient_call(machine, work, DOWN, call, pool, done)
     activated = activation_bytes(work, rows=call.rows)[ranks]
-    name = KIND_NAMES[Kind.ACTIVATION]
-    done = _elementwise(machine, Kind.ACTIVATION, activated, ranks, done, name)
+    done = _elementwise(machine, Kind.ACTIVATION, activated, ranks, done, ACTIVATION)
     done = gemm_call(machine, work, Gemm.second(work), call, pool, done)
     if work.is_backward:
         done = gradient_call(machine, work, UP, call, pool, done)
@@ -43,25 +42,16 @@ def compute(machine: Machine, work: LayerWork, call: Call, pool: Ints, after: In
     )  # fmt: skip
 
 
-def computed(*, is_backward: bool) -> tuple[Listed, ...]:
-    """Kernels of `compute`."""
-    first, second = Listed("gemm1"), Listed("gemm2")
-    copy = Listed(COPY, moves="results of one call, into the buffer that is sent")
-    if is_backward:
-        return second, WGRAD, ACTIVATION, first, WGRAD, copy
-    return first, ACTIVATION, second, copy
-
-
 def _elementwise(
     machine: Machine,
     kind: Kind,
     moved: Ints | MemoryTraffic,
     ranks: Ints,
     after: Ints,
-    name: str,
+    what: Operation,
 ) -> Ints:
     """Run a kernel on `ranks`, that moves (rank of these,) bytes: (rank,) tasks."""
-    ends = machine.kernel(after, name, on=np.isin(machine.ranks, ranks))
+    ends = machine.kernel(after, what, on=np.isin(machine.ranks, ranks))
     late = machine.costs.elementwise(moved)
     ends[ranks] = machine.stream(kind, moved, ranks, ends[ranks], late=late)
     return ends

@@ -23,24 +23,19 @@ from replay.model.collectives import point_to_point
 from replay.model.compute import shadows
 from replay.model.compute.shared import shared_before_wait
 from replay.model.compute.weight_copies import expert_bytes
-from replay.model.machine.kinds import COMBINE, DISPATCH, PhaseKinds
+from replay.model.machine.host import Operation
+from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, PhaseKinds
 from replay.model.work.capacity import first_shadow, with_shadows
 from replay.model.work.ragged import places
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.fastermoe import around
-from replay.schemes.ep.fastermoe.experts import compute, computed
+from replay.schemes.ep.fastermoe.experts import compute
 from replay.schemes.ep.fastermoe.shadows import (
     Shadows,
-    added,
-    broadcasts,
     decide,
-    decided,
-    fetched,
-    run,
 )
-from replay.schemes.ep.fastermoe.steps import Part, num_steps, rows_by_source, steps_of
+from replay.schemes.ep.fastermoe.steps import StepPart, rows_by_source, steps_of
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
-from replay.schemes.ep.software import TYPICAL, Listed, Outline
 from replay.schemes.options import option
 
 if TYPE_CHECKING:
@@ -52,7 +47,7 @@ if TYPE_CHECKING:
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
 
-ROWS = "sends and receives of rows"
+ROWS = Operation("sends and receives of rows", moves="rows of one step for one expert")
 
 
 @dataclass(frozen=True)
@@ -61,30 +56,29 @@ class FasterMoeOptions(NcclOptions):
 
     group_size: int = option(
         4,
-        least=1,
-        help="GPUs of a group, which exchange rows in the first step; all, if there are fewer. As "
-        "many steps as groups.",
-        source="FMOE_FASTER_GROUP_SIZE, fmoe/fastermoe/config.py and cuda/fastermoe",
+        "GPUs of a group, which exchange rows in the first step; all, if there are fewer. As many "
+        "steps as groups.",
+        "FMOE_FASTER_GROUP_SIZE, fmoe/fastermoe/config.py and cuda/fastermoe",
     )
     shadowing: bool = option(
         False,
-        help="Whether all GPUs get the weights of experts with many rows, where its policy says "
-        "that this is quicker; each then multiplies its own rows for them.",
-        source="FMOE_FASTER_SHADOW_ENABLE, off by default",
+        "Whether all GPUs get the weights of experts with many rows, where its policy says that "
+        "this is quicker; each then multiplies its own rows for them.",
+        "FMOE_FASTER_SHADOW_ENABLE, off by default",
     )
     network_GB_per_s: float = option(
         0.0,
+        "What the policy takes for the rate of a GPU's links. 0: the system's.",
+        "FMOE_FASTER_GLBPLC_NETBW, 6.25 by default; the system's own is comparable",
         least=0,
         unit="GB/s",
-        help="What the policy takes for the rate of a GPU's links. 0: the system's.",
-        source="FMOE_FASTER_GLBPLC_NETBW, 6.25 by default; the system's own is comparable",
     )
     gemm_TFLOP_per_s: float = option(
         0.0,
+        "What the policy takes for the rate of a GPU's GEMMs. 0: the system's.",
+        "FMOE_FASTER_GLBPLC_GPUTP, 11.5 by default; the system's own is comparable",
         least=0,
         unit="TFLOP/s",
-        help="What the policy takes for the rate of a GPU's GEMMs. 0: the system's.",
-        source="FMOE_FASTER_GLBPLC_GPUTP, 11.5 by default; the system's own is comparable",
     )
 
 
@@ -103,12 +97,13 @@ class FasterMoe(SendsByNccl):
     overlap = "experts of a step beside the next dispatches and earlier combines"
     traffic = "pair"
     phases_separated = False
+    even_experts = True
     gemm_types = dispatch_types = combine_types = frozenset({"bf16", "fp32"})
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32), "group_size": (1, 2, 4, 8)})
     options: FasterMoeOptions = FasterMoeOptions()
 
     def refuses(self, work: LayerWork) -> str:
-        """One type of rows, groups of one size, and equally many experts on all GPUs."""
+        """One type of rows, groups of one size."""
         if reason := super().refuses(work):
             return reason
         types, size = work.precision, self.options.group_size
@@ -116,8 +111,6 @@ class FasterMoe(SendsByNccl):
             return f"its rows have the type of its GEMMs, {types.gemm}"
         if work.num_ranks > size and work.num_ranks % size:
             return f"its groups have {size} GPUs each, and {work.num_ranks} are not so many groups"
-        if len({len(own) for own in work.experts_of_rank}) > 1:
-            return "its ranks have equally many experts"
         return ""
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
@@ -150,37 +143,18 @@ class FasterMoe(SendsByNccl):
             Buffer("gathered rows", owned),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Counts, policy, scatter; dispatches, calls, combines; gather."""
-        steps = num_steps(layer.num_ranks, self.options.group_size)
-        each = -(-layer.num_experts // layer.num_ranks)
-        ways: tuple[Listed, ...] = ()
-        if layer.num_ranks > 1:
-            ways = (Listed(ROWS, steps * each, "rows of one step for one expert"),)
-        policy = decided(layer) if self.options.shadowing and layer.num_ranks > 1 else ()
-        calls = computed(is_backward=layer.is_backward) * (steps * each)
-        if layer.is_backward:
-            calls = *run(layer), *calls, *added(layer)
-        else:
-            calls = *broadcasts(layer), *calls, *run(layer)
-        tokens = () if layer.is_backward else (around.TOKENS_OF,)
-        return (
-            *around.counted(layer), *policy, *tokens,
-            *around.scattered(layer), *fetched(layer), around.SCATTERED,
-            *ways, *calls, *ways, *around.gathered(layer),
-        )  # fmt: skip
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add counts, scatter, dispatches, calls, combines, gather."""
         shadowed = self._shadowed(work, partial(shadows.rates_of, machine))
-        shared = shared_before_wait(machine, work, self._split(machine), start)
-        carried, pool = with_shadows(work, shadowed).work, self._pool(machine)
+        shared = shared_before_wait(machine, work, self.channels(machine), start)
+        carried, split = with_shadows(work, shadowed).work, self.channels(machine)
+        pool = split.pool("fastermoe-experts", split.left)
         beside = Shadows(
             machine, work, carried, shadowed, self.options.rules(machine).num_channels, pool
         )
         known = around.scatter(machine, work, self._counted(work, machine, start))
         begun = beside.fetch(known)
-        machine.host.wait(DISPATCH, begun, around.SCATTERED.name)
+        machine.host.wait(DISPATCH, begun, around.SCATTERED)
 
         steps = steps_of(work, carried, self.options.group_size)
         arrived = self._dispatched(carried, machine, steps, begun)
@@ -204,7 +178,7 @@ class FasterMoe(SendsByNccl):
         for parts, ended in zip(steps, ends, strict=True):
             back = machine.gather(ended, machine.ranks, back)
             for part in parts if machine.num_ranks > 1 else ():
-                back = self._exchange(work, machine, COMBINE, part.pairs.T, back).done
+                back = self._rows(work, machine, COMBINE, part.pairs.T, back).done
         gathered = around.gather(machine, work, back, done if len(shadowed) else None)
         machine.notes.follow("combined", np.arange(work.num_tokens), gathered[work.source_rank])
         return gathered
@@ -222,14 +196,13 @@ class FasterMoe(SendsByNccl):
         machine.notes.follow("sent", work.pair_token[stays], begun[work.pair_source[stays]])
 
     def _counted(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        rules = self.options.rules(machine)
-        known = around.count(machine, work, rules, self._channels(machine), start)
+        known = around.count(machine, work, start, partial(self.exchange, machine, COUNTS))
         if self.options.shadowing and machine.num_ranks > 1:
             known = decide(machine, work, known)
         return around.tokens_of(machine, work, known)
 
     def _dispatched(
-        self, work: LayerWork, machine: Machine, steps: list[list[Part]], begun: Ints
+        self, work: LayerWork, machine: Machine, steps: list[list[StepPart]], begun: Ints
     ) -> list[Ints]:
         """Send the rows of one step after the other: (rank,) tasks of each when it has come."""
         if machine.num_ranks == 1:
@@ -242,7 +215,7 @@ class FasterMoe(SendsByNccl):
         first = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
         for parts in steps:
             for part in parts:
-                exchanged = self._exchange(work, machine, DISPATCH, part.pairs, begun)
+                exchanged = self._rows(work, machine, DISPATCH, part.pairs, begun)
                 begun = exchanged.done
                 experts = part.call.expert[part.call.expert >= 0]
                 some = [by_expert[first[one] : first[one + 1]] for one in experts.tolist()]
@@ -254,34 +227,17 @@ class FasterMoe(SendsByNccl):
             ends.append(begun)
         return ends
 
-    def _exchange(
+    def _rows(
         self, work: LayerWork, machine: Machine, kinds: PhaseKinds, pairs: Ints, after: Ints
     ) -> point_to_point.Exchanged:
         """One kernel of NCCL's that sends `pairs` rows (source, destination)."""
-        rules = self.options.rules(machine)
         takes_part = (pairs.sum(axis=0) + pairs.sum(axis=1)) > 0
         begun = machine.kernel(after, ROWS, on=takes_part)
-        return point_to_point.all_to_all(
-            machine, kinds, self._channels(machine), rules, pairs * work.dispatch_row_bytes, begun,
-            payload=True,
-        )  # fmt: skip
+        return self.exchange(machine, kinds, pairs * work.dispatch_row_bytes, begun)
 
-    def _channels(self, machine: Machine) -> Ints:
-        """(rank, channel): SMs of NCCL's kernels; a rank alone has none."""
-        if machine.num_ranks == 1:
-            return np.empty((1, 0), np.int64)
-        num_channels = self.options.rules(machine).num_channels
-        return self._split(machine).channels("nccl", num_channels)
-
-    def _pool(self, machine: Machine) -> Ints:
-        split = self._split(machine)
-        return split.pool("fastermoe-experts", split.left)
-
-    def _split(self, machine: Machine) -> Split:
-        """SMs of NCCL's kernels, and those that they leave; a rank alone runs none."""
-        alone = machine.num_ranks == 1
-        shares = {} if alone else {"channels": self.options.rules(machine).num_channels}
-        return machine.sms.split(f"scheme {self.name!r}", shares, rest="compute")
+    def channels(self, machine: Machine, rest: str = "compute") -> Split:
+        """As every scheme's; experts run beside the kernels."""
+        return super().channels(machine, rest)
 
 
 def places_of_pairs(work: LayerWork) -> Ints:

@@ -15,35 +15,19 @@ import numpy as np
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute import shadows
 from replay.model.compute.calls import Call
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COUNTS, Kind
 from replay.model.work.capacity import first_shadow
 from replay.schemes.ep.fastermoe.around import NUMBER_BYTES
-from replay.schemes.ep.fastermoe.experts import compute, computed
-from replay.schemes.ep.software import Listed
+from replay.schemes.ep.fastermoe.experts import compute
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.software import Outline
 
-MATRICES = 2  # parameters of an expert
-
-LOADS = Listed("loads to the GPU", moves="own rows of each expert")
-GATHER = Listed("all-gather of loads", moves="rows of each expert, of each GPU")
-LOADS_KNOWN = Listed("loads to the host", 0)
-FETCH = Listed(shadows.FETCH, MATRICES, "an expert's weights, at home")
-BROADCAST = Listed(shadows.BROADCAST, moves="an expert's weights, out of FIFOs")
-STASH_FIRST = Listed(shadows.STASH, 2 * MATRICES, "an expert's weights, twice")
-STASH = Listed(shadows.STASH, MATRICES, "an expert's weights")
-RESTORE = Listed(shadows.RESTORE, MATRICES, "an expert's weights")
-COLLECT = Listed(shadows.COLLECT, MATRICES, "an expert's gradients")
-REDUCE = Listed(shadows.REDUCE, moves="an expert's gradients, out of FIFOs and own ones")
-ADD = Listed(shadows.ADD, MATRICES, "an expert's gradients, at home")
-
-
-def _summed(num_ranks: int) -> Listed:
-    """A copy for each GPU, their stack, their sum."""
-    return Listed("loads of all GPUs", num_ranks + 2, "rows of each expert, four times")
+LOADS = Operation("loads to the GPU", moves="own rows of each expert")
+GATHER = Operation("all-gather of loads", moves="rows of each expert, of each GPU")
+LOADS_KNOWN = "loads to the host"
 
 
 def decide(machine: Machine, work: LayerWork, after: Ints) -> Ints:
@@ -51,19 +35,15 @@ def decide(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     if work.is_backward:
         return after
     n, own = work.num_ranks, np.full(work.num_ranks, NUMBER_BYTES * work.num_experts)
-    copied = machine.small_kernels(Kind.PLAN, own, after, LOADS.name)
-    begun = machine.kernel(copied, GATHER.name)
+    copied = machine.small_kernels(Kind.PLAN, own, after, LOADS)
+    begun = machine.kernel(copied, GATHER)
     gathered = NCCL.build(machine, COUNTS, "all_gather", n * int(own[0]), begun)
-    summed = _summed(n)
+    # A copy for each GPU, their stack, their sum.
+    summed = Operation("loads of all GPUs", n + 2, "rows of each expert, four times")
     # Copied to tensors of their own and from there into one, which is summed up.
-    done = machine.small_kernels(Kind.PLAN, 5 * n * own, gathered, summed.name, summed.launches)
-    machine.host.wait(COUNTS, done, LOADS_KNOWN.name)
+    done = machine.small_kernels(Kind.PLAN, 5 * n * own, gathered, summed)
+    machine.host.wait(COUNTS, done, LOADS_KNOWN)
     return done
-
-
-def decided(layer: Outline) -> tuple[Listed, ...]:
-    """Operations of `decide`."""
-    return () if layer.is_backward else (LOADS, GATHER, _summed(layer.num_ranks), LOADS_KNOWN)
 
 
 class Shadows:
@@ -148,28 +128,3 @@ class Shadows:
         n = self._work.num_ranks
         expert = first_shadow(self._work) + n * place + np.arange(n)
         return Call(expert, self._carried.rows_of_expert[expert])
-
-
-def fetched(layer: Outline) -> tuple[Listed, ...]:
-    """Operations of `Shadows.fetch`."""
-    return () if layer.is_backward else (FETCH,) * layer.num_shadowed
-
-
-def broadcasts(layer: Outline) -> tuple[Listed, ...]:
-    """Operations of `Shadows.broadcast`."""
-    return (BROADCAST,) * layer.num_shadowed
-
-
-def run(layer: Outline) -> tuple[Listed, ...]:
-    """Operations of `Shadows.forward`, or of `Shadows.backward`."""
-    after = (COLLECT, REDUCE) if layer.is_backward else ()
-    listed: list[Listed] = []
-    for place in range(layer.num_shadowed):
-        exchange = STASH if place else STASH_FIRST
-        listed += [exchange, *computed(is_backward=layer.is_backward), *after]
-    return (*listed, RESTORE) if listed else ()
-
-
-def added(layer: Outline) -> tuple[Listed, ...]:
-    """Operations of `Shadows.add`."""
-    return (ADD,) * layer.num_shadowed

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """What goes in one step to one expert of every GPU.
 
     Attributes
@@ -33,7 +33,7 @@ def num_steps(num_ranks: int, group_size: int) -> int:
     return num_ranks // min(group_size, num_ranks)
 
 
-def steps_of(work: LayerWork, carried: LayerWork, group_size: int) -> list[list[Part]]:
+def steps_of(work: LayerWork, carried: LayerWork, group_size: int) -> list[list[StepPart]]:
     """Parts of every step; in step s a GPU sends to the group s behind its own, cyclically.
 
     Parameters
@@ -45,12 +45,12 @@ def steps_of(work: LayerWork, carried: LayerWork, group_size: int) -> list[list[
     rows = rows_by_source(carried)
     group = np.arange(n) // (n // steps)
     apart = (group[None, :] - group[:, None]) % steps
-    parts: list[list[Part]] = []
+    parts: list[list[StepPart]] = []
     for step in range(steps):
         parts.append([])
         for expert in np.array(work.experts_of_rank).T:
             pairs = np.where(apart == step, rows[:, expert], 0)
-            parts[-1].append(Part(pairs, Call(expert, pairs.sum(axis=0))))
+            parts[-1].append(StepPart(pairs, Call(expert, pairs.sum(axis=0))))
     return parts
 
 

@@ -14,63 +14,52 @@ class FlashDMoeOptions(Options):
 
     capacity_factor: float = option(
         0.0,
+        "Each expert takes ceil(tokens / experts) x k x capacity_factor rows of each source, the "
+        "first in token order, and the others are dropped. 0 drops none.",
+        "chosen: nothing is dropped",
         least=0.0,
-        help="Each expert takes ceil(tokens / experts) x k x capacity_factor rows of each source, "
-        "the first in token order, and the others are dropped. 0 drops none.",
-        source="chosen: nothing is dropped",
     )
     tile_rows: int = option(
-        128,
-        least=1,
-        unit="rows",
-        help="Rows of a tile.",
-        source="osayamenja/FlashMoE, which has tiles of this shape alone",
+        128, "Rows of a tile.", "osayamenja/FlashMoE, which has tiles of this shape alone"
     )
     tile_columns: int = option(
-        64,
-        least=1,
-        unit="columns",
-        help="Columns of a tile.",
-        source="osayamenja/FlashMoE, which has tiles of this shape alone",
+        64, "Columns of a tile.", "osayamenja/FlashMoE, which has tiles of this shape alone"
     )
     blocks_per_sm: int = option(
         2,
-        least=1,
-        help="Blocks that share an SM.",
-        source="osayamenja/FlashMoE: a thread has 255 registers, so that two blocks fit",
+        "Blocks that share an SM.",
+        "osayamenja/FlashMoE: a thread has 255 registers, so that two blocks fit",
     )
     dispatch_group_blocks: int = option(
         0,
-        least=0,
-        help="Blocks that send the rows of one expert together; all groups send at once. 0 takes "
-        "256 over the number of experts, and at least two.",
-        source="osayamenja/FlashMoE, ACC::SBZ",
+        "Blocks that send the rows of one expert together; all groups send at once. 0 takes 256 "
+        "over the number of experts, and at least two.",
+        "osayamenja/FlashMoE, ACC::SBZ",
     )
     pad_tiles: bool = option(
         True,
-        help="Whether a partial tile is multiplied, and moved through memory, as if it were full.",
-        source="osayamenja/FlashMoE: the main loop has no predicates",
+        "Whether a partial tile is multiplied, and moved through memory, as if it were full.",
+        "osayamenja/FlashMoE: the main loop has no predicates",
     )
     send_padding: bool = option(
         False,
-        help="Whether the padding of a partial tile is stored to the owner as well. The epilogue "
-        "of the repository stores all rows of a tile.",
-        source="arXiv 2506.04667v3: padding never travels",
+        "Whether the padding of a partial tile is stored to the owner as well. The epilogue of the "
+        "repository stores all rows of a tile.",
+        "arXiv 2506.04667v3: padding never travels",
     )
     packet_bytes: int = option(
         128,
-        least=16,
-        unit="bytes",
-        help="Data of a packet on the link. The store of a warp is 128 bytes in FP32, as each lane "
+        "Data of a packet on the link. The store of a warp is 128 bytes in FP32, as each lane "
         "stores one value; in BF16 it is 64 unless the hardware joins two.",
-        source="assumed: the hardware joins stores",
+        "assumed: the hardware joins stores",
+        least=16,
     )
     tile_order: str = option(
         "arrival",
-        choices=TILE_ORDERS,
-        help="Which ready task goes first. arrival takes tasks as the scheduler's queues do; "
-        "expert keeps the tiles of an expert together; unit:N goes through units of N row tiles of "
-        "an expert column by column, with +N the second GEMM so many units later; waves:N takes so "
+        "Which ready task goes first. arrival takes tasks as the scheduler's queues do; expert "
+        "keeps the tiles of an expert together; unit:N goes through units of N row tiles of an "
+        "expert column by column, with +N the second GEMM so many units later; waves:N takes so "
         "many experts at a time.",
-        source="osayamenja/FlashMoE, os/scheduler.cuh",
+        "osayamenja/FlashMoE, os/scheduler.cuh",
+        choices=TILE_ORDERS,
     )

@@ -41,7 +41,6 @@ from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.flashdmoe.options import FlashDMoeOptions
 from replay.schemes.ep.flashdmoe.packets import Packets, PacketTiles, capacity_of, within_capacity
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, kernels
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -114,10 +113,6 @@ class FlashDMoe(Scheme):
         every = memory.intermediates(work, rows, fuses_activation=True, keeps_results=False)
         return (*memory.cast_received(work, rows), *every[1:])
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """One persistent kernel."""
-        return kernels("layer")
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the kernel."""
         options = self.options
@@ -128,7 +123,7 @@ class FlashDMoe(Scheme):
         # A server is an SM, whose blocks take turns. The operating system polls and computes
         # nothing: it takes an SM from the processors only if its block has the SM to itself.
         alone = {"blocks_per_sm": OS_BLOCKS} if options.blocks_per_sm == 1 else {}
-        sms = machine.sms.split(f"scheme {self.name!r}", alone, rest="multiply")
+        sms = self.split(machine, rest="multiply", **alone)
         pool = sms.pool("sm", sms.left)
         begun = machine.kernel(start, "layer")
         seen, priority = self._dispatch(work, machine, packets, pool, begun)

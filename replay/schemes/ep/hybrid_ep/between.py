@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 
-class Between(NamedTuple):
+class Relays(NamedTuple):
     """Who passes on the rows of a layer, and what goes through network cards.
 
     Attributes
@@ -60,7 +60,7 @@ class Between(NamedTuple):
     of_row: Ints
 
     @classmethod
-    def of(cls, work: LayerWork, domains: Domains, chunk_of_token: Ints) -> Between:
+    def of(cls, work: LayerWork, domains: Domains, chunk_of_token: Ints) -> Relays:
         """Count each token once for each node that has an expert of it."""
         owner, node = work.copy_source.astype(np.int64), domains.of(work.copy_rank)
         chunk = chunk_of_token[work.copy_token]
@@ -90,7 +90,7 @@ class Between(NamedTuple):
 def _send(
     machine: Machine,
     kinds: PhaseKinds,
-    between: Between,
+    between: Relays,
     warps: Ints,
     row_bytes: tuple[int, int],
     ready: Ints,
@@ -125,13 +125,13 @@ def _chunks(work: LayerWork, chunk_tokens: int) -> Ints:
     return chunk
 
 
-def _sm_of_turn(between: Between, domains: Domains, num_sms: int) -> Ints:
+def _sm_of_turn(between: Relays, domains: Domains, num_sms: int) -> Ints:
     """(turn,): block that has the chunk."""
     sm: Ints = np.arange(int(between.turn.max(initial=0)) + 1) // domains.num % num_sms
     return sm
 
 
-def _in_chunks(work: LayerWork, between: Between, domains: Domains) -> Pushes:
+def _in_chunks(work: LayerWork, between: Relays, domains: Domains) -> Pushes:
     """Rows that are pushed or pulled inside nodes: blocks take chunk after chunk."""
     moved = Pushes.of(between.by, work.copy_rank, between.turn, work.num_ranks)
     order = np.argsort(moved.sm // domains.num, kind="stable")
@@ -157,7 +157,7 @@ def dispatch(
         (rank,): the kernel has begun.
     """
     (num_sms, chunk_tokens), (out, _), row = shape, row_bytes, work.dispatch_row_bytes
-    between = Between.of(work, machine.domains, _chunks(work, chunk_tokens))
+    between = Relays.of(work, machine.domains, _chunks(work, chunk_tokens))
     sms = split.channels("hybrid-ep", num_sms)
     posting = split.channels("hybrid-ep, posting", num_sms, on="hybrid-ep")
     posted, there = _send(
@@ -188,7 +188,7 @@ def combine(
     """Add what the combine kernel does; parameters as of `dispatch`."""
     (num_sms, chunk_tokens), (_, back), row = shape, row_bytes, work.combine_row_bytes
     costs, owner, chunk = machine.costs, work.source_rank, _chunks(work, chunk_tokens)
-    between = Between.of(work, machine.domains, chunk)
+    between = Relays.of(work, machine.domains, chunk)
     pulls = _in_chunks(work, between, machine.domains)
     sms = split.channels("hybrid-ep", num_sms)[:, _sm_of_turn(between, machine.domains, num_sms)]
     loaded = machine.serve(

@@ -38,7 +38,7 @@ PROB_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSizes:
     """Bytes of a row with all that travels with it.
 
     Attributes
@@ -54,7 +54,7 @@ class Rows:
     slot: int
 
     @classmethod
-    def of(cls, work: LayerWork) -> Rows:
+    def of(cls, work: LayerWork) -> RowSizes:
         """Those of a layer: gate weights of all experts go out, their gradients come back."""
         hidden = -(-work.shape.hidden // HIDDEN_STEP) * HIDDEN_STEP
         types, probs = work.precision, all_experts(work)[1] * PROB_BYTES
@@ -91,7 +91,7 @@ def dispatch(
     work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Ints
 ) -> Ints:
     """Add the dispatch kernel between two meetings: (rank,) tasks of the end."""
-    rows, sms = Rows.of(work), split.channels("hybrid-ep", num_sms)
+    rows, sms = RowSizes.of(work), split.channels("hybrid-ep", num_sms)
     begun = _begun(machine, DISPATCH, start, "dispatch")
     if machine.num_domains > 1:
         shape = (num_sms, chunk_tokens)
@@ -111,7 +111,7 @@ def combine(
     work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Ints
 ) -> Ints:
     """Add the combine kernel between two meetings: (rank,) tasks of the end."""
-    rows, row, costs = Rows.of(work), work.combine_row_bytes, machine.costs
+    rows, row, costs = RowSizes.of(work), work.combine_row_bytes, machine.costs
     begun = _begun(machine, COMBINE, start, "combine")
     if machine.num_domains > 1:
         shape = (num_sms, chunk_tokens)

@@ -15,27 +15,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COUNTS, DISPATCH, Kind
-from replay.schemes.ep.software import Listed
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
-GATHER, CLEAR, SCAN, PLACES = (
-    "all-gather of the routing map", "memset of sums", "scan", "permute preprocessing",
-)  # fmt: skip
 COUNTS_WAIT = "counts to the host"
 SCAN_BLOCKS = 108  # num_sms_preprocessing_api
 PLACE_BYTES, SUM_BYTES = 4, 8
 GRID_BARRIERS = 3  # of the kernel that places rows
 PLACE_PASSES = 3  # written, then read and written
 
-KERNELS = (
-    Listed(GATHER, moves="flags of all tokens"),
-    Listed(CLEAR, moves="a sum for each block and GPU"),
-    Listed(SCAN, moves="flags of all tokens; places of the own tokens, flags of those received"),
-    Listed(PLACES, moves="flags of received tokens; a row for each of them and expert"),
+GATHER = Operation("all-gather of the routing map", moves="flags of all tokens")
+CLEAR = Operation("memset of sums", moves="a sum for each block and GPU")
+SCAN = Operation(
+    "scan", moves="flags of all tokens; places of the own tokens, flags of those received"
+)
+PLACES = Operation(
+    "permute preprocessing", moves="flags of received tokens; a row for each of them and expert"
 )
 
 

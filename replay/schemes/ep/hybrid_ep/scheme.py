@@ -24,16 +24,14 @@ from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.hybrid_ep import kernels, preprocessing
-from replay.schemes.ep.hybrid_ep.kernels import EXPECTED, MEET, PROB_BYTES, Rows
-from replay.schemes.ep.hybrid_ep.preprocessing import COUNTS_WAIT, all_experts
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
+from replay.schemes.ep.hybrid_ep.kernels import PROB_BYTES, RowSizes
+from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -46,28 +44,25 @@ class HybridEpOptions(Options):
 
     num_sms: int = option(
         32,
-        least=1,
-        help="SMs of the dispatch kernel and of the combine kernel.",
-        source="num_sms_dispatch_api of HybridEPBuffer inside one domain",
+        "SMs of the dispatch kernel and of the combine kernel.",
+        "num_sms_dispatch_api of HybridEPBuffer inside one domain",
     )
     chunk_tokens: int = option(
         128,
-        least=1,
-        unit="tokens",
-        help="Consecutive tokens that an SM takes together. A GPU with fewer tokens uses one SM.",
-        source="NUM_OF_TOKENS_PER_CHUNK_DISPATCH_API and _COMBINE_API, 128 unless set",
+        "Consecutive tokens that an SM takes together. A GPU with fewer tokens uses one SM.",
+        "NUM_OF_TOKENS_PER_CHUNK_DISPATCH_API and _COMBINE_API, 128 unless set",
     )
     non_blocking: bool = option(
         False,
-        help="Whether the host promises a bound for the number of received rows and does not wait "
-        "for it; a CUDA graph can hold the layer then. Rows beyond the bound would be dropped: it "
-        "is taken to hold all.",
-        source="non_blocking of dispatch_with_permute, off unless num_permuted_tokens is given",
+        "Whether the host promises a bound for the number of received rows and does not wait for "
+        "it; a CUDA graph can hold the layer then. Rows beyond the bound would be dropped: it is "
+        "taken to hold all.",
+        "non_blocking of dispatch_with_permute, off unless num_permuted_tokens is given",
     )
     cached_layout: bool = option(
         False,
-        help="Whether places are known from before, as in a backward pass.",
-        source="a layer whose routing is new",
+        "Whether places are known from before, as in a backward pass.",
+        "a layer whose routing is new",
     )
 
 
@@ -83,6 +78,7 @@ class HybridEp(StagedScheme):
     )
     traffic = "copy"
     network = "node"
+    full_nodes = "rows go to the GPU of the own index in others"
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     most_ranks = 72
@@ -102,21 +98,11 @@ class HybridEp(StagedScheme):
             return f"its kernels take an even number of ranks, not {work.num_ranks}"
         return ""
 
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Its nodes are full: a GPU has one of its index in every other."""
-        domains = Domains(system.fabric, work.num_ranks)
-        if not domains.even:
-            return (
-                f"its nodes have equally many GPUs; here {work.num_ranks} ranks are on domains of "
-                f"{domains.size}"
-            )
-        return ""
-
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Rows of the worst case, which dispatch and combine share, and the permuted rows."""
         n, (_, num_experts) = work.num_ranks, all_experts(work)
         most = max(int(np.diff(work.tokens_of_rank).max(initial=0)), LEAST_TOKENS) * n
-        row = Rows.of(work).slot + num_experts * PROB_BYTES
+        row = RowSizes.of(work).slot + num_experts * PROB_BYTES
         pairs = work.matrix("pairs").sum(axis=0)
         nodes = Domains(system.fabric, n).num
         # Of other nodes: rows that came, sums of theirs that go back, and sums that came.
@@ -128,30 +114,9 @@ class HybridEp(StagedScheme):
             Buffer("permuted rows", pairs * work.dispatch_row_bytes),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Preprocessing with its wait, the two kernels with those around, permutes, experts."""
-        known = self.options.cached_layout or layer.is_backward
-        before = () if known else preprocessing.KERNELS
-        waits = not known and not self.options.non_blocking
-
-        def between_meetings(name: str) -> tuple[Listed, ...]:
-            return Listed(EXPECTED), Listed(MEET), Listed(name), Listed(MEET)
-
-        return (
-            *layer.tokens,
-            *before,
-            *((Listed(COUNTS_WAIT, 0),) if waits else ()),
-            *between_meetings("dispatch"),
-            Listed("permute", moves="received rows, a row for each of their experts"),
-            *layer.received,
-            *experts(is_backward=layer.is_backward, quantises_apart=layer.precision.gemm == "fp8"),
-            Listed("unpermute", moves="every result, their sums by GPU"),
-            *between_meetings("combine"),
-        )
-
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add preprocessing, dispatch, permute, experts, unpermute, combine."""
-        options, split = self.options, self._split(machine)
+        options, split = self.options, self.split(machine, "num_sms")
         shared = shared_before_wait(machine, work, split, start)
         ready = yield cast_before_dispatch(machine, work, start)
         if not (options.cached_layout or work.is_backward):
@@ -163,17 +128,17 @@ class HybridEp(StagedScheme):
         copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
         row, back = work.dispatch_row_bytes, work.combine_row_bytes
         weight = 0 if work.is_backward else PROB_BYTES  # one for each row behind the permute
-        moved = MemoryTraffic(copies * Rows.of(work).out, pairs * (row + weight), pairs)
-        permuted = machine.memory_kernel(Kind.PERMUTE, moved, received)
+        moved = MemoryTraffic(copies * RowSizes.of(work).out, pairs * (row + weight), pairs)
+        permuted = machine.memory_kernel(
+            Kind.PERMUTE, moved, received, moves="received rows, a row for each of their experts"
+        )
         operands = cast_received(machine, work, pairs, permuted)
         pool = machine.sms.for_kernels()
         # TransformerEngine's grouped linear layer quantises its input itself.
         done = separate_kernels(machine, work, pool, shared(operands), quantises_apart=True)
         weight = PROB_BYTES if work.is_backward else 0
-        added = MemoryTraffic(pairs * (back + weight), copies * Rows.of(work).back)
-        summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, done)
+        added = MemoryTraffic(pairs * (back + weight), copies * RowSizes.of(work).back)
+        summed = yield machine.memory_kernel(
+            Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU"
+        )
         return (yield kernels.combine(work, machine, *shape, summed))
-
-    def _split(self, machine: Machine) -> Split:
-        """SMs of one of the two kernels, and those that it leaves."""
-        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})

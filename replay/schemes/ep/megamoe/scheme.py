@@ -25,6 +25,7 @@ import numpy as np
 
 from replay.model.compute.casts import cast_before_dispatch
 from replay.model.compute.row_tiles import RowTiles
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
@@ -32,7 +33,6 @@ from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import FORWARD, Buffer
 from replay.schemes.ep.megamoe import kernel
 from replay.schemes.ep.megamoe.tasks import TILE_COLUMNS, ring_tiles, tile_rows
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, kernels
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 CODE = "deepseek-ai/DeepGEMM 0274ad7"
-FILL = "rows to the buffer"
+FILL = Operation("rows to the buffer", moves="own tokens, read and written")
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,21 @@ class MegaMoeOptions(Options):
 
     pull_bytes: int = option(
         8192,
+        "Most bytes of a piece in which a warp pulls a row; a row is halved until it is no larger.",
+        f"{CODE}, mega_moe.hpp: num_max_pull_bytes of FP8",
         least=16,
-        unit="bytes",
-        help="Most bytes of a piece in which a warp pulls a row; a row is halved until it is no "
-        "larger.",
-        source=f"{CODE}, mega_moe.hpp: num_max_pull_bytes of FP8",
     )
     tile_rows: int = option(
         0,
-        least=0,
-        unit="rows",
-        help="Rows of a tile. 0 takes 16, 32, 64, 128, 192 or 240 by the rows that an expert is "
+        "Rows of a tile. 0 takes 16, 32, 64, 128, 192 or 240 by the rows that an expert is "
         "expected to have.",
-        source=f"{CODE}, mega_moe.hpp: get_block_config_for_mega_moe",
+        f"{CODE}, mega_moe.hpp: get_block_config_for_mega_moe",
     )
     ring_tiles: int = option(
         0,
-        least=0,
-        help="Row tiles that the ring of received rows has room for. 0 takes as many as the order "
-        "of tasks can have in use.",
-        source=f"{CODE}, scheduler/mega_moe.cuh: get_num_max_live_pool_blocks",
+        "Row tiles that the ring of received rows has room for. 0 takes as many as the order of "
+        "tasks can have in use.",
+        f"{CODE}, scheduler/mega_moe.cuh: get_num_max_live_pool_blocks",
     )
 
 
@@ -134,11 +129,6 @@ class MegaMoe(Scheme):
         """Results of GEMM-1 are in the ring, those of GEMM-2 with their owners."""
         return ()
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """What makes the tokens that peers read, and the kernel."""
-        tokens = layer.tokens or (Listed(FILL, moves="own tokens, read and written"),)
-        return (*tokens, *kernels("layer"))
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the kernel behind what makes its tokens."""
         if work.precision.casts_tokens:
@@ -147,7 +137,7 @@ class MegaMoe(Scheme):
             own = np.diff(work.tokens_of_rank) * work.dispatch_row_bytes
             filled = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(own, own), start, FILL)
         begun = machine.kernel(filled, "layer")
-        sms = machine.sms.split(f"scheme {self.name!r}", {})
+        sms = self.split(machine)
         pool = sms.pool("sm", machine.sms.count)
         tiles = self._tiles(work)
         machine.notes.tile(tiles.rank, tiles.rows, self._height(work))

@@ -16,22 +16,20 @@ Source: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.shared import shared_kernels
-from replay.model.machine.domains import Domains
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.capacity import Carried, with_equal_tokens
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.megatron.experts import ExpertOptions, listed, refused, run_experts
+from replay.schemes.ep.megatron.experts import ExpertOptions, refused, run_experts
 from replay.schemes.ep.nccl_alltoall import INDEX_BYTES, PERMUTES, ROW_MAP_PASSES
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, kernels
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -41,19 +39,14 @@ if TYPE_CHECKING:
 
 MAP, PROBS, ROWS = "all-gather of the map", "all-gather of probabilities", "all-gather of rows"
 SUMS, PROB_GRADIENTS = "reduce-scatter of sums", "reduce-scatter of gradients of probabilities"
-OWN = Listed("own experts", 4, "map and probabilities of the own experts; their sums, cast")
-SELECTED = Listed(
+OWN = Operation("own experts", 4, "map and probabilities of the own experts; their sums, cast")
+SELECTED = Operation(
     "own gate weights", 5,
     source="token_dispatcher.py: two transposes and masked_select, which scans and copies",
 )  # fmt: skip
-ROW_MAP = Listed("row map", 3, "flags, five times a 4-byte index for each", PERMUTES)
+ROW_MAP = Operation("row map", 3, "flags, five times a 4-byte index for each", PERMUTES)
 TO_PROBS, TO_TOKENS = "sums in the probabilities' type", "sums as tokens are"
 COUNTS_WAIT, SIZE_WAIT = "counts to the host", "size of the selection to the host"
-
-
-@dataclass(frozen=True)
-class AllGatherOptions(ExpertOptions):
-    """How the experts run."""
 
 
 class MegatronAllGather(Scheme):
@@ -68,23 +61,14 @@ class MegatronAllGather(Scheme):
     )
     traffic = "ring"
     network = "rings"
+    full_nodes = "its rings go through all of each"
     phases_separated = False
     dispatch_types = frozenset({"bf16", "fp32"})
-    options: AllGatherOptions = AllGatherOptions()
+    options: ExpertOptions = ExpertOptions()
 
     def refuses(self, work: LayerWork) -> str:
         """As `megatron`."""
         return super().refuses(work) or refused(work, self.options)
-
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Rings go through nodes that are full."""
-        if reason := super().refuses_on(work, system):
-            return reason
-        size = system.fabric.gpus_per_domain
-        full = Domains(system.fabric, work.num_ranks).even
-        return (
-            "" if full else f"{work.num_ranks} ranks do not fill nodes of {size}, as its rings do"
-        )
 
     def carries(self, work: LayerWork) -> Carried:
         """Ranks gather equally much."""
@@ -106,25 +90,6 @@ class MegatronAllGather(Scheme):
             Buffer("permuted rows", got * work.dispatch_row_bytes),
         )
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Gathers, own rows, experts, sums, scatter; two waits of the host."""
-        several, back = layer.num_ranks > 1, layer.is_backward
-        token = "fp32" if layer.precision.gemm == "fp32" else "bf16"
-        casts = several and layer.precision.combine != token
-        gathers = kernels(*(() if back else (MAP, PROBS)), ROWS) if several else ()
-        counted: tuple[Listed, ...] = ()
-        if not back:
-            counted = (OWN, Listed(COUNTS_WAIT, 0), ROW_MAP)
-        selected = () if back else (SELECTED, Listed(SIZE_WAIT, 0))
-        scatters = kernels(SUMS, *((PROB_GRADIENTS,) if back else ())) if several else ()
-        return (
-            *gathers, *counted, Listed("permute", moves="rows of the own experts"), *selected,
-            *listed(layer, self.options),
-            Listed("unpermute", moves="own results, a row for each token of anybody"),
-            *(kernels(TO_PROBS) if casts else ()), *scatters,
-            *(kernels(TO_TOKENS) if casts else ()),
-        )  # fmt: skip
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add gathers, permute, experts, unpermute, reduce-scatter."""
         layer, owner, work = work, work.source_rank, self.carries(work).work
@@ -145,22 +110,23 @@ class MegatronAllGather(Scheme):
         )
         if not work.is_backward:
             # Slices are read and written, flags are summed up; counts are a few bytes.
-            gathered = _small(machine, OWN, gathered, flags * (3 + 2 * prob))
+            gathered = machine.small_kernels(Kind.LAYOUT, flags * (3 + 2 * prob), gathered, OWN)
             machine.host.wait(DISPATCH, gathered, COUNTS_WAIT)
-            gathered = _small(
-                machine, ROW_MAP, gathered, flags * (1 + ROW_MAP_PASSES * INDEX_BYTES)
-            )
+            indices = flags * (1 + ROW_MAP_PASSES * INDEX_BYTES)
+            gathered = machine.small_kernels(Kind.LAYOUT, indices, gathered, ROW_MAP)
         moved = MemoryTraffic(_copies(work) * b_d, got * b_d, got)
-        rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered)
+        rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered, moves="rows of the own experts")
         if not work.is_backward:
-            rows = _small(machine, SELECTED, rows, flags * (4 + 3 * prob))
+            rows = machine.small_kernels(Kind.LAYOUT, flags * (4 + 3 * prob), rows, SELECTED)
             machine.host.wait(DISPATCH, rows, SIZE_WAIT)
         # NCCL's kernels have gone, and have left no SMs to shared experts before.
-        split = machine.sms.split(f"scheme {self.name!r}", {"gathers": machine.sms.count})
+        split = self.split(machine, gathers=machine.sms.count)
         ready = shared_kernels(machine, layer, split, start, rows)
         done = run_experts(machine, work, self.options, ready)
         summed = MemoryTraffic(got * work.result_row_bytes, every * own)
-        done = machine.memory_kernel(Kind.UNPERMUTE, summed, done)
+        done = machine.memory_kernel(
+            Kind.UNPERMUTE, summed, done, moves="own results, a row for each token of anybody"
+        )
         casts = n > 1 and b_c != own
         if casts:
             moved = MemoryTraffic(every * own, every * b_c)
@@ -207,8 +173,3 @@ class MegatronAllGather(Scheme):
 def _copies(work: LayerWork) -> Ints:
     """(rank,): tokens that have experts on each GPU."""
     return np.bincount(work.copy_rank, minlength=work.num_ranks).astype(np.int64)
-
-
-def _small(machine: Machine, one: Listed, after: Ints, nbytes: Ints) -> Ints:
-    """Run small kernels as they are listed: (rank,) tasks."""
-    return machine.small_kernels(Kind.LAYOUT, nbytes, after, one.name, one.launches)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from replay.schemes.ep.megatron.experts import (
     ExpertOptions,
-    listed,
     refused,
     run_experts,
     run_weight_gradients,
@@ -23,7 +22,6 @@ from replay.schemes.ep.nccl_alltoall import NcclAllToAll
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.software import Listed, Outline
 
 
 @dataclass(frozen=True)
@@ -56,15 +54,9 @@ class Megatron(NcclAllToAll):
         """Leave rows as they are until they are sorted."""
         return arrived, work.token_row_bytes
 
-    def _operands_listed(self, layer: Outline) -> tuple[Listed, ...]:
-        return ()
-
     def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
         return run_experts(machine, work, self.options, arrived)
 
     def weight_gradients(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
         """Run them as the experts' other GEMMs run."""
         return run_weight_gradients(machine, work, self.options, after)
-
-    def _experts_listed(self, layer: Outline) -> tuple[Listed, ...]:
-        return listed(layer, self.options)

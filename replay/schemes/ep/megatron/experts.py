@@ -18,7 +18,7 @@ and ``pytorch/csrc/extensions/cast.cpp`` (``multi_tensor_quantize_impl``); group
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,9 +27,9 @@ from replay.model.compute.calls import STREAMS, gradient_calls, per_expert_kerne
 from replay.model.compute.experts import in_turn
 from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.schemes.ep.software import Listed, Outline, expert_calls, experts
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 FP8_ALIGNMENT = 16  # rows of an expert (TransformerEngine ``fp8_padding.py``)
 PROB_BYTES = 4  # FP32
-ARGUMENTS = Listed(
+ARGUMENTS = Operation(
     "arguments", 7, source="grouped_gemm: leading dimensions and pointers of three matrices, sizes"
 )
-PADDING = Listed("padding", moves="rows, and rows padded to 16 an expert")
-UNPADDING = Listed("unpadding", moves="padded rows, and rows")
+PADDING = Operation("padding", moves="rows, and rows padded to 16 an expert")
+UNPADDING = Operation("unpadding", moves="padded rows, and rows")
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class ExpertOptions(Options):
 
     experts: str = option(
         "te",
+        "Kernels of the experts: a cuBLAS call for each (te), or one grouped GEMM of all (cutlass, "
+        "of earlier versions, for BF16).",
+        "Megatron-LM experts.py; TransformerEngine grouped_linear.py",
         choices=("te", "cutlass"),
-        help="Kernels of the experts: a cuBLAS call for each (te), or one grouped GEMM of all "
-        "(cutlass, of earlier versions, for BF16).",
-        source="Megatron-LM experts.py; TransformerEngine grouped_linear.py",
     )
     streams: int = option(
         STREAMS,
+        "Streams on which experts=te runs its calls.",
+        "TransformerEngine common/util/multi_stream.h",
         least=1,
-        help="Streams on which experts=te runs its calls.",
-        source="TransformerEngine common/util/multi_stream.h",
     )
 
 
@@ -102,23 +102,6 @@ def run_weight_gradients(
     return after
 
 
-def listed(layer: Outline, options: ExpertOptions) -> tuple[Listed, ...]:
-    """Kernels of `run_experts`."""
-    if options.experts == "cutlass":
-        return tuple(
-            entry
-            for one in experts(is_backward=layer.is_backward)
-            for entry in ((ARGUMENTS,) if one.name in ("gemm1", "gemm2", "wgrad") else ()) + (one,)
-        )
-    calls = expert_calls(layer, quantises=True)
-    if layer.precision.gemm != "fp8":
-        return calls
-    # Gate weights are padded like rows, forward; their gradients lose the padding again.
-    twice = (1, 2) if layer.is_backward else (2, 1)
-    before, behind = (replace(PADDING, launches=twice[0]), replace(UNPADDING, launches=twice[1]))
-    return before, *calls, behind
-
-
 def _grouped(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints:
     """Grouped GEMMs whose arguments are copied first."""
 
@@ -133,7 +116,7 @@ def _grouped(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints
 
 def _copied(machine: Machine, after: Ints) -> Ints:
     """Copy the arguments of a grouped GEMM: (rank,) tasks."""
-    return machine.small_kernels(Kind.LAYOUT, 0, after, ARGUMENTS.name, ARGUMENTS.launches)
+    return machine.small_kernels(Kind.LAYOUT, 0, after, ARGUMENTS)
 
 
 def _padding(work: LayerWork, row_bytes: int) -> tuple[Ints, Ints]:
@@ -150,19 +133,19 @@ def _padding(work: LayerWork, row_bytes: int) -> tuple[Ints, Ints]:
 def _padded(machine: Machine, work: LayerWork, row_bytes: int, after: Ints) -> Ints:
     """Pad the rows of each expert, forward its gate weights too: (rank,) tasks."""
     own, padded = _padding(work, row_bytes)
-    done = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), after, PADDING.name)
+    done = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), after, PADDING)
     if work.is_backward:
         return done
     own, padded = _padding(work, PROB_BYTES)
-    return machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), done, PADDING.name)
+    return machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), done, PADDING)
 
 
 def _unpadded(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     """Take the padding from each expert's results: (rank,) tasks; the reverse of `_padded`."""
     own, padded = _padding(work, work.result_row_bytes)
     moved = MemoryTraffic(padded, own)
-    done = machine.memory_kernel(Kind.UNPERMUTE, moved, after, UNPADDING.name)
+    done = machine.memory_kernel(Kind.UNPERMUTE, moved, after, UNPADDING)
     if not work.is_backward:
         return done
     own, padded = _padding(work, PROB_BYTES)
-    return machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(padded, own), done, UNPADDING.name)
+    return machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(padded, own), done, UNPADDING)

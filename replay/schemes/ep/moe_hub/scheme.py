@@ -55,7 +55,6 @@ from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.moe_hub.egress import STORES_FIRST, Egress, Sent
 from replay.schemes.ep.moe_hub.options import MoeHubOptions
-from replay.schemes.ep.software import TYPICAL, WGRAD, Listed, Outline, kernels
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -109,14 +108,6 @@ class MoeHub(Scheme):
             *memory.cast_received(work, received),
             Buffer("returned rows", returned * work.combine_row_bytes),
         )
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """The routing kernel; without dam GEMMs, sums, weight gradients behind it."""
-        if self.options.dam:
-            return kernels("routing")  # its blocks and all others are launched by the hub
-        names = ("gemm2", "gemm1") if layer.is_backward else ("gemm1", "gemm2")
-        behind = (WGRAD, WGRAD) if layer.is_backward else ()
-        return (*kernels("routing", *names, "sums"), *behind)
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the routing kernel's stores, the experts' tiles and the sums."""

@@ -15,18 +15,17 @@ from replay.model.work.ragged import places
 from replay.schemes.ep.pangu import programs
 from replay.schemes.ep.pangu.exchanges import Exchanges
 from replay.schemes.ep.pangu.programs import ID_BYTES, SORT_BYTES, WEIGHT_BYTES
-from replay.schemes.ep.pangu.routes import Part, Routes
+from replay.schemes.ep.pangu.routes import Routes, TokenPart
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.machine import Ints, Machine
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.pangu.options import PanguOptions
-    from replay.schemes.ep.software import Listed
     from replay.schemes.ep.staged import Stages
 
 
-class Layer:
+class PanguLayer:
     """One layer being described.
 
     Parameters
@@ -69,7 +68,9 @@ class Layer:
         arrived = cast_received(machine, work, got, arrived)
         rows = MemoryTraffic(got * work.operand_row_bytes, got * work.operand_row_bytes, got)
         if not work.is_backward:
-            arrived = self._small(programs.ORDER, arrived, 2 * SORT_BYTES * got)
+            arrived = machine.small_kernels(
+                Kind.LAYOUT, 2 * SORT_BYTES * got, arrived, programs.ORDER
+            )
         arrived = machine.memory_kernel(Kind.PERMUTE, rows, arrived, programs.SORT)
         done = separate_kernels(machine, work, machine.sms.for_kernels(), shared(arrived))
         rows = MemoryTraffic(got * work.result_row_bytes, got * work.result_row_bytes, got)
@@ -96,10 +97,12 @@ class Layer:
             counted = self._exchanges.run(
                 "inside", COUNTS, near * experts * programs.COUNT_BYTES, begun, payload=False
             ).done
-        counted = self._small(programs.SPLITS, counted)
+        counted = machine.small_kernels(Kind.LAYOUT, 0, counted, programs.SPLITS)
         machine.host.wait(DISPATCH, counted, programs.SPLITS_WAIT)
         weights = self._rail(programs.WEIGHTS, WEIGHT_BYTES * self._own_slots, counted)
-        ordered = self._small(programs.ROUTE, weights, SORT_BYTES * self._slots)
+        ordered = machine.small_kernels(
+            Kind.LAYOUT, SORT_BYTES * self._slots, weights, programs.ROUTE
+        )
         return cast_before_dispatch(machine, work, ordered)
 
     @property
@@ -134,7 +137,7 @@ class Layer:
         computed = ready
         if not self._work.is_backward:
             nbytes = self._slots * (ID_BYTES + WEIGHT_BYTES)
-            computed = self._small(programs.SELECT, computed, nbytes)
+            computed = machine.small_kernels(Kind.LAYOUT, nbytes, computed, programs.SELECT)
             machine.host.wait(DISPATCH, computed, programs.ROWS_WAIT)
         arrived = computed
         for part, came in zip(self._parts, gathered, strict=True):
@@ -142,7 +145,7 @@ class Layer:
             arrived = self._sent_inside(part, self._both(arrived, computed))
         return arrived
 
-    def _gather(self, part: Part, after: Ints) -> Ints:
+    def _gather(self, part: TokenPart, after: Ints) -> Ints:
         """Send the tokens of a part to all other nodes: (rank,) tasks."""
         if not self._is_hierarchical:
             return after
@@ -159,7 +162,7 @@ class Layer:
             self._follow(token, exchanged.leaves(owner, there, place))
         return exchanged.done
 
-    def _permuted(self, part: Part, after: Ints) -> Ints:
+    def _permuted(self, part: TokenPart, after: Ints) -> Ints:
         """Make a row for each slot of the node, and room for the sums: (rank,) tasks."""
         work, machine, rows = self._work, self._machine, part.inside.sum(axis=1)
         gathered = part.tokens * machine.domains.num
@@ -177,7 +180,7 @@ class Layer:
             permuted = machine.memory_kernel(Kind.PERMUTE, moved, permuted, programs.WEIGH)
         return permuted
 
-    def _sent_inside(self, part: Part, after: Ints) -> Ints:
+    def _sent_inside(self, part: TokenPart, after: Ints) -> Ints:
         """Send the rows of a part to their experts: (rank,) tasks. A node of one GPU has them."""
         work, machine = self._work, self._machine
         token, source = work.pair_token[part.pair], self._routes.gatherer[part.pair]
@@ -222,7 +225,7 @@ class Layer:
             scattered = self._exchanges.run("rail", COMBINE, sizes, begun, payload=False).done
         return scattered
 
-    def _added(self, part: Part, after: Ints) -> Ints:
+    def _added(self, part: TokenPart, after: Ints) -> Ints:
         """Weigh the returned rows of a part and add them to the node's sums: (rank,) tasks."""
         work, machine, rows = self._work, self._machine, part.inside.sum(axis=1)
         b_c = work.combine_row_bytes
@@ -232,7 +235,7 @@ class Layer:
         moved = MemoryTraffic(2 * rows * b_c, rows * b_c, rows)
         return machine.memory_kernel(Kind.UNPERMUTE, moved, after)
 
-    def _scatter(self, part: Part, before: Ints, added: Ints) -> Ints:
+    def _scatter(self, part: TokenPart, before: Ints, added: Ints) -> Ints:
         """Send the sums of a part to their owners' nodes: (rank,) tasks."""
         machine = self._machine
         sizes = self._routes.rails(part.tokens * self._work.combine_row_bytes, back=True)
@@ -261,10 +264,6 @@ class Layer:
     def _both(self, one: Ints, other: Ints) -> Ints:
         """(rank,) marks behind two (rank,) tasks."""
         return one if one is other else self._machine.gather(other, self._machine.ranks, one)
-
-    def _small(self, one: Listed, after: Ints, nbytes: IntsLike = 0) -> Ints:
-        """Run small kernels as they are listed: (rank,) tasks."""
-        return self._machine.small_kernels(Kind.LAYOUT, nbytes, after, one.name, one.launches)
 
     def _follow(self, token: Ints, leaves: Ints) -> None:
         """Note in which tasks tokens leave, but those of nobody."""

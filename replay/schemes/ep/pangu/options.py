@@ -14,17 +14,16 @@ class PanguOptions(NcclOptions):
 
     chunks: int = option(
         1,
-        least=1,
+        "Parts in which the tokens of a GPU travel. The all-gather of one part runs beside the "
+        "all-to-all inside the nodes of the part before it; on the way back likewise.",
+        "arXiv 2505.04519 overlaps the two across micro-batches and gives no number of parts "
+        "within one; mindformers has one",
         most=64,
-        help="Parts in which the tokens of a GPU travel. The all-gather of one part runs beside "
-        "the all-to-all inside the nodes of the part before it; on the way back likewise.",
-        source="arXiv 2505.04519 overlaps the two across micro-batches and gives no number of "
-        "parts within one; mindformers has one",
     )
     counts: str = option(
         "one-hot",
+        "How rows of each expert are counted. one-hot: a value for each (token, expert) slot and "
+        "each expert, written and summed up. histogram: in one pass over the ids.",
+        "mindformers token_dispatcher.py: OneHot, then a sum",
         choices=("one-hot", "histogram"),
-        help="How rows of each expert are counted. one-hot: a value for each (token, expert) slot "
-        "and each expert, written and summed up. histogram: in one pass over the ids.",
-        source="mindformers token_dispatcher.py: OneHot, then a sum",
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class TokenPart:
     """Tokens that travel together.
 
     Attributes
@@ -71,12 +71,12 @@ class Routes:
         self._bounds = bounds
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[TokenPart]:
         """The parts, in order."""
         return [self._part(index) for index in range(len(self._bounds) - 1)]
 
     @property
-    def whole(self) -> Part:
+    def whole(self) -> TokenPart:
         """All of the layer as one part."""
         return Routes(self._work, self._domains, 1)._part(0)
 
@@ -98,7 +98,7 @@ class Routes:
                 np.fill_diagonal(sizes, 0)
         return sizes
 
-    def _part(self, index: int) -> Part:
+    def _part(self, index: int) -> TokenPart:
         work, n = self._work, self._work.num_ranks
         pair = np.flatnonzero(self._part_of_token[work.pair_token] == index)
         src, dst = self.gatherer[pair], work.pair_rank[pair]
@@ -109,4 +109,4 @@ class Routes:
         token = np.flatnonzero(self._part_of_token == index)
         copies = np.unique(self.gatherer[pair] * work.num_tokens + work.pair_token[pair])
         wanted = np.bincount(copies // max(work.num_tokens, 1), minlength=n)
-        return Part(tokens, token, inside.reshape(n, n), wanted, pair, places(inside))
+        return TokenPart(tokens, token, inside.reshape(n, n), wanted, pair, places(inside))

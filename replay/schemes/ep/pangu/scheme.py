@@ -31,20 +31,17 @@ from replay.model.work.capacity import Carried, with_equal_tokens
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.memory import cast_tokens, on_each
 from replay.schemes.ep.nccl import FIFO_SOURCE
-from replay.schemes.ep.pangu import programs
 from replay.schemes.ep.pangu.exchanges import fifo_bytes, held_sms
-from replay.schemes.ep.pangu.layer import Layer
+from replay.schemes.ep.pangu.layer import PanguLayer
 from replay.schemes.ep.pangu.options import PanguOptions
 from replay.schemes.ep.pangu.programs import ID_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.pangu.routes import Routes
-from replay.schemes.ep.software import TYPICAL, Outline
 from replay.schemes.ep.staged import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.software import Listed
     from replay.schemes.ep.staged import Stages
 
 
@@ -64,6 +61,7 @@ class Pangu(StagedScheme):
     )
     traffic = "pair"
     network = "gather"
+    full_nodes = "its all-gathers are between GPUs of one index"
     platform = ""
     overlap = "parts between nodes beside parts inside, if there are several"
     phases_separated = False
@@ -108,18 +106,7 @@ class Pangu(StagedScheme):
             Buffer("sums of the node", gathered * b_c),
         )
 
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Nodes of which some GPUs have no peers in others."""
-        domains = Domains(system.fabric, work.num_ranks)
-        if domains.even:
-            return super().refuses_on(work, system)
-        return f"its all-gathers need full nodes of {domains.size} GPUs, not {work.num_ranks} ranks"
-
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Mindformers' operators, each a kernel; see `replay.schemes.ep.pangu.programs`."""
-        return programs.listed(layer, self.options)
-
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add gathers, exchange inside, experts, exchange inside, scatter."""
         owner = f"scheme {self.name!r}"
-        return Layer(work, self.carries(work), machine, self.options, owner).stages(start)
+        return PanguLayer(work, self.carries(work), machine, self.options, owner).stages(start)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.schemes.ep.software import Listed
 
 if TYPE_CHECKING:
     from replay.model.collectives.point_to_point import Exchanged
@@ -31,12 +31,9 @@ if TYPE_CHECKING:
 
     Exchange = Callable[[Ints, Ints], Exchanged]
 
-BY_LOCAL, BY_NODE = "order of local ranks", "order of nodes"
+BY_LOCAL = Operation("order of local ranks", moves="every row of a chunk")
+BY_NODE = Operation("order of nodes", moves="every row of a chunk")
 INSIDE, BETWEEN = "all-to-all inside nodes", "all-to-all between nodes"
-LISTED = (
-    Listed(BY_LOCAL, moves="every row of a chunk"), Listed(INSIDE),
-    Listed(BY_NODE, moves="every row of a chunk"), Listed(BETWEEN),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -26,26 +26,25 @@ from replay.model.collectives import point_to_point
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.shared import shared_before_wait
-from replay.model.machine.domains import Domains
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.capacity import Carried, cut, largest_load, with_capacity
 from replay.schemes.ep.base import DROPPED, PADDED
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
-from replay.schemes.ep.software import TYPICAL, Listed, Outline, experts
 from replay.schemes.ep.tutel import hierarchical, sparse
 from replay.schemes.options import option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.collectives.pair_rules import PairRules
     from replay.model.machine.machine import Ints, Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
 ROWS, AGREE = "all-to-all of rows", "all-reduce of the capacity"
-TO_EXPERTS, TO_RANKS = "order of experts", "order of ranks"
+TO_EXPERTS = Operation("order of experts", moves="every row of a chunk")
+TO_RANKS = Operation("order of ranks", moves="every result of a chunk")
 WAIT = "capacity to the host"
 NUMBER_BYTES = 4
 MOST_ALIGNED, ALIGNMENT = 256, 128  # larger alignments are multiples of 128 (moe_layer.py)
@@ -57,23 +56,22 @@ class TutelOptions(NcclOptions):
 
     capacity: float = option(
         0.0,
-        help="Capacity factor. 0: room for the largest load of any expert of any rank, so that "
-        "nothing is dropped. Above 0: that many times the mean load, rounded up for one choice and "
+        "Capacity factor. 0: room for the largest load of any expert of any rank, so that nothing "
+        "is dropped. Above 0: that many times the mean load, rounded up for one choice and "
         "multiplied by the choices; more is dropped. Below 0: whichever of the two is less.",
-        source="Tutel's own is 1, which drops tokens; 0 does as other schemes do",
+        "Tutel's own is 1, which drops tokens; 0 does as other schemes do",
     )
     overlap_degree: int = option(
         1,
-        least=1,
+        "Chunks of the capacity. With several, experts run beside NCCL, on the SMs it leaves.",
+        "Tutel moe_layer.py, a2a_ffn_overlap_degree; communicate.py, max_num_split",
         most=32,
-        help="Chunks of the capacity. With several, experts run beside NCCL, on the SMs it leaves.",
-        source="Tutel moe_layer.py, a2a_ffn_overlap_degree; communicate.py, max_num_split",
     )
     use_2dh: bool = option(
         False,
-        help="Whether rows for other nodes are first exchanged inside the node and then between "
-        "GPUs of one index, both times in few long messages (2DH). One node has one exchange.",
-        source="Tutel moe_layer.py, use_2dh, off by default",
+        "Whether rows for other nodes are first exchanged inside the node and then between GPUs of "
+        "one index, both times in few long messages (2DH). One node has one exchange.",
+        "Tutel moe_layer.py, use_2dh, off by default",
     )
 
     def rows(self, work: LayerWork) -> int:
@@ -109,30 +107,27 @@ class Tutel(SendsByNccl):
     overlap = "chunks of experts beside all-to-alls, if there are several"
     traffic = "pair"
     phases_separated = False
+    even_experts = True
     gemm_types = frozenset({"bf16", "fp32"})
     dispatch_types = frozenset({"bf16", "fp32"})
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32), "overlap_degree": (1, 2, 4)})
     options: TutelOptions = TutelOptions()
 
     def refuses(self, work: LayerWork) -> str:
-        """Ranks have equally many experts, rows the type of the tokens."""
+        """Rows have the type of the tokens."""
         if reason := super().refuses(work):
             return reason
         types = work.precision
         if types.dispatch != types.gemm:
             return f"its rows travel in the type of its GEMMs, {types.gemm}, not {types.dispatch}"
-        if len({len(own) for own in work.experts_of_rank}) > 1:
-            return "its ranks have equally many experts"
         return ""
 
-    def refuses_on(self, work: LayerWork, system: System) -> str:
+    @property
+    def full_nodes(self) -> str:  # type: ignore[override]  # options decide; nobody sets it
         """2DH and PXN want nodes that are full."""
-        if reason := super().refuses_on(work, system):
-            return reason
-        if self.options.use_2dh and not Domains(system.fabric, work.num_ranks).even:
-            size = system.fabric.gpus_per_domain
-            return f"{work.num_ranks} ranks do not fill nodes of {size}, as 2DH wants"
-        return ""
+        return super().full_nodes or (
+            "2DH exchanges rows between GPUs of one index" if self.options.use_2dh else ""
+        )
 
     def carries(self, work: LayerWork) -> Carried:
         """Every (rank, expert) has the capacity."""
@@ -165,33 +160,12 @@ class Tutel(SendsByNccl):
             found += [Buffer("rows by expert", there), Buffer("results by source", back)]
         return tuple(found)
 
-    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Locations, capacity, encode; chunks; decode."""
-        before: tuple[Listed, ...] = ()
-        if not layer.is_backward:  # which finds locations and capacity as they were
-            before = sparse.located(layer)
-            if self.options.capacity <= 0:
-                agree = (Listed(AGREE),) if layer.num_ranks > 1 else ()
-                before += (sparse.LARGEST, *agree, Listed(WAIT, 0))
-        chunks = self._chunks(layer.num_ranks)
-        ways: tuple[Listed, ...] = (Listed(ROWS, chunks),) if layer.num_ranks > 1 else ()
-        if self.options.use_2dh and layer.num_domains > 1:
-            ways = hierarchical.LISTED * chunks
-        several = layer.has_several_experts
-        there = (Listed(TO_EXPERTS, moves="every row of a chunk"),) if several else ()
-        back = (Listed(TO_RANKS, moves="every result of a chunk"),) if several else ()
-        return (
-            *before, *sparse.encoded(layer), *ways,
-            *(there + experts(is_backward=layer.is_backward) + back) * chunks,
-            *ways, *sparse.decoded(layer),
-        )  # fmt: skip
-
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add locations, encode, chunks of dispatch, experts and combine, decode."""
         carried = self.carries(work)
         machine.notes.count(PADDED, machine.ranks, carried.padding)
         machine.notes.count(DROPPED, machine.ranks, carried.dropped(work))
-        shared = shared_before_wait(machine, work, self._split(machine), start)
+        shared = shared_before_wait(machine, work, self.channels(machine), start)
         begun = sparse.encode(machine, work, carried, self._agreed(work, machine, start))
         parts = cut(carried, self._chunks(work.num_ranks), self.options.rows(work))
         sent = self._dispatched(work, machine, carried, parts, begun)
@@ -218,9 +192,9 @@ class Tutel(SendsByNccl):
         placed = sparse.locate(machine, work, start)
         if self.options.capacity > 0:
             return placed
-        tokens, largest = np.diff(work.tokens_of_rank), sparse.LARGEST
+        tokens = np.diff(work.tokens_of_rank)
         nbytes = 3 * tokens * work.expert_ids.shape[1] * NUMBER_BYTES  # read, written, read
-        placed = machine.small_kernels(Kind.LAYOUT, nbytes, placed, largest.name, largest.launches)
+        placed = machine.small_kernels(Kind.LAYOUT, nbytes, placed, sparse.LARGEST)
         if machine.num_ranks > 1:
             begun = machine.kernel(placed, AGREE)
             placed = NCCL.build(machine, COUNTS, "all_reduce", NUMBER_BYTES, begun)
@@ -284,7 +258,7 @@ class Tutel(SendsByNccl):
             moved = _copied(rows, part.dispatch_row_bytes)
             after = machine.memory_kernel(Kind.PERMUTE, moved, after, TO_EXPERTS)
         if self._chunks(part.num_ranks) > 1:
-            split = self._split(machine)
+            split = self.channels(machine)
             num_sms = split.left
             pool = split.pool("tutel-experts", num_sms)
         else:
@@ -300,36 +274,19 @@ class Tutel(SendsByNccl):
         self, machine: Machine, kinds: PhaseKinds, sizes: Ints, after: Ints
     ) -> point_to_point.Exchanged | hierarchical.Hierarchical:
         """Send `sizes` bytes (source, destination): a kernel of NCCL's, or those of 2DH."""
-        rules = self.options.rules(machine)
-        channels = self._split(machine).channels("nccl", rules.num_channels)
-        exchange = partial(_exchanged, machine=machine, kinds=kinds, channels=channels, rules=rules)
         if self.options.use_2dh and machine.num_domains > 1:
+            exchange = partial(self.exchange, machine, kinds)
             return hierarchical.all_to_all(machine, kinds, sizes, after, exchange)
-        return exchange(sizes, machine.kernel(after, ROWS))
+        return self.exchange(machine, kinds, sizes, machine.kernel(after, ROWS))
 
-    def _split(self, machine: Machine) -> Split:
-        """SMs of such a kernel, and those that it leaves; a rank alone runs none."""
-        alone = machine.num_ranks == 1
-        shares = {} if alone else {"channels": self.options.rules(machine).num_channels}
-        rest = "compute" if self._chunks(machine.num_ranks) > 1 else ""
-        return machine.sms.split(f"scheme {self.name!r}", shares, rest=rest)
+    def channels(self, machine: Machine, rest: str = "") -> Split:
+        """As every scheme's; experts of a chunk run beside the kernel of another."""
+        rest = "compute" if self._chunks(machine.num_ranks) > 1 else rest
+        return super().channels(machine, rest)
 
     def _chunks(self, num_ranks: int) -> int:
         """Chunks; a rank alone has one."""
         return self.options.overlap_degree if num_ranks > 1 else 1
-
-
-def _exchanged(
-    sizes: Ints,
-    begun: Ints,
-    *,
-    machine: Machine,
-    kinds: PhaseKinds,
-    channels: Ints,
-    rules: PairRules,
-) -> point_to_point.Exchanged:
-    """One kernel of NCCL's, from (rank,) begins."""
-    return point_to_point.all_to_all(machine, kinds, channels, rules, sizes, begun, payload=True)
 
 
 def _copied(rows: Ints, row_bytes: int) -> MemoryTraffic:

@@ -11,14 +11,13 @@ Sources: microsoft/tutel ``tutel/impls/fast_dispatch.py`` (``extract_critical``,
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.schemes.ep.software import Listed, Outline
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
@@ -27,13 +26,14 @@ if TYPE_CHECKING:
 
 ID, INT, WIDE = 4, 4, 8  # bytes: int32, FP32 or int32 in a buffer, int64
 FP32 = 4
-MASKS = Listed("one-hot masks", moves="an int64 for each (token, expert) and choice")
-LOCATIONS = Listed("locations", moves="masks cast, summed up, multiplied and reduced")
-INDICES = Listed("indices", moves="ids of experts")
-LARGEST = Listed("largest location", 3, "a 4-byte location for each (token, choice)")
-TOKENS_FP32, ZEROES, ENCODE = "tokens in FP32", "zeroes", "encode"
-BUFFER_CAST, GATE_GRADIENTS = "buffer as it travels", "gradients of gate weights"
-BUFFER_FP32, DECODE, SUMS, SUMS_CAST = "buffer in FP32", "decode", "sums", "sums as tokens are"
+MASKS = Operation("one-hot masks", moves="an int64 for each (token, expert) and choice")
+LOCATIONS = Operation("locations", moves="masks cast, summed up, multiplied and reduced")
+INDICES = Operation("indices", moves="ids of experts")
+LARGEST = Operation("largest location", 3, "a 4-byte location for each (token, choice)")
+GATE_GRADIENTS = Operation(
+    "gradients of gate weights", moves="gradients and results of each choice"
+)
+SUMS = Operation("sums", moves="sums so far, the next choice")
 
 
 def location_kernels(top_k: int) -> int:
@@ -56,23 +56,13 @@ def locate(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     tokens, top_k = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
     flags = tokens * work.num_experts
     done = after
-    for listed, nbytes in (
-        (replace(MASKS, launches=2 * top_k), top_k * (flags + 2 * tokens) * WIDE),
-        (replace(LOCATIONS, launches=location_kernels(top_k)), flags * location_bytes(top_k)),
-        (replace(INDICES, launches=top_k), top_k * tokens * (WIDE + ID)),
+    for what, nbytes in (
+        (MASKS._replace(launches=2 * top_k), top_k * (flags + 2 * tokens) * WIDE),
+        (LOCATIONS._replace(launches=location_kernels(top_k)), flags * location_bytes(top_k)),
+        (INDICES._replace(launches=top_k), top_k * tokens * (WIDE + ID)),
     ):
-        done = machine.small_kernels(Kind.LAYOUT, nbytes, done, listed.name, listed.launches)
+        done = machine.small_kernels(Kind.LAYOUT, nbytes, done, what)
     return done
-
-
-def located(layer: Outline) -> tuple[Listed, ...]:
-    """Kernels of `locate`."""
-    k = layer.top_k
-    return (
-        replace(MASKS, launches=2 * k),
-        replace(LOCATIONS, launches=location_kernels(k)),
-        replace(INDICES, launches=k),
-    )
 
 
 def encode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> Ints:
@@ -83,24 +73,21 @@ def encode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> 
     """
     tokens, top_k = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
     row, buffer, kept = FP32 * work.shape.hidden, _buffer_rows(carried), _kept(work, carried)
-    moved = {
-        TOKENS_FP32: MemoryTraffic(tokens * work.token_row_bytes, tokens * row),
-        ZEROES: MemoryTraffic(0 * buffer, buffer * row),
-        ENCODE: MemoryTraffic(kept * row, kept * row, kept),
-        BUFFER_CAST: MemoryTraffic(buffer * row, buffer * work.dispatch_row_bytes),
-        GATE_GRADIENTS: MemoryTraffic((top_k * tokens + kept) * row, top_k * tokens * FP32),
-    }
-    return _run(machine, Kind.PERMUTE, encoded(Outline.of(work)), moved, after)
-
-
-def encoded(layer: Outline) -> tuple[Listed, ...]:
-    """Kernels of `encode`."""
-    listed = [Listed(ZEROES), Listed(ENCODE, layer.top_k, "a row for each choice")]
-    if layer.precision.dispatch != "fp32":
-        listed = [Listed(TOKENS_FP32), *listed, Listed(BUFFER_CAST)]
-    if layer.is_backward:
-        listed.append(Listed(GATE_GRADIENTS, layer.top_k, "gradients and results of each choice"))
-    return tuple(listed)
+    fp32 = MemoryTraffic(tokens * work.token_row_bytes, tokens * row)
+    encoded = MemoryTraffic(kept * row, kept * row, kept)
+    travels = MemoryTraffic(buffer * row, buffer * work.dispatch_row_bytes)
+    gradients = MemoryTraffic((top_k * tokens + kept) * row, top_k * tokens * FP32)
+    casts = work.precision.dispatch != "fp32"
+    for is_there, what, moved in (
+        (casts, Operation("tokens in FP32"), fp32),
+        (True, Operation("zeroes"), MemoryTraffic(0 * buffer, buffer * row)),
+        (True, Operation("encode", top_k, "a row for each choice"), encoded),
+        (casts, Operation("buffer as it travels"), travels),
+        (work.is_backward, GATE_GRADIENTS._replace(launches=top_k), gradients),
+    ):
+        if is_there:
+            after = machine.small_kernels(Kind.PERMUTE, moved, after, what)
+    return after
 
 
 def decode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> Ints:
@@ -108,35 +95,18 @@ def decode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> 
     tokens, top_k = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
     row, buffer, kept = FP32 * work.shape.hidden, _buffer_rows(carried), _kept(work, carried)
     sums = (top_k - 1) * tokens * row
-    moved = {
-        BUFFER_FP32: MemoryTraffic(buffer * work.combine_row_bytes, buffer * row),
-        DECODE: MemoryTraffic(kept * row, top_k * tokens * row),
-        SUMS: MemoryTraffic(2 * sums, sums),
-        SUMS_CAST: MemoryTraffic(tokens * row, tokens * work.result_row_bytes),
-    }
-    return _run(machine, Kind.UNPERMUTE, decoded(Outline.of(work)), moved, after)
-
-
-def decoded(layer: Outline) -> tuple[Listed, ...]:
-    """Kernels of `decode`."""
-    listed = [Listed(DECODE, layer.top_k, "a row for each choice")]
-    if layer.top_k > 1:
-        listed.append(Listed(SUMS, layer.top_k - 1, "sums so far, the next choice"))
-    if layer.precision.combine != "fp32":
-        listed = [Listed(BUFFER_FP32), *listed, Listed(SUMS_CAST)]
-    return tuple(listed)
-
-
-def _run(
-    machine: Machine,
-    kind: Kind,
-    listed: tuple[Listed, ...],
-    moved: dict[str, MemoryTraffic],
-    after: Ints,
-) -> Ints:
-    """Run kernels as they are listed: (rank,) tasks."""
-    for one in listed:
-        after = machine.small_kernels(kind, moved[one.name], after, one.name, one.launches)
+    fp32 = MemoryTraffic(buffer * work.combine_row_bytes, buffer * row)
+    decoded = MemoryTraffic(kept * row, top_k * tokens * row)
+    results = MemoryTraffic(tokens * row, tokens * work.result_row_bytes)
+    casts = work.precision.combine != "fp32"
+    for is_there, what, moved in (
+        (casts, Operation("buffer in FP32"), fp32),
+        (True, Operation("decode", top_k, "a row for each choice"), decoded),
+        (top_k > 1, SUMS._replace(launches=top_k - 1), MemoryTraffic(2 * sums, sums)),
+        (casts, Operation("sums as tokens are"), results),
+    ):
+        if is_there:
+            after = machine.small_kernels(Kind.UNPERMUTE, moved, after, what)
     return after
 
 

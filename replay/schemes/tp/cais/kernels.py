@@ -80,7 +80,7 @@ class Loading(NamedTuple):
     end: Ints
 
 
-class Blocks:
+class KernelBlocks:
     """Blocks of the kernels of one layer.
 
     Parameters

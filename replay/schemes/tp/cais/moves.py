@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from replay.schemes.tp.cais.rows import Cut
 
 
-class Loaded(NamedTuple):
+class RowsLoaded(NamedTuple):
     """Rows that have arrived: (task,).
 
     Attributes
@@ -50,7 +50,7 @@ class Added(NamedTuple):
     piece: Ints
 
 
-class Pushed(NamedTuple):
+class SumsPushed(NamedTuple):
     """Tasks of sums.
 
     Attributes
@@ -79,7 +79,7 @@ class Moves:
             requests_first=options.traffic_control,
         )  # fmt: skip
 
-    def load(self, cut: Cut, widths: Ints, opened: Ints) -> Loaded:
+    def load(self, cut: Cut, widths: Ints, opened: Ints) -> RowsLoaded:
         """Load rows of other GPUs, slice by slice.
 
         Parameters
@@ -113,7 +113,7 @@ class Moves:
         self._keep_window(reader, part, issued, arrived, int(pieces.nbytes.max()))
         address = machine.caches.new_keys(len(pieces)) + of
         machine.notes.access(self._named("loads"), address, issued)
-        return Loaded(there, reader, part, which[of])
+        return RowsLoaded(there, reader, part, which[of])
 
     def _keep_window(
         self, reader: Ints, part: Ints, issued: Ints, arrived: Ints, piece_bytes: int
@@ -126,7 +126,7 @@ class Moves:
         later = later[flow[later] == flow[later - window]]
         self._machine.order(arrived[order[later - window]], issued[order[later]])
 
-    def push(self, cut: Cut, widths: Ints, sent: Ints) -> Pushed:
+    def push(self, cut: Cut, widths: Ints, sent: Ints) -> SumsPushed:
         """Push partial sums to their homes, which add them to their own.
 
         Parameters
@@ -157,7 +157,7 @@ class Moves:
         machine.order(left, ends[src, cut.part[piece[of]], column[of]])
         address = machine.caches.new_keys(len(pieces)) + of
         machine.notes.access(self._named("reductions"), address, left)
-        return Pushed(ends, Added(added, home, piece[which]))
+        return SumsPushed(ends, Added(added, home, piece[which]))
 
     def _named(self, what: str) -> str:
         return f"merged {what}" if self._options.merge else what

@@ -25,20 +25,20 @@ import numpy as np
 
 from replay.model.machine.kinds import Kind
 from replay.model.work.transformer_layer import Enter, Leave, Norm
-from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
-from replay.schemes.tp.cais.grid import Grid
-from replay.schemes.tp.cais.kernels import Blocks
+from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme, is_plain
+from replay.schemes.tp.cais.grid import BlockGrid
+from replay.schemes.tp.cais.kernels import KernelBlocks
 from replay.schemes.tp.cais.moves import Moves
 from replay.schemes.tp.cais.norms import interleaved, normalise
 from replay.schemes.tp.cais.options import CaisOptions
 from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.work.transformer_layer import Step, TensorLayer
-    from replay.schemes.tp.cais.kernels import Pushing
+    from replay.model.work.transformer_layer import Product, Step, TensorLayer
+    from replay.schemes.tp.cais.kernels import Loading, Pushing
     from replay.schemes.tp.kernels import Kernels
 
 
@@ -89,58 +89,51 @@ class Cais(TensorScheme):
                 place += 1
         return after
 
-    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
-        """Multiply rows that tiles load; where something reads rows before, load them alone."""
-        if not _is_plain(step) or kernels.layer.num_ranks == 1:
-            return super().enter(kernels, step, after)
-        blocks, machine = self._blocks(kernels), kernels.machine
-        begun = machine.kernel(machine.sync.barrier(GATHER, after), "ag-gemm")
-        grid = self._grid(machine)
-        loading = blocks.load_and_multiply(step.product)
-        grid.add(loading.first, loading.end, loading.place)
-        grid.launch(begun)
-        done = _ended(machine, loading.end, begun)
-        return kernels.gradient(step.product, done) if kernels.layer.is_backward else done
-
-    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
-        """Push sums tile by tile; where something changes them first, push them alone."""
-        if not _is_plain(step) or kernels.layer.num_ranks == 1:
-            return super().leave(kernels, step, after)
-        blocks, machine = self._blocks(kernels), kernels.machine
-        begun = machine.kernel(after, "gemm-rs")
-        grid = self._grid(machine)
-        pushing = blocks.multiply_and_push(step.product, begun)
-        grid.add(pushing.first, pushing.end, pushing.place)
-        done = self._summed(machine, grid, pushing, begun)
-        if not kernels.layer.is_backward:
-            return done
-        return kernels.gradient(step.product, self.gather(kernels, done))
+    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Multiply rows that tiles load."""
+        return self._loaded(
+            kernels, "ag-gemm", lambda blocks: blocks.load_and_multiply(product), after
+        )
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
         """Load the rows of all tokens, in a kernel of its own."""
-        if kernels.layer.num_ranks == 1:
-            return after
-        blocks, machine = self._blocks(kernels), kernels.machine
-        begun = machine.kernel(machine.sync.barrier(GATHER, after), "all-gather")
-        grid = self._grid(machine)
-        loading = blocks.load_alone()
+        return self._loaded(kernels, "all-gather", KernelBlocks.load_alone, after)
+
+    def _loaded(
+        self, kernels: Kernels, name: str, load: Callable[[KernelBlocks], Loading], after: Ints
+    ) -> Ints:
+        """Launch a kernel of blocks that load rows: (rank,) tasks of its end."""
+        machine = kernels.machine
+        begun = machine.kernel(machine.sync.barrier(GATHER, after), name)
+        loading, grid = load(self._blocks(kernels)), self._grid(machine)
         grid.add(loading.first, loading.end, loading.place)
         grid.launch(begun)
         return _ended(machine, loading.end, begun)
 
+    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Multiply and add up; backward, rows for the weights' gradient are loaded behind."""
+        assert isinstance(step, Leave)
+        layer = kernels.layer
+        if layer.num_ranks == 1 or not layer.is_backward or not is_plain(step):
+            return super().leave(kernels, step, after)
+        done = self.multiply_and_reduce(kernels, step.product, after)
+        return kernels.gradient(step.product, self.gather(kernels, done))
+
+    def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Push sums tile by tile."""
+        begun = kernels.machine.kernel(after, "gemm-rs")
+        pushing = self._blocks(kernels).multiply_and_push(product, begun)
+        return self._summed(kernels.machine, pushing, begun)
+
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """Push the sums of all tokens, in a kernel of its own."""
-        if kernels.layer.num_ranks == 1:
-            return after
-        blocks, machine = self._blocks(kernels), kernels.machine
-        begun = machine.kernel(after, "reduce-scatter")
-        grid = self._grid(machine)
-        pushing = blocks.push_alone()
-        grid.add(pushing.first, pushing.end, pushing.place)
-        return self._summed(machine, grid, pushing, begun)
+        begun = kernels.machine.kernel(after, "reduce-scatter")
+        return self._summed(kernels.machine, self._blocks(kernels).push_alone(), begun)
 
-    def _summed(self, machine: Machine, grid: Grid, pushing: Pushing, begun: Ints) -> Ints:
-        """Launch a kernel that pushes: (rank,) tasks at which all GPUs have their sums."""
+    def _summed(self, machine: Machine, pushing: Pushing, begun: Ints) -> Ints:
+        """Launch a kernel of blocks that push: (rank,) tasks at which all GPUs have their sums."""
+        grid = self._grid(machine)
+        grid.add(pushing.first, pushing.end, pushing.place)
         grid.launch(begun)
         done = _ended(machine, pushing.end, begun)
         machine.order(pushing.added.tasks, done[pushing.added.rank])
@@ -183,17 +176,17 @@ class Cais(TensorScheme):
     def _is_coordinated(self) -> bool:
         return self.options.merge and self.options.coordination
 
-    def _blocks(self, kernels: Kernels) -> Blocks:
+    def _blocks(self, kernels: Kernels) -> KernelBlocks:
         order = self.options.order
         if order == "auto":
             order = "spread" if self.options.merge else "rotated"
-        return Blocks(
+        return KernelBlocks(
             kernels, Moves(kernels.machine, self.options), self.options,
             is_coordinated=self._is_coordinated, order=order,
         )  # fmt: skip
 
-    def _grid(self, machine: Machine) -> Grid:
-        return Grid(machine, GATHER, self.options.group_blocks if self._is_coordinated else 0)
+    def _grid(self, machine: Machine) -> BlockGrid:
+        return BlockGrid(machine, GATHER, self.options.group_blocks if self._is_coordinated else 0)
 
 
 def _ended(machine: Machine, tasks: Ints, begun: Ints) -> Ints:
@@ -202,15 +195,9 @@ def _ended(machine: Machine, tasks: Ints, begun: Ints) -> Ints:
     return machine.gather(tasks.ravel(), rank, begun)
 
 
-def _is_plain(step: Enter | Leave) -> bool:
-    """Whether a product is one matrix and reads, or makes, the rows themselves."""
-    around = step.before if isinstance(step, Enter) else step.after
-    return step.product.groups == 1 and not around
-
-
 def _in_one(steps: tuple[Step, ...]) -> tuple[Leave, Norm, Enter] | None:
     """A product, a norm and a product that can be one kernel; None if steps are anything else."""
     match steps:
         case (Leave() as leave, Norm() as norm, Enter() as enter):
-            return (leave, norm, enter) if _is_plain(leave) and _is_plain(enter) else None
+            return (leave, norm, enter) if is_plain(leave) and is_plain(enter) else None
     return None

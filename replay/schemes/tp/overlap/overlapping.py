@@ -7,22 +7,18 @@ experts, and behind them, rows are gathered and sums added up by a kernel alone.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from replay.model.work.transformer_layer import Enter, Leave
 from replay.schemes.tp.base import TensorScheme
-from replay.schemes.tp.traffic import TensorTraffic
+from replay.schemes.tp.traffic import one_way
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replay.model.machine.machine import Ints, Machine
-    from replay.model.work.transformer_layer import Product, TensorLayer
     from replay.schemes.options import Options
-    from replay.schemes.tp.kernels import Kernels
 
 WITHOUT_GATHERS = (
     "the sources overlap a product with the all-reduce behind it; with sequence_parallel=true the "
@@ -59,43 +55,7 @@ class Overlapping(TensorScheme):
     def _settle(self) -> None:
         """Take over what follows from the options."""
         self.sequence_parallel = self.options.sequence_parallel
-        moves = self._moves
-        self.traffic = (
-            TensorTraffic(moves, moves)
-            if self.sequence_parallel
-            else TensorTraffic("none", f"{moves}-all")
-        )
-
-    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
-        """Overlap the gather with the product, if nothing lies between them."""
-        assert isinstance(step, Enter)
-        product, layer = step.product, kernels.layer
-        if step.before or not self.sequence_parallel or not _overlaps(product, layer):
-            return super().enter(kernels, step, after)
-        done = self.gather_and_multiply(kernels, product, after)
-        return kernels.gradient(product, done) if layer.is_backward else done
-
-    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
-        """Overlap the product with the sums, if nothing lies between them."""
-        assert isinstance(step, Leave)
-        product, layer = step.product, kernels.layer
-        if step.after or not _overlaps(product, layer):
-            return super().leave(kernels, step, after)
-        ready = self.gather(kernels, after) if layer.is_backward else after
-        summed = self.multiply_and_reduce(kernels, product, ready)
-        return kernels.gradient(product, summed) if layer.is_backward else summed
-
-    @abstractmethod
-    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
-        """Gather rows while tiles of which rows are there are multiplied: (rank,) tasks."""
-
-    @abstractmethod
-    def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
-        """Multiply while partial sums that are there are added up: (rank,) tasks."""
-
-
-def _overlaps(product: Product, layer: TensorLayer) -> bool:
-    return product.groups == 1 and layer.num_ranks > 1
+        self.traffic = one_way(self._moves, sequence_parallel=self.sequence_parallel)
 
 
 # ---- rows of owners ------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class RowPieces:
     """Pieces of the rows of all tokens, the same on every GPU.
 
     Attributes
@@ -49,7 +49,7 @@ class Pieces:
         return self.rows * self.row_bytes
 
 
-def whole_rows(layer: TensorLayer, most_bytes: int) -> Pieces:
+def whole_rows(layer: TensorLayer, most_bytes: int) -> RowPieces:
     """Whole rows of every chunk, as many to a piece as fit `most_bytes`, at least one."""
     most = max(1, most_bytes // layer.row_bytes)
     of_chunk = -(-layer.owned // most)
@@ -57,10 +57,10 @@ def whole_rows(layer: TensorLayer, most_bytes: int) -> Pieces:
     start = np.tile(np.arange(of_chunk), layer.num_ranks) * most
     rows = np.minimum(most, layer.owned - start)
     width = np.full(len(chunk), layer.row_bytes)
-    return Pieces(chunk, chunk * layer.owned + start, rows, width)
+    return RowPieces(chunk, chunk * layer.owned + start, rows, width)
 
 
-def pieces_between(pieces: Pieces, first_row: Ints, rows: Ints) -> tuple[Ints, Ints]:
+def pieces_between(pieces: RowPieces, first_row: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """Find the pieces of whole rows that runs of rows lie in: (entry,) runs and pieces.
 
     Parameters
@@ -86,7 +86,7 @@ class Sums(NamedTuple):
         (rank, piece): task that makes it on each GPU.
     """
 
-    pieces: Pieces
+    pieces: RowPieces
     made: Ints
 
 
@@ -109,7 +109,7 @@ def sums_of(tiled: Tiled, layer: TensorLayer) -> Sums:
     stop = np.minimum((first + rows)[part], (chunk + 1) * layer.owned)
     part, column = np.repeat(part, num_columns), np.tile(np.arange(num_columns), len(part))
     each = np.repeat(np.arange(len(chunk)), num_columns)
-    pieces = Pieces(
+    pieces = RowPieces(
         chunk[each], start[each], (stop - start)[each], width[part, column] * BF16
     )  # fmt: skip
     return Sums(pieces, task[:, part, column])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from replay.model.machine.kinds import Kind
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.transformer_layer import Product, TensorLayer
-    from replay.schemes.tp.overlap.pieces import Pieces
+    from replay.schemes.tp.overlap.pieces import RowPieces
 
 
 class InOrder(NamedTuple):
@@ -68,7 +68,7 @@ def product(
     begun: Ints,
     *,
     ordered: InOrder,
-    pieces: Pieces,
+    pieces: RowPieces,
     there: Ints,
     tell: Callable[[Ints, Ints], Ints],
 ) -> Ints:

@@ -13,34 +13,31 @@ class T3Options(Options):
 
     trigger_ns: int = option(
         150,
-        help="Time from the last store into a piece, as the memory controller has it, until the "
-        "engine has its command or waiting tiles are started.",
-        source="assumed: a look-up in a table of 19 KB and a way over the chip, about half of a "
-        "hit in the L2 cache; T3 says that it is in no access's way, and gives no time",
+        "Time from the last store into a piece, as the memory controller has it, until the engine "
+        "has its command or waiting tiles are started.",
+        "assumed: a look-up in a table of 19 KB and a way over the chip, about half of a hit in "
+        "the L2 cache; T3 says that it is in no access's way, and gives no time",
         least=0,
-        unit="ns",
     )
     engine_start: bool = option(
         True,
-        help="Whether every command of an engine pays what starting a copy costs today "
+        "Whether every command of an engine pays what starting a copy costs today "
         "(overheads.copy_engine_start_us).",
-        source="T3's simulator does not model the engines; commands are fetched beforehand, so "
-        "that the start of one does not hold up the next",
+        "T3's simulator does not model the engines; commands are fetched beforehand, so that the "
+        "start of one does not hold up the next",
     )
     overlap_gather: bool = option(
         True,
-        help="Whether tiles of the product behind a gather begin as their rows come. Without it "
-        "the product is a kernel behind the gather.",
-        source="CAIS (arXiv 2605.05628), IV-C: T3 extended to all-gathers; T3 itself overlaps "
-        "products with reduce-scatters and leaves gathers in sequence",
+        "Whether tiles of the product behind a gather begin as their rows come. Without it the "
+        "product is a kernel behind the gather.",
+        "CAIS (arXiv 2605.05628), IV-C: T3 extended to all-gathers; T3 itself overlaps products "
+        "with reduce-scatters and leaves gathers in sequence",
     )
     piece_bytes: int = option(
         65536,
-        help="Most bytes of whole rows that one command copies, at least one row. Sums are copied "
-        "tile by tile.",
-        source="assumed: as a tile of 128 x 256 sums",
-        least=1,
-        unit="B",
+        "Most bytes of whole rows that one command copies, at least one row. Sums are copied tile "
+        "by tile.",
+        "assumed: as a tile of 128 x 256 sums",
     )
 
 
@@ -50,7 +47,7 @@ class RingOptions(T3Options):
 
     near_memory: bool = option(
         True,
-        help="Whether memory adds what is stored to what is there (op-and-store), at the cost of "
-        "a store. Without it, the second of two stores to a sum reads the first.",
-        source="arXiv 2401.16677, 4.3; without compute in memory: atomics of the system, 7",
+        "Whether memory adds what is stored to what is there (op-and-store), at the cost of a "
+        "store. Without it, the second of two stores to a sum reads the first.",
+        "arXiv 2401.16677, 4.3; without compute in memory: atomics of the system, 7",
     )

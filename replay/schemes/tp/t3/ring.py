@@ -14,7 +14,7 @@ from replay.schemes.tp.base import GATHER, REDUCE
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints
-    from replay.schemes.tp.overlap.pieces import Pieces
+    from replay.schemes.tp.overlap.pieces import RowPieces
     from replay.schemes.tp.t3.engines import Engines
 
 
@@ -27,7 +27,7 @@ def turn(rank: Ints, chunk: Ints, num_ranks: int) -> Ints:
 
 
 def reduce(
-    engines: Engines, pieces: Pieces, made: Ints, *, pool: Ints | None, near_memory: bool
+    engines: Engines, pieces: RowPieces, made: Ints, *, pool: Ints | None, near_memory: bool
 ) -> tuple[Ints, Ints]:
     """Add sums up along the ring.
 
@@ -74,7 +74,7 @@ def reduce(
     return np.array(added), np.array(ranks)
 
 
-def gather(engines: Engines, pieces: Pieces, after: Ints) -> Ints:
+def gather(engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
     """Hand rows round the ring: (rank, piece) tasks, the piece is in the GPU's memory.
 
     Parameters

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.work.transformer_layer import Enter, Leave
+from replay.model.work.transformer_layer import Leave
 from replay.schemes.tp import matrices
-from replay.schemes.tp.base import GATHER, TensorScheme
+from replay.schemes.tp.base import GATHER, TensorScheme, is_plain
 from replay.schemes.tp.overlap import waiting
-from replay.schemes.tp.overlap.pieces import Pieces, Sums, chunks_of, sums_of, whole_rows
+from replay.schemes.tp.overlap.pieces import RowPieces, Sums, chunks_of, sums_of, whole_rows
 from replay.schemes.tp.t3 import ring, switch
 from replay.schemes.tp.t3.engines import Engines
 from replay.schemes.tp.t3.options import RingOptions, T3Options
@@ -68,7 +68,7 @@ class Tracked(TensorScheme):
     # ---- rows ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _gathered(self, engines: Engines, pieces: Pieces, after: Ints) -> Ints:
+    def _gathered(self, engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
         """Bring pieces of rows to all GPUs: (rank, piece) tasks."""
 
     @abstractmethod
@@ -78,32 +78,25 @@ class Tracked(TensorScheme):
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
         """All rows, by engines."""
         machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1:
-            return after
         pieces = whole_rows(layer, self.options.piece_bytes)
         there = self._gathered(Engines(machine, self.options), pieces, after)
         ranks = np.repeat(machine.ranks, len(pieces))
         return machine.gather(there.ravel(), ranks, after)
 
-    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
-        """Multiply rows as engines bring them. Routed rows wait for all of them."""
-        assert isinstance(step, Enter)
+    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+        """Multiply rows as engines bring them."""
+        if not self.options.overlap_gather:
+            return super().gather_and_multiply(kernels, product, after)
         machine, layer = kernels.machine, kernels.layer
-        is_plain = step.product.groups == 1 and not step.before
-        if layer.num_ranks == 1 or not is_plain or not self.options.overlap_gather:
-            return super().enter(kernels, step, after)
         engines = Engines(machine, self.options)
         pieces = whole_rows(layer, self.options.piece_bytes)
-        done = waiting.product(
-            machine, step.product, Kind.GEMM1, kernels.pool,
+        return waiting.product(
+            machine, product, Kind.GEMM1, kernels.pool,
             machine.kernel(after, KIND_NAMES[Kind.GEMM1]),
-            ordered=waiting.in_order(
-                machine, layer, step.product, Kind.GEMM1, self._place(kernels)
-            ),
+            ordered=waiting.in_order(machine, layer, product, Kind.GEMM1, self._place(kernels)),
             pieces=pieces, there=self._gathered(engines, pieces, after),
             tell=lambda rank, ready: engines.tell(GATHER, rank, ready),
         )  # fmt: skip
-        return kernels.gradient(step.product, done) if layer.is_backward else done
 
     # ---- sums ------------------------------------------------------------------------------------
 
@@ -126,8 +119,6 @@ class Tracked(TensorScheme):
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """All sums, by engines, when all are made."""
         layer = kernels.layer
-        if layer.num_ranks == 1:
-            return after
         pieces = whole_rows(layer, self.options.piece_bytes)
         made = np.repeat(after[:, None], len(pieces), axis=1)
         return self._summed(kernels, Sums(pieces, made), after, tracked=False)
@@ -136,7 +127,7 @@ class Tracked(TensorScheme):
         """Send sums on as tiles make them. Routed rows wait for all of them."""
         assert isinstance(step, Leave)
         machine, layer = kernels.machine, kernels.layer
-        if layer.num_ranks == 1 or step.product.groups > 1 or step.after:
+        if layer.num_ranks == 1 or not is_plain(step):
             return super().leave(kernels, step, after)
         begun = machine.kernel(after, KIND_NAMES[Kind.GEMM2])
         turns = self._turns(kernels, step.product)
@@ -170,7 +161,7 @@ class T3(Tracked):
     proposes = frozenset({"store-tracking", "triggered-copies", "near-memory-reduction"})
     options: RingOptions = RingOptions()
 
-    def _gathered(self, engines: Engines, pieces: Pieces, after: Ints) -> Ints:
+    def _gathered(self, engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
         return ring.gather(engines, pieces, after)
 
     def _place(self, kernels: Kernels) -> Any:
@@ -209,7 +200,7 @@ class T3Switch(Tracked):
     proposes = frozenset({"store-tracking", "triggered-copies", "multimem-engines"})
     options: T3Options = T3Options()
 
-    def _gathered(self, engines: Engines, pieces: Pieces, after: Ints) -> Ints:
+    def _gathered(self, engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
         return switch.gather(engines, pieces, after)
 
     def _place(self, kernels: Kernels) -> Any:

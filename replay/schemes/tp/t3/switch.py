@@ -21,11 +21,11 @@ from replay.schemes.tp.base import GATHER, REDUCE
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints
-    from replay.schemes.tp.overlap.pieces import Pieces
+    from replay.schemes.tp.overlap.pieces import RowPieces
     from replay.schemes.tp.t3.engines import Engines
 
 
-def reduce(engines: Engines, pieces: Pieces, made: Ints) -> tuple[Ints, Ints, Ints]:
+def reduce(engines: Engines, pieces: RowPieces, made: Ints) -> tuple[Ints, Ints, Ints]:
     """Load the sums of all GPUs' pieces: (piece,) tasks, they are in their owners' memory.
 
     Parameters
@@ -58,7 +58,7 @@ def reduce(engines: Engines, pieces: Pieces, made: Ints) -> tuple[Ints, Ints, In
     return machine.stream(REDUCE.memory, pieces.nbytes, owner, total), read, member
 
 
-def gather(engines: Engines, pieces: Pieces, after: Ints) -> Ints:
+def gather(engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
     """Copy rows to all GPUs: (rank, piece) tasks, the piece is in the GPU's memory.
 
     Parameters

@@ -1,0 +1,100 @@
+"""What a scheme's software launches for a layer: the program of a host thread, as it was built.
+
+A scheme names its kernels where it launches them, by verbs of the machine that take a name or an
+`Operation`. The list is read off a layer that is built for it, on a machine that is like others.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import hwmodel
+from replay.chains.chain import check_code_for, faults_of
+from replay.engine import GraphBuilder
+from replay.errors import UserError
+from replay.model.machine.host import Operation
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.placement import place
+from replay.model.work.precision import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hwmodel import System
+    from replay.schemes import Scheme
+
+Program = tuple[Operation, ...]
+
+SYSTEMS = {"cuda": "dgx-h100", "cann": "atlas-800t-a2"}
+"""Machines of a typical layer, by platform."""
+
+RANKS, EXPERTS, TOP_K = 8, 256, 8
+TYPES = (
+    Precision("fp8"),
+    Precision("fp8", combine="fp8"),
+    Precision("bf16", gemm="fp8"),
+    Precision("bf16"),
+    Precision("fp32"),
+)
+"""Number types of a typical layer: the first that a scheme takes."""
+
+
+@cache
+def typical_layer(types: Precision, is_backward: bool) -> LayerWork:
+    """A layer in which every expert has a row."""
+    tokens = EXPERTS // TOP_K
+    ids = np.arange(EXPERTS, dtype=np.int32).reshape(tokens, TOP_K)
+    owner = (np.arange(tokens) * RANKS // tokens).astype(np.int32)
+    placed, shape = place("contiguous", EXPERTS, RANKS), ExpertShape(hidden=256, intermediate=128)
+    return LayerWork(ids, owner, placed, shape, types, is_backward=is_backward)
+
+
+def typical_program(scheme: Scheme, *, is_backward: bool = False) -> Program | None:
+    """List the kernels of a typical layer and the waits of its host, in their order.
+
+    Returns
+    -------
+    None if the scheme builds none.
+    """
+    system = hwmodel.load(SYSTEMS[scheme.platform or "cuda"])
+    for types in TYPES:
+        with suppress(UserError):
+            return program(scheme, typical_layer(types, is_backward), system)
+    return None
+
+
+def program(scheme: Scheme, work: LayerWork, system: System) -> Program:
+    """Build a layer and read its program, kernels of one name in a row as one entry.
+
+    Raises
+    ------
+    UserError
+        If the scheme refuses the layer, or its code fails.
+    """
+    check_code_for(scheme, work, system)
+    machine = Machine(system, GraphBuilder(KIND_NAMES), work.num_ranks, scheme.uplinks)
+    with faults_of(scheme):
+        scheme.build(work, machine, machine.mark(machine.ranks))
+    found: list[Operation] = []
+    for one in machine.host.program:
+        if found and found[-1].name == one.name and one.launches and found[-1].launches:
+            found[-1] = found[-1]._replace(launches=found[-1].launches + one.launches)
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def num_kernels(operations: Iterable[Operation]) -> int:
+    """Kernels of a program."""
+    return sum(one.launches for one in operations)
+
+
+def can_be_captured(operations: Program | None) -> bool:
+    """Whether a CUDA graph can hold a program: it is known, and no host waits in it."""
+    return operations is not None and all(one.launches for one in operations)
