@@ -63,6 +63,7 @@ def choose(
 ) -> None:  # fmt: skip
     """Search model shapes under a budget of parameters, and parallel plans, by simulated steps."""
     from replay.experiments.base.crews.hiring import workers_for
+    from replay.experiments.base.experiment import Given
     from replay.experiments.choose import space as spaces
     from replay.experiments.choose.experiment import EXPERIMENT
     from replay.experiments.choose.replay import carry_out
@@ -82,7 +83,7 @@ def choose(
         if scheme:
             find(scheme, allow_code=True)  # the command line names it
     crew = workers_for(jobs, scheduler, cluster, tell)  # refuses before all is counted
-    setup = EXPERIMENT.setup(spec, {}, allow_code=allow_code)
+    setup = EXPERIMENT.setup(spec, Given(allow_code=allow_code))
     if dry_run:
         _show(setup.possible, spec.top)
         return

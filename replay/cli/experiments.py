@@ -21,11 +21,8 @@ from replay.cli.options import (
 )
 from replay.cli.screen import progress, show, tell
 from replay.errors import UserError
-from replay.experiments.base.experiment import (
-    EXPERIMENTS,
-    AnySchemeExperiment,
-    with_schemes,
-)
+from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
+from replay.experiments.base.schemed import AnySchemeExperiment, with_schemes
 from tracegen.cli.delivery import Delivery, delivers
 
 if TYPE_CHECKING:
@@ -83,7 +80,6 @@ def read_again(
     UserError
         If the file cannot be read, or is of another experiment.
     """
-    from replay.experiments.base.load import load_of
     from replay.files import read_text
 
     if path.suffix == ".toml":
@@ -95,7 +91,7 @@ def read_again(
             raise UserError(message) from None
         spec = experiment.spec.from_toml(text, str(path))
         return _of_specs(experiment, [("", spec)], allow_code)
-    loaded = load_of(experiment, path)
+    loaded = experiment.load_result(path)
     results = getattr(loaded, "results", None) or [loaded]
     wanted = _of_specs(experiment, [(one.name, one.spec) for one in results], allow_code)
     ids = {one.name: one.run_id for one in results}
@@ -108,8 +104,6 @@ def _of_specs(
     experiment: AnySchemeExperiment, named: Sequence[tuple[str, Spec]], allow_code: AllowCode
 ) -> Wanted:
     """Schemes and their options apart from what all have."""
-    from replay.experiments.base.compare import execute
-
     given = [(name, spec) for name, spec in named if name or "scheme" in spec.settings()]
     schemes = [experiment.reference(spec) for _, spec in given]
     execute(schemes, allow_code=allow_code)
@@ -149,8 +143,6 @@ class ComparisonCall:
         UserError
             If something does not exist or a value is not possible.
         """
-        from replay.experiments.base.compare import execute
-
         settings = dict(self.given)
         if "overrides" in settings:
             settings["overrides"] = entries_of(settings["overrides"])
@@ -194,9 +186,8 @@ class ComparisonCall:
         Parameters
         ----------
         more
-            Further parameters of `replay.experiments.base.compare.compare`.
+            Further parameters of `SchemeExperiment.compare`.
         """
-        from replay.experiments.base.compare import compare
         from replay.experiments.base.host_memory import parse_size
         from replay.report.pages import page
 
@@ -207,8 +198,7 @@ class ComparisonCall:
         memory = self.words["max_memory"]
         count = len(wanted.schemes or experiment.usual_schemes(wanted.spec, {}))
         with progress(count, "scheme") as bar:
-            compared = compare(
-                experiment,
+            compared = experiment.compare(
                 wanted.spec,
                 wanted.schemes,
                 baseline=wanted.baseline,
@@ -247,7 +237,6 @@ def estimates_table(experiment: AnySchemeExperiment, wanted: Wanted) -> Any:
         If the experiment cannot say, with the reason.
     """
     from replay.errors import RefusedError
-    from replay.experiments.base.compare import asked_of
     from tracegen.shared.display.content import Column, Table
 
     if "dry-run" in experiment.lacking:
@@ -255,14 +244,14 @@ def estimates_table(experiment: AnySchemeExperiment, wanted: Wanted) -> Any:
         raise UserError(message)
     schemes = wanted.schemes or experiment.usual_schemes(wanted.spec, {})
     rows, like = [], None
-    for one in asked_of(experiment, wanted.spec, schemes, wanted.options):
+    for one in experiment.asked_of(wanted.spec, schemes, wanted.options):
         try:
-            like = experiment.setup(one.spec, {}, like=like)
+            like = experiment.setup(one.spec, Given(like=like))
         except RefusedError:
             if wanted.schemes:
                 raise
             continue
-        rows.append((one.name, *experiment.estimate(like)))
+        rows.append((one.name, *experiment.estimate(like).cells()))
     columns = [Column("scheme"), *(Column(what, form="s") for what in ("tasks", "memory", "time"))]
     return Table("estimates", "What each replay takes, about", columns, rows)
 

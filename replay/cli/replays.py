@@ -95,8 +95,8 @@ def run(
     import replay
     from replay.cli.exports import check_token, parse_exports
     from replay.experiments.base.host_memory import parse_size
-    from replay.experiments.layer.replay import estimate
-    from replay.experiments.layer.setup import allowed_by, load_trace, set_up
+    from replay.experiments.layer.experiment import EXPERIMENT
+    from replay.experiments.layer.setup import TracedSetup, allowed_by, load_trace, set_up
     from replay.report.pages import page
     from replay.report.text import summary_tables
 
@@ -127,7 +127,7 @@ def run(
         batch = setup.chain_settings.batch(loaded, setup.system, made.step)
         check_token(trace_token, batch.source_rank.size)
     if dry_run:
-        print(estimate(loaded, made).text())
+        print(EXPERIMENT.estimate(TracedSetup.on(setup, loaded)).text())
         return
     with progress(num_layers(made, loaded), "layer") as bar:
         result = replay.run(
@@ -167,11 +167,10 @@ def _spec_of_run(path: Path | None, given: Mapping[str, Any]) -> tuple[RunSpec, 
 def _read_spec(path: Path) -> tuple[RunSpec, Result | None]:
     """The spec in a file, and the result that it is part of, if it is."""
     from replay.errors import UserError
-    from replay.experiments.base.load import load_one
     from replay.experiments.layer.experiment import EXPERIMENT
 
     if path.suffix != ".toml":
-        result: Result = load_one(EXPERIMENT, path)
+        result: Result = EXPERIMENT.load_one(path)
         return result.spec, result
     try:
         text = read_text(path)
@@ -325,7 +324,8 @@ def _estimates(
     are_named: bool,
 ) -> Table:
     """What the replay under each scheme takes; those without code for it are left out."""
-    from replay.experiments.layer.replay import estimate
+    from replay.experiments.base.experiment import Given
+    from replay.experiments.layer.experiment import EXPERIMENT
     from replay.schemes import find
     from replay.schemes.ep.base import LayerRefusedError
     from tracegen.shared.display.content import Column, Table
@@ -334,12 +334,13 @@ def _estimates(
     for scheme in schemes:
         own = options.get(find(scheme, allow_code=False).name, {})
         try:
-            found = estimate(trace, spec, scheme=scheme, options=dict(own))
+            made = spec.changed(scheme=scheme, options=dict(own))
+            found = EXPERIMENT.estimate(EXPERIMENT.setup(made, Given({"trace": trace})))
         except LayerRefusedError:
             if are_named:
                 raise
             continue
-        rows.append((found.scheme, found.asked.num_layers, *found.cells()[1:]))
+        rows.append((found.scheme, found.number, *found.cells()))
     columns = [Column("scheme"), Column("layers", form=",d", rank=1)]
     columns += [Column(what, form="s") for what in WHAT_IT_TAKES]
     return Table("estimates", "What each replay takes, about", columns, rows)

@@ -13,8 +13,8 @@ import typer
 from replay.cli.experiments import SPEC_HELP, ComparisonCall, compares
 from replay.cli.options import JsonOption, settings_of, takes_settings
 from replay.cli.screen import progress, show, tell
-from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, SchemeExperiment
-from replay.experiments.base.host_memory import limit_of
+from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment
+from replay.experiments.base.schemed import SchemeExperiment
 from tracegen.cli.delivery import Delivery, delivers
 
 
@@ -50,7 +50,6 @@ class ResultCall:
         UserError
             If something does not exist or does not fit together.
         """
-        from replay.experiments.base.load import load_one
         from replay.files import read_text
 
         kind, settings = self.experiment.spec, settings_of(self.given)
@@ -59,16 +58,15 @@ class ResultCall:
         elif self.before.suffix == ".toml":
             spec = kind.from_toml(read_text(self.before), str(self.before)).changed(**settings)
         else:
-            spec = load_one(self.experiment, self.before).spec.changed(**settings)
-        return self.experiment.setup(spec, {})
+            spec = self.experiment.load_one(self.before).spec.changed(**settings)
+        return self.experiment.setup(spec)
 
     def carry_out(self, setup: Any) -> Any:
         """Carry out what was set up, save it and deliver it."""
         from replay.report.pages import page
 
-        self.experiment.check_fit([setup], limit_of(None), tell)
         with progress(self.experiment.steps(setup), "row") as bar:
-            result = self.experiment.replay(setup, progress=bar.update)
+            result = self.experiment.carry_out(setup, progress=bar.update, report=tell)
         if self.json is not None:
             result.save(self.json)
         self.deliver(lambda: page(result))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-    from replay.experiments.base.experiment import AnySchemeExperiment
+    from replay.experiments.base.schemed import AnySchemeExperiment
     from replay.experiments.layer.result import Comparison, Result
 
 FOUND_BY_READING = frozenset({"content_id"})

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.chains.chain import check_code_for
-from replay.experiments.layer.replay import check_all
-from replay.experiments.layer.setup import Setup, set_up, spec_of
+from replay.experiments.layer.setup import Setup, check_all, set_up, spec_of
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.parameters import left_out
 from replay.steps.routing import Routing
@@ -163,7 +162,7 @@ class StepReplays:
         Parameters
         ----------
         scheme, options
-            As of `replay.experiments.layer.replay.run`.
+            As of `replay.run`.
 
         Raises
         ------

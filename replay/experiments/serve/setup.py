@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import JsonValue
 
 from replay.errors import UserError
+from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.layer.setup import Setup as Replay
 from replay.experiments.layer.setup import check_needs, set_up
@@ -91,15 +92,8 @@ class Setup:
     drafts: Drafts
 
     @classmethod
-    def of(cls, spec: InferSpec, *, allow_code: AllowCode = False) -> Self:
+    def of(cls, spec: InferSpec, given: Given[Self] = NOTHING) -> Self:
         """Follow the references of a spec.
-
-        Parameters
-        ----------
-        spec
-            The settings.
-        allow_code
-            Whether a scheme's file that it names may be executed, see `replay.schemes.find`.
 
         Raises
         ------
@@ -126,7 +120,7 @@ class Setup:
             prefill=prefill,
             decode=decode,
             replays={
-                phase: _replay(spec, phase, side.system, allow_code)
+                phase: _replay(spec, phase, side.system, given.allow_code)
                 for phase, side in phases.items()
             },
             lengths=lengths_of(spec, trace, decode.num_gpus),

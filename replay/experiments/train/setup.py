@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError
+from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.train.memory import memory_of
@@ -15,6 +16,7 @@ from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.spec import TrainSpec
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
+from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
 from replay.steps.fitting import check
@@ -155,6 +157,38 @@ class Setup:
                 "recipe": self.recipe.name,
             },
         })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SchemedStep:
+    """A step that was set up, and the scheme with its options."""
+
+    step: Setup
+    scheme: Scheme
+
+    @classmethod
+    def of(cls, spec: TrainSpec, given: Given[Self] = NOTHING) -> Self:
+        """Follow the references of a spec; steps share what schemes do not decide.
+
+        Parameters
+        ----------
+        given
+            May have a `tracegen.models.ModelShape` as ``model``.
+
+        Raises
+        ------
+        UserError
+            If a reference leads nowhere, or sizes do not fit together.
+        """
+        scheme = find(spec.scheme, allow_code=given.allow_code).with_options(spec.options)
+        if given.like is None:
+            return cls(Setup.of(spec, given.objects.get("model")), scheme)
+        return cls(dataclasses.replace(given.like.step, spec=spec), scheme)
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the result."""
+        return self.step.run_id(self.scheme)
 
 
 def _shape(name: str | None, trace: RoutingTrace | None) -> ModelShape:

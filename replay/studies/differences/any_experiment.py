@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, check_kind
-from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
+from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import load_result
 from replay.experiments.base.result import ComparisonBase, TimedResult
+from replay.experiments.base.schemed import SchemeExperiment
 from replay.studies.differences.parts import Outcome, Quantity
 from replay.studies.differences.path import ps
 

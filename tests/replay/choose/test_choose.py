@@ -124,9 +124,9 @@ def test_a_search_goes_on_from_its_folder(
 
 
 def test_a_search_in_memory_finds_what_the_command_finds(space: Path, folder: Path) -> None:
-    result = choose_experiment.run(space=str(space), top=3)
+    result = choose_experiment.EXPERIMENT.run(space=str(space), top=3)
     assert result.to_json() == (folder / "choice.json").read_text("utf-8")
-    other = choose_experiment.EXPERIMENT.setup(ChooseSpec(space=str(space), top=2), {})
+    other = choose_experiment.EXPERIMENT.setup(ChooseSpec(space=str(space), top=2))
     assert other.run_id != result.run_id
 
 

@@ -17,7 +17,7 @@ from replay.experiments.choose.result import Found, Row, SearchResult
 from replay.experiments.choose.spec import ChooseSpec
 from replay.experiments.dense import tables as of_tensor
 from replay.experiments.serve import tables as infer
-from replay.experiments.serve.experiment import compare as serve
+from replay.experiments.serve.experiment import EXPERIMENT as SERVE
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import setup
 from replay.experiments.train import tables as of_training
@@ -90,7 +90,7 @@ def shown(synthetic: Any) -> dict[str, RenderableType]:
         model="olmoe-1b-7b", decode_gpus=2, requests=4, prompt=32, output=2, chunk=64,
         sample_layers=1,
     )  # fmt: skip
-    found["infer"] = infer.tables(serve(some, ["deepep-ll"]))
+    found["infer"] = infer.tables(SERVE.compare(some, ["deepep-ll"]))
     found["choose"] = text.Group(*choice().shown())
     return found
 
