@@ -119,8 +119,13 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     )
 
 
-def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a command line, as `RunSpec` takes them.
+def settings_of(given: Mapping[str, Any], *, scheme: str | None = None) -> dict[str, Any]:
+    """Settings of a command line, as a spec takes them.
+
+    Parameters
+    ----------
+    scheme
+        Whose options are given where they name none.
 
     Raises
     ------
@@ -135,7 +140,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if "overrides" in settings:
         settings["overrides"] = entries_of(settings["overrides"])
     if "options" in settings:
-        settings["options"] = _options_of_one(settings["options"], settings.get("scheme"))
+        settings["options"] = _options_of_one(settings["options"], settings.get("scheme", scheme))
     return settings
 
 
@@ -143,7 +148,7 @@ def _options_of_one(given: Sequence[str], scheme: str | None) -> dict[str, str]:
     """Options of the one scheme of a run; it is None where a spec names it."""
     from replay.schemes import find
 
-    own = "" if scheme is None else find(scheme, allow_code=True).name
+    own = "" if scheme is None else find(scheme, None, allow_code=True).name
     options = {}
     for name, key, value in options_of(given, [own]):
         if own and name != own:

@@ -63,9 +63,9 @@ class SchemeExperiment(
         Kind that its schemes have.
     baselines
         Names of results that speed-ups are given over where nothing is asked for, by preference.
-    scheme_help, usual, details
-        Words of the command: what names a scheme, which are compared where none is named, and what
-        ``--details`` shows.
+    scheme_help, usual, usual_jobs, details
+        Words of the command: what names a scheme, which are compared where none is named, how many
+        processes share them, and what ``--details`` shows.
     """
 
     comparison: ClassVar[type[Any]]
@@ -75,6 +75,7 @@ class SchemeExperiment(
         "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
     )
     usual: ClassVar[str] = "all that can"
+    usual_jobs: ClassVar[str] = "1"
     details: ClassVar[str] = "all tables"
 
     # ---- what each says of itself ----------------------------------------------------------------
@@ -148,6 +149,11 @@ class SchemeExperiment(
         """Name of the result that speed-ups are given over where nothing is asked for."""
         ran = [one.name for one in results]
         return next((name for name in self.baselines if name in ran), ran[0])
+
+    @property
+    def usual_baseline(self) -> str:
+        """Word of the command: what speed-ups are given over where nothing is asked for."""
+        return ", or ".join([*self.baselines, "the first"])
 
     # ---- what all can ----------------------------------------------------------------------------
 

@@ -27,6 +27,10 @@ class Layer(SchemeExperiment[RunSpec, "TracedSetup", Result, Comparison]):
     objects = ("trace", "system", "scheme")
     headline = "totals.makespan_us"
     comparison = Comparison
+    scheme_help = str(RunSpec.model_fields["scheme"].description)
+    usual = "all supported"
+    usual_jobs = "2 if there is much to do"
+    usual_baseline = "deepep-ll for decode, deepep otherwise"
     details = "what each scheme waits for, moves, launches and keeps in memory"
     older: ClassVar[Older] = {"moereplay-result/1": result_of_first}
 
