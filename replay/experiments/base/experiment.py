@@ -177,19 +177,20 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         return (self.result,)
 
     def shown(self, result: Any, *, details: bool) -> Any:
-        """Tables of a result, or of a comparison, for the screen: those of its page.
+        """Tables of a result, or of a comparison, for the screen: those that its page opens with.
 
         Parameters
         ----------
         details
-            Whether all are wanted, or what was asked for first.
+            Whether all of these are wanted, or what was asked for first.
         """
         from rich.console import Group
 
         from tracegen.shared.display.content import Table
         from tracegen.shared.display.shown import page_of
 
-        items = [item for section in page_of(result).sections for item in section.items]
+        sections = [section for section in page_of(result).sections if section.is_open]
+        items = [item for section in sections for item in section.items]
         tables = [item for item in items if isinstance(item, Table)]
         return Group(*(tables if details else tables[:1]))
 

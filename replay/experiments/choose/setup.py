@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -10,7 +9,7 @@ import hwmodel
 import tracegen.models
 from replay.errors import UserError
 from replay.experiments.base.experiment import NOTHING, Given
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.identity import identity_of, scheme_by_value
 from replay.experiments.choose import search
 from replay.experiments.choose import space as spaces
 from replay.schemes.registry import find
@@ -63,16 +62,13 @@ class ChooseSetup:
     def run_id(self) -> str:
         """Identity of the result: of everything that decides it."""
         schemes = [find(one.scheme, allow_code=False) for one in self.space.systems]
-        return identity({
-            "code": [code_identity(), code_of(CODE)],
+        entered = {
             "space": self.space.model_dump(mode="json"),
             "model": tracegen.models.load(self.space.model).sizes(),
             "systems": [hwmodel.load(one.system).describe() for one in self.space.systems],
-            "schemes": [
-                {"options": dataclasses.asdict(one.options), "code": one.code} for one in schemes
-            ],
-            "settings": self.spec.model_dump(mode="json", exclude={"space", "systems"}),
-        })  # fmt: skip
+            "schemes": [scheme_by_value(one) for one in schemes],
+        }
+        return identity_of(CODE, self.spec, entered)
 
 
 def _on(space: Space, systems: list[str]) -> Space:

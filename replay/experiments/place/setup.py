@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from replay.errors import UserError
 from replay.experiments.base.experiment import NOTHING, Given
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.identity import identity_of
 from replay.experiments.place.demand import CountedDemand, ExpertDemand, TokenDemand
 from replay.experiments.place.spec import CODE, EITHER
 from replay.model.work.map_arrays import WhichLayer
@@ -159,18 +159,17 @@ class PlaceSetup:
     @property
     def run_id(self) -> str:
         """Identity of the result: of everything that decides it."""
-        references = {"trace", "loads", "model", "source"}
-        return identity({
-            "code": [code_identity(), code_of(CODE)],
-            "content_id": self.demand.content_id,
-            "map": None if self.map_file is None else identify(self.map_file),
-            "settings": {
-                **self.spec.model_dump(mode="json", by_alias=True, exclude=references),
-                "ranks": self.num_ranks,
-                "slots": self.num_slots,
-                "groups": self.num_groups,
+        return identity_of(
+            CODE,
+            self.spec,
+            {
+                "loads": self.demand.content_id,
+                "source": None if self.map_file is None else identify(self.map_file),
             },
-        })  # fmt: skip
+            ranks=self.num_ranks,
+            slots=self.num_slots,
+            groups=self.num_groups,
+        )
 
 
 def _of_model(loads: Loads, shape: ModelShape) -> Loads:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError
 from replay.experiments.base.experiment import NOTHING, Given
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.identity import identity_of, scheme_by_value
 from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
@@ -133,30 +133,24 @@ class Setup:
             if self.trace is None
             else {"content_id": self.trace.content_id}
         )
-        return identity({
-            "code": [code_identity(), code_of(CODE)],
+        entered = {
             "model": self.shape.model_dump(mode="json", exclude={"title", "notes", "sources"}),
             "system": self.system.describe(),
-            "scheme": {
-                "name": scheme.name,
-                "options": dataclasses.asdict(scheme.options),
-                "code": scheme.code,
-            },
+            "scheme": scheme_by_value(scheme),
             "plan": self.plan.model_dump(mode="json"),
             "routing": routing,
-            "settings": {
-                "schedule": self.schedule.name,
-                "sequence": self.sequence,
-                "precision": self.precision.name,
-                "samples": spec.samples,
-                "layers_sampled": spec.layers_sampled,
-                "sample_nodes": spec.sample_nodes,
-                "placement": identify(spec.placement),
-                "seed": spec.seed,
-                "jitter": [spec.jitter, spec.jitter_seed],
-                "recipe": self.recipe.name,
-            },
-        })  # fmt: skip
+        }
+        return identity_of(
+            CODE,
+            spec,
+            entered,
+            left_out=["fit"],  # which refuses, and changes nothing
+            schedule=self.schedule.name,
+            sequence=self.sequence,
+            precision=self.precision.name,
+            placement=identify(spec.placement),
+            recipe=self.recipe.name,
+        )
 
 
 @dataclass(frozen=True)

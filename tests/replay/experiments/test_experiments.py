@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from pydantic import create_model
 from tiers import mostly_extended
 
 from replay.errors import UserError
@@ -164,6 +165,16 @@ def test_a_mistake_in_a_comparison_says_what_is_possible_in_one_line(name: str) 
             experiment.compare(**{**case.settings, **asked})
         assert str(caught.value).startswith(words), str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [one for one in CASES if one != "arrivals"])
+def test_a_setting_more_enters_the_identity(name: str) -> None:
+    """Of requests that arrive, those of a batch are settings of the batch."""
+    case, experiment = CASES[name], EXPERIMENTS[name]
+    kind = create_model("More", __base__=experiment.spec, more=(int, 0))
+    settings = {**case.settings, "scheme": case.schemes[1]}
+    ids = {experiment.setup(kind(**settings, more=more)).run_id for more in (0, 1)}
+    assert len(ids) == 2
 
 
 # ---- results -------------------------------------------------------------------------------------
