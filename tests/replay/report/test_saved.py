@@ -15,7 +15,8 @@ from loops import every
 
 import replay
 from replay.cli.app import app, main
-from replay.experiments.base.load import DocumentKind, document_kinds
+from replay.experiments.base.documents import DocumentKind
+from replay.experiments.base.load import document_kinds
 from replay.experiments.base.load import load_result as load
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.place.experiment import EXPERIMENT as PLACE
