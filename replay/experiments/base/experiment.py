@@ -358,7 +358,8 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         if spec is not None:
             possible = f"a {kind.__name__}; write scheme=..., system=... for the rest"
             check_kind("spec", spec, kind, possible)
-        made: AnySpec = kind(**settings) if spec is None else spec.changed(**settings)
+            return spec.changed(**settings) if settings else spec
+        made: AnySpec = kind(**settings)
         return made
 
     def check_given(self, objects: Mapping[str, Any]) -> None:

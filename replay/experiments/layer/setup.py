@@ -378,10 +378,10 @@ def check_all(setup: Setup, trace: RoutingTrace) -> Batch:
     """
     settings, system, scheme = setup.chain_settings, setup.system, setup.scheme
     types, is_chain = settings.number_types(trace), settings.makes_chain(settings.num_layers(trace))
+    first = settings.batch(trace, system, settings.step)
     check_needs(scheme, system)
     check_rows(scheme, types.combine)
     check_sampled(setup, is_chain=is_chain)
-    first = settings.batch(trace, system, settings.step)
     check_domain(scheme, system, first.num_ranks)
     check_nodes(settings, system, first.num_ranks, is_chain=is_chain)
     return first
