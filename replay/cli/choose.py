@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from replay.cli.crews import ClusterOption, JobsOption, SchedulerOption, going_on_later, tell
 from replay.cli.options import AllowCodeOption
 from replay.cli.results import ResultCall, asks
 from replay.cli.screen import show
-from replay.cli.sweep import interrupt, tell
 from replay.errors import UserError
 from tracegen.cli.outputs import folder_option
 
@@ -35,26 +33,11 @@ def choose(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count and bound the candidates, simulate none.")
     ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", min=1,
-            help="Processes that simulate [1]; of a cluster, workers [the cores].",
-            show_default=False,
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            "--scheduler", help="Simulate on the workers of a Dask scheduler: its address."
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", help="Simulate on workers of Dask made for it: local or slurm."),
-    ] = None,
+    jobs: JobsOption = None,
+    scheduler: SchedulerOption = None,
+    cluster: ClusterOption = None,
     allow_code: AllowCodeOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Search model shapes under a budget of parameters, and parallel plans, by simulated steps."""
     from replay.experiments.base.crews.hiring import workers_for
     from replay.experiments.choose import space as spaces
@@ -81,17 +64,8 @@ def choose(
     assert out is not None
     files = ManagedFolder(out)
     files.check(CHOICE)
-    before = signal.signal(signal.SIGTERM, interrupt)  # as Slurm ends jobs
-    try:
+    with going_on_later(out):
         result = carry_out(setup, out, crew=crew, report=tell)
-    except KeyboardInterrupt:
-        print(
-            f"interrupted; what is finished is in {out}, and the same command goes on from there",
-            file=sys.stderr,
-        )
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
     with files.made():  # where nothing was simulated, nobody made it
         files.write_text(CHOICE, result.to_json())
     call.finish(result)

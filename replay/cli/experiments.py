@@ -84,8 +84,8 @@ class ComparisonCall(Call):
         execute(chosen or (), allow_code=True)
         named = chosen or before.schemes
         options = dict(before.options)
-        for name, key, value in options_of(asked or (), self._names(spec, named)):
-            options[name] = {**options.get(name, {}), key: value}
+        for name, own in options_of(asked or (), self._names(spec, named)).items():
+            options[name] = {**options.get(name, {}), **own}
         return Wanted(
             spec,
             named,

@@ -149,12 +149,11 @@ def _options_of_one(given: Sequence[str], scheme: str | None) -> dict[str, str]:
     from replay.schemes import find
 
     own = "" if scheme is None else find(scheme, None, allow_code=True).name
-    options = {}
-    for name, key, value in options_of(given, [own]):
+    found = options_of(given, [own])
+    for name in found:
         if own and name != own:
             raise unknown("scheme with options", name, [own])
-        options[key] = value
-    return options
+    return {key: value for options in found.values() for key, value in options.items()}
 
 
 def entries_of(given: Sequence[str]) -> dict[str, str]:
@@ -169,15 +168,15 @@ def entries_of(given: Sequence[str]) -> dict[str, str]:
     return entries
 
 
-def options_of(given: Sequence[str], schemes: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(scheme, option, value) of ``SCHEME.K=V``, or of ``K=V`` where there is only one scheme.
+def options_of(given: Sequence[str], schemes: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Options by scheme, of ``SCHEME.K=V``, or of ``K=V`` where there is only one scheme.
 
     Raises
     ------
     UserError
         If an option has neither form.
     """
-    found = []
+    found: dict[str, dict[str, str]] = {}
     for text in given:
         name, equals, value = text.partition("=")
         scheme, dot, key = name.rpartition(".")
@@ -185,5 +184,5 @@ def options_of(given: Sequence[str], schemes: Sequence[str]) -> list[tuple[str, 
             form = "K=V" if len(schemes) == 1 else "SCHEME.K=V, such as deepep.num_sms=20"
             message = f"--option {text}: expected {form}"
             raise UserError(message)
-        found.append((scheme if dot else schemes[0], key, value))
+        found.setdefault(scheme if dot else schemes[0], {})[key] = value
     return found
