@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 from replay.errors import UserError, shown
 from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment
 from replay.experiments.base.names import short_placement
+from replay.experiments.base.outcomes import Asked
 from replay.experiments.base.schemed import (
     HOW,
-    Asked,
     check_known,
     check_once,
     check_options,

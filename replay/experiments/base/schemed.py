@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from replay.errors import RefusedError, UserError, check_jobs, check_kind, shown, unknown
-from replay.experiments.base.experiment import AnySetup, AnySpec, Experiment, Given, execute
-from replay.experiments.base.result import AnyTimed, ComparisonBase, Document, ResultBase
-from replay.experiments.base.spec import Spec
-from replay.processes import answers
+from replay.experiments.base.experiment import AnySetup, AnySpec, Experiment, execute
+from replay.experiments.base.outcomes import Asked, carried_out
+from replay.experiments.base.result import AnyTimed, ComparisonBase, Document
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment, Observer, Progress, Report
@@ -22,31 +19,6 @@ if TYPE_CHECKING:
 AnyCompared = TypeVar("AnyCompared", bound=ComparisonBase[Any])
 
 SCHEMES = "the name of a scheme, or a list of them"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One result of a comparison.
-
-    Attributes
-    ----------
-    name, spec
-        Its name and its settings.
-    given
-        Objects that stand for what its settings refer to, by name of the setting.
-    of
-        Name of its scheme, where that is not the name of the result.
-    """
-
-    name: str
-    spec: Spec
-    given: Mapping[str, Any] = field(default_factory=dict)
-    of: str = ""
-
-    @property
-    def scheme(self) -> str:
-        """Name of its scheme."""
-        return self.of or self.name
 
 
 class SchemeExperiment(
@@ -261,34 +233,21 @@ class SchemeExperiment(
             As of `compare`.
         must
             Whether none may be refused, because all were named.
-        jobs
-            Processes that share the schemes; the result is the same.
-        progress, observe
-            As of `Watch`, for each scheme; who observes has one process.
-        max_memory
-            Bytes that all processes together may take; None takes what the machine has left.
-        report
-            Told in a line what long replays take.
+        jobs, progress, observe, max_memory, report
+            As of `replay.experiments.base.outcomes.carried_out`.
         """
         check_jobs(jobs)
         if baseline is not None:
             check_kind("baseline", baseline, str, "the name of one of the schemes")
             if not any(baseline in (one.name, one.scheme) for one in asked):
                 raise unknown("baseline", baseline, [one.name for one in asked])
-        setups, refused = self._set_up(asked, given, allow_code, must=must)
-        schemes = {asked[at].scheme: setup for at, setup in setups.items()}  # of several one
-        jobs = max(min(jobs, len(setups)), 1)
-        self.check_fit(
-            schemes, max_memory, report, jobs=jobs, replays=len(setups) / max(len(schemes), 1),
-            is_observed=observe is not None,
+        outcomes = carried_out(
+            self, asked, given, must=must, jobs=jobs, progress=progress, observe=observe,
+            max_memory=max_memory, report=report, allow_code=allow_code,
         )  # fmt: skip
-        if jobs > 1 and observe is None:
-            found = self._shared({at: asked[at] for at in setups}, setups, given, jobs, progress)
-        else:
-            found = {at: self._here(setup, progress, observe) for at, setup in setups.items()}
-        results, left_out = [], {}
-        for at, one in enumerate(asked):
-            outcome = refused[at] if at in refused else found[at]
+        results: list[Any] = []
+        left_out = {}
+        for one, outcome in zip(asked, outcomes, strict=True):
             if not isinstance(outcome, RefusedError):
                 results.append(outcome)
             elif must or baseline in (one.name, one.scheme) or len(asked) == 1:
@@ -304,74 +263,11 @@ class SchemeExperiment(
         )
         return made
 
-    def _set_up(
-        self,
-        asked: Sequence[Asked],
-        given: Mapping[str, Any],
-        allow_code: AllowCode,
-        *,
-        must: bool,
-    ) -> tuple[dict[int, AnySetup], dict[int, RefusedError]]:
-        """Setups and refusals by place: all that can be refused is, before the first replay."""
-        setups: dict[int, AnySetup] = {}
-        refused = {}
-        for at, one in enumerate(asked):
-            like = next(iter(setups.values()), None)
-            try:
-                setups[at] = self.setup(
-                    one.spec,  # type: ignore[arg-type]  # `under` made it
-                    Given({**given, **one.given}, like, allow_code),
-                )
-            except RefusedError as error:
-                if must:
-                    raise
-                refused[at] = error
-        return setups, refused
-
-    def _here(
-        self, setup: AnySetup, progress: Progress | None, observe: Observer | None
-    ) -> AnyTimed | RefusedError:
-        try:
-            return self.watched(setup, progress, observe)
-        except RefusedError as error:
-            return error
-
-    def _shared(
-        self,
-        asked: Mapping[int, Asked],
-        setups: Mapping[int, AnySetup],
-        given: Mapping[str, Any],
-        jobs: int,
-        progress: Progress | None,
-    ) -> dict[int, AnyTimed | RefusedError]:
-        """Outcomes by place, of processes that share what is asked for."""
-        requests = [(self, one.spec, {**given, **one.given}) for one in asked.values()]
-        places, found = list(asked), {}
-        with closing(answers(_answer, requests, jobs)) as answered:
-            for number, outcome in answered:
-                at = places[number]
-                found[at] = outcome
-                if progress is not None:
-                    for _ in range(self.steps(setups[at])):
-                        progress()
-        return found
-
 
 HOW = ("jobs", "progress", "observe", "max_memory", "report")
 """Parameters of a comparison that do not decide what is asked."""
 
 AnySchemeExperiment = SchemeExperiment[Any, Any, Any, Any]
-
-
-def _answer(request: tuple[AnySchemeExperiment, Spec, dict[str, Any]]) -> ResultBase | RefusedError:
-    """Carry out one of a comparison in a process of its own; its files were allowed before."""
-    experiment, spec, objects = request
-    try:
-        setup = experiment.setup(spec, Given(objects, allow_code=True))
-        result: ResultBase = experiment.watched(setup, None, None)
-    except RefusedError as error:
-        return error
-    return result
 
 
 def with_schemes(experiment: AnyExperiment) -> AnySchemeExperiment:
