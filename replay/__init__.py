@@ -21,23 +21,25 @@ from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
     from replay.errors import UserError
-    from replay.experiments.ask import compare
+    from replay.experiments.ask import (
+        choose,
+        collective,
+        compare,
+        dense,
+        place,
+        run,
+        serve,
+        train,
+    )
     from replay.experiments.base.experiment import EXPERIMENTS
     from replay.experiments.base.load import load_result
     from replay.experiments.base.result import __version__
-    from replay.experiments.choose.experiment import run as choose
-    from replay.experiments.collective.experiment import run as collective
-    from replay.experiments.dense.experiment import run as dense
     from replay.experiments.dense.result import TensorComparison, TensorResult
     from replay.experiments.dense.spec import TensorSpec
-    from replay.experiments.layer.replay import run
     from replay.experiments.layer.result import Comparison, Result
     from replay.experiments.layer.spec import RunSpec
-    from replay.experiments.place.experiment import run as place
-    from replay.experiments.serve.experiment import run as serve
     from replay.experiments.serve.result import InferComparison, InferResult
     from replay.experiments.serve.spec import InferSpec
-    from replay.experiments.train.experiment import run as train
     from replay.experiments.train.result import TrainComparison, TrainResult
     from replay.experiments.train.spec import TrainSpec
     from replay.report.text import summary
@@ -101,20 +103,20 @@ _HOMES = {
     "UserError": "replay.errors",
     "__version__": "replay.experiments.base.result",
     "assess": "replay.studies.uncertainty.assess",
-    "choose": "replay.experiments.choose.experiment:run",
-    "collective": "replay.experiments.collective.experiment:run",
+    "choose": "replay.experiments.ask",
+    "collective": "replay.experiments.ask",
     "compare": "replay.experiments.ask",
-    "dense": "replay.experiments.dense.experiment:run",
+    "dense": "replay.experiments.ask",
     "diff": "replay.studies.differences.diff",
     "explain": "replay.studies.differences.explanation",
     "load_result": "replay.experiments.base.load",
-    "place": "replay.experiments.place.experiment:run",
-    "run": "replay.experiments.layer.replay",
-    "serve": "replay.experiments.serve.experiment:run",
+    "place": "replay.experiments.ask",
+    "run": "replay.experiments.ask",
+    "serve": "replay.experiments.ask",
     "summary": "replay.report.text",
     "sweep": "replay.studies.sweeps.run",
     "tensor": "replay.experiments.dense:",
-    "train": "replay.experiments.train.experiment:run",
+    "train": "replay.experiments.ask",
     "training": "replay.experiments.train:",
 }
 

@@ -30,7 +30,7 @@ import replay.cli.training
 import replay.cli.uncertainty
 import replay.cli.validate
 import tracegen.cli
-from replay.cli.results import command_of
+from replay.cli.experiments import command_of
 from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS
 from tracegen.shared import screen

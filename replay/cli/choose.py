@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay.cli.options import AllowCodeOption, JsonOption, settings_of, takes_settings
+from replay.cli.crews import ClusterOption, JobsOption, SchedulerOption, going_on_later, tell
+from replay.cli.options import AllowCodeOption
+from replay.cli.results import ResultCall, asks
 from replay.cli.screen import show
-from replay.cli.sweep import interrupt, tell
 from replay.errors import UserError
-from replay.experiments.choose.spec import ChooseSpec
-from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import folder_option
 
 if TYPE_CHECKING:
@@ -24,10 +20,9 @@ if TYPE_CHECKING:
 CHOICE = "choice.json"
 
 
-@takes_settings(spec=ChooseSpec)
-@delivers
+@asks("choose")
 def choose(
-    given: Mapping[str, Any],
+    call: ResultCall,
     out: Annotated[
         Path | None,
         folder_option("-o", "--out", help="Folder of the costs; what is there is used again."),
@@ -38,74 +33,44 @@ def choose(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count and bound the candidates, simulate none.")
     ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", min=1,
-            help="Processes that simulate [1]; of a cluster, workers [the cores].",
-            show_default=False,
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            "--scheduler", help="Simulate on the workers of a Dask scheduler: its address."
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", help="Simulate on workers of Dask made for it: local or slurm."),
-    ] = None,
+    jobs: JobsOption = None,
+    scheduler: SchedulerOption = None,
+    cluster: ClusterOption = None,
     allow_code: AllowCodeOption = False,
-    json_: JsonOption = None,
-    *,
-    deliver: Delivery,
-) -> None:  # fmt: skip
+) -> None:
     """Search model shapes under a budget of parameters, and parallel plans, by simulated steps."""
     from replay.experiments.base.crews.hiring import workers_for
     from replay.experiments.choose import space as spaces
-    from replay.experiments.choose.experiment import EXPERIMENT
     from replay.experiments.choose.replay import carry_out
     from replay.files import ManagedFolder
-    from replay.report.pages import page
     from replay.schemes import find
 
     if list_:
         for name in spaces.names():
             print(f"{name}: {spaces.load(name).title}")
         return
-    spec = ChooseSpec(**settings_of(given))
+    spec = call.spec
     if spec.space is not None and out is None and not dry_run:
         message = "where to? Give a folder with -o; what is there already is used again"
         raise UserError(message)
-    for _, _, scheme in (text.partition(":") for text in spec.systems):
+    for _, _, scheme in (text.partition(":") for text in call.given.get("systems", ())):
         if scheme:
             find(scheme, allow_code=True)  # the command line names it
     crew = workers_for(jobs, scheduler, cluster, tell)  # refuses before all is counted
-    setup = EXPERIMENT.setup(spec, {}, allow_code=allow_code)
+    setup = call.setup(allow_code=allow_code)
     if dry_run:
         _show(setup.possible, spec.top)
         return
     assert out is not None
     files = ManagedFolder(out)
     files.check(CHOICE)
-    before = signal.signal(signal.SIGTERM, interrupt)  # as Slurm ends jobs
-    try:
+    with going_on_later(out):
         result = carry_out(setup, out, crew=crew, report=tell)
-    except KeyboardInterrupt:
-        print(
-            f"interrupted; what is finished is in {out}, and the same command goes on from there",
-            file=sys.stderr,
-        )
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
     with files.made():  # where nothing was simulated, nobody made it
         files.write_text(CHOICE, result.to_json())
-    if json_ is not None:
-        result.save(json_)
-    deliver(lambda: page(result))
-    show(EXPERIMENT.shown(result, details=True))
+    call.finish(result)
+    show(call.experiment.shown(result, details=True))
+    call.tell_difference(result)
 
 
 def _show(found: list[Possible], top: int) -> None:

@@ -1,46 +1,22 @@
-"""Commands that compare schemes in an experiment, made from the experiment."""
+"""Commands made from their experiment that compare schemes."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.options import (
-    AllowCodeOption,
-    DryRunOption,
-    JsonOption,
-    MaxMemoryOption,
-    entries_of,
-    options_of,
-    takes_settings,
-)
+from replay.cli.options import options_of, settings_of
+from replay.cli.results import COMMON, Call, ResultCall, asks, beside, command_with
 from replay.cli.screen import progress, show, tell
 from replay.errors import UserError
-from replay.experiments.base.experiment import (
-    EXPERIMENTS,
-    AnySchemeExperiment,
-    with_schemes,
-)
-from tracegen.cli.delivery import Delivery, delivers
+from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
+from replay.experiments.base.schemed import AnySchemeExperiment, SchemeExperiment, with_schemes
 
 if TYPE_CHECKING:
     from replay.experiments.base.spec import Spec
-    from replay.schemes.outside import AllowCode
-
-SPEC_HELP = (
-    "Run again what this file says, the JSON of a result or of a comparison, or a TOML file of "
-    "settings; options that are given beside it override it."
-)
-COMMON = (
-    "scheme", "baseline", "option", "spec", "jobs", "max_memory", "dry_run", "details",
-    "allow_code", "json_",
-)  # fmt: skip
-"""Options of every command that compares, beside the settings and those of `Delivery`."""
 
 
 @dataclass(frozen=True)
@@ -68,78 +44,31 @@ class Wanted:
     run_ids: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_again(
-    experiment: AnySchemeExperiment, path: Path, *, allow_code: AllowCode = False
-) -> Wanted:
-    """Read what made a result or a comparison, or settings as TOML.
-
-    Parameters
-    ----------
-    allow_code
-        Whether files of schemes that it names may be executed.
-
-    Raises
-    ------
-    UserError
-        If the file cannot be read, or is of another experiment.
-    """
-    from replay.experiments.base.load import load_of
-    from replay.files import read_text
-
-    if path.suffix == ".toml":
-        try:
-            text = read_text(path)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            message = f"cannot read the spec {path}: {reason}"
-            raise UserError(message) from None
-        spec = experiment.spec.from_toml(text, str(path))
-        return _of_specs(experiment, [("", spec)], allow_code)
-    loaded = load_of(experiment, path)
-    results = getattr(loaded, "results", None) or [loaded]
-    wanted = _of_specs(experiment, [(one.name, one.spec) for one in results], allow_code)
-    ids = {one.name: one.run_id for one in results}
-    return Wanted(
-        wanted.spec, wanted.schemes, wanted.options, getattr(loaded, "baseline", None), ids
-    )
-
-
-def _of_specs(
-    experiment: AnySchemeExperiment, named: Sequence[tuple[str, Spec]], allow_code: AllowCode
-) -> Wanted:
-    """Schemes and their options apart from what all have."""
-    from replay.experiments.base.compare import execute
-
-    given = [(name, spec) for name, spec in named if name or "scheme" in spec.settings()]
-    schemes = [experiment.reference(spec) for _, spec in given]
-    execute(schemes, allow_code=allow_code)
-    options: dict[str, Mapping[str, Any]] = {}
-    for _, spec in given:
-        options |= {name: one for name, one in experiment.options_in(spec).items() if one}
-    shared = named[0][1].changed(**{name: {} for name in experiment.spec.OPTIONS_OF.values()})
-    return Wanted(shared, schemes or None, options)
-
-
-@dataclass(frozen=True)
-class ComparisonCall:
-    """A command line that asks for a comparison.
-
-    Attributes
-    ----------
-    experiment
-        Whose it is.
-    given
-        Settings by name of the field, as texts and numbers.
-    words
-        The options of `COMMON` by name.
-    deliver
-        Where else the result is shown.
-    """
+class ComparisonCall(Call):
+    """A command line that asks for a comparison."""
 
     experiment: AnySchemeExperiment
-    given: Mapping[str, Any]
-    words: Mapping[str, Any]
-    deliver: Delivery
+
+    def again(self) -> Wanted:
+        """Give what the file of ``--spec`` asked for, schemes with their options apart.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be read, is of another experiment, or names code that may not run.
+        """
+        if self.before is None:
+            return Wanted(self.experiment.spec())
+        experiment, (specs, results, baseline) = self.experiment, self.before
+        named = [one for one in specs if results or "scheme" in one.settings()]
+        schemes = list(dict.fromkeys(experiment.reference(one) for one in named))
+        execute(schemes, allow_code=self.words["allow_code"])
+        options: dict[str, Mapping[str, Any]] = {}
+        for one in named:
+            options |= {name: own for name, own in experiment.options_in(one).items() if own}
+        shared = specs[0].changed(**{name: {} for name in experiment.spec.OPTIONS_OF.values()})
+        ids = {one.name: one.run_id for one in results}
+        return Wanted(shared, schemes or None, options, baseline, ids)
 
     def wanted(self) -> Wanted:
         """Put the file of ``--spec`` and what is given beside it together.
@@ -149,34 +78,20 @@ class ComparisonCall:
         UserError
             If something does not exist or a value is not possible.
         """
-        from replay.experiments.base.compare import execute
-
-        settings = dict(self.given)
-        if "overrides" in settings:
-            settings["overrides"] = entries_of(settings["overrides"])
-        path = self.words["spec"]
-        before = None
-        if path is not None:
-            before = read_again(self.experiment, path, allow_code=self.words["allow_code"])
-        if before is None:
-            spec = self.experiment.spec(**settings)
-        else:
-            spec = before.spec.changed(**settings)
-        execute(self.words["scheme"] or (), allow_code=True)
-        named = self.words["scheme"]
-        if not named and before is not None:
-            named = before.schemes
-        options = dict({} if before is None else before.options)
-        for name, key, value in options_of(self.words["option"] or (), self._names(spec, named)):
-            options[name] = {**options.get(name, {}), key: value}
-        is_changed = bool(settings or self.words["scheme"] or self.words["option"])
-        known_baseline = None if before is None or self.words["scheme"] else before.baseline
+        before, settings = self.again(), settings_of(self.given)
+        spec = beside(before.spec, settings)
+        chosen, asked, baseline = (self.words[name] for name in ("scheme", "option", "baseline"))
+        execute(chosen or (), allow_code=True)
+        named = chosen or before.schemes
+        options = dict(before.options)
+        for name, own in options_of(asked or (), self._names(spec, named)).items():
+            options[name] = {**options.get(name, {}), **own}
         return Wanted(
             spec,
             named,
             options,
-            self.words["baseline"] or known_baseline,
-            {} if before is None or is_changed else before.run_ids,
+            baseline or (None if chosen else before.baseline),
+            {} if settings or chosen or asked else before.run_ids,
         )
 
     def _names(self, spec: Spec, named: Sequence[str] | None) -> list[str]:
@@ -188,41 +103,56 @@ class ComparisonCall:
             found |= dict.fromkeys(experiment.schemes_in(name, one))
         return list(found)
 
-    def carry_out(self, **more: Any) -> Any:
+    def carry_out(
+        self,
+        wanted: Wanted | None = None,
+        *,
+        compare: Callable[..., Any] | None = None,
+        then: Callable[[Any], Any] = lambda compared: compared,
+        objects: Mapping[str, Any] | None = None,
+        steps: int = 1,
+        unit: str = "scheme",
+        jobs: int = 1,
+        **more: Any,
+    ) -> Any:
         """Compare, save, deliver and show; the comparison, or None of a dry run.
 
         Parameters
         ----------
+        wanted
+            In place of `wanted`.
+        compare
+            Who compares, in place of the experiment.
+        then
+            What is made of the comparison before it is saved.
+        objects
+            Objects that stand for what settings refer to, of a dry run.
+        steps, unit
+            What progress counts, and how many each scheme has.
+        jobs
+            Processes where none are asked for.
         more
-            Further parameters of `replay.experiments.base.compare.compare`.
+            Further parameters of `SchemeExperiment.compare`.
         """
-        from replay.experiments.base.compare import compare
-        from replay.experiments.base.host_memory import parse_size
-        from replay.report.pages import page
-
-        experiment, wanted = self.experiment, self.wanted()
+        experiment, wanted = self.experiment, wanted or self.wanted()
         if self.words["dry_run"]:
-            show(estimates_table(experiment, wanted))
+            show(estimates_table(experiment, wanted, objects or {}))
             return None
-        memory = self.words["max_memory"]
         count = len(wanted.schemes or experiment.usual_schemes(wanted.spec, {}))
-        with progress(count, "scheme") as bar:
-            compared = compare(
-                experiment,
-                wanted.spec,
-                wanted.schemes,
+        with progress(count * steps, unit) as bar:
+            compared = (compare or experiment.compare)(
+                spec=wanted.spec,
+                schemes=wanted.schemes,
                 baseline=wanted.baseline,
                 options=wanted.options,
-                jobs=self.words["jobs"] or 1,
-                max_memory=None if memory is None else parse_size(memory),
+                jobs=jobs if self.words["jobs"] is None else self.words["jobs"],
+                max_memory=self.max_memory,
                 progress=bar.update,
                 report=tell,
-                allow_code=self.words["allow_code"],
                 **more,
             )
-        if self.words["json_"] is not None:
-            compared.save(self.words["json_"])
-        self.deliver(lambda: page(compared))
+        compared = then(compared)
+        self.finish(compared)
         show(experiment.shown(compared, details=self.words["details"]))
         self._tell_differences(wanted, compared)
         return compared
@@ -238,8 +168,15 @@ class ComparisonCall:
             )
 
 
-def estimates_table(experiment: AnySchemeExperiment, wanted: Wanted) -> Any:
+def estimates_table(
+    experiment: AnySchemeExperiment, wanted: Wanted, objects: Mapping[str, Any]
+) -> Any:
     """Table of what each replay takes, found out without carrying it out.
+
+    Parameters
+    ----------
+    objects
+        Objects that stand for what settings refer to.
 
     Raises
     ------
@@ -247,28 +184,30 @@ def estimates_table(experiment: AnySchemeExperiment, wanted: Wanted) -> Any:
         If the experiment cannot say, with the reason.
     """
     from replay.errors import RefusedError
-    from replay.experiments.base.compare import asked_of
     from tracegen.shared.display.content import Column, Table
 
     if "dry-run" in experiment.lacking:
         message = f"--dry-run: {experiment.lacking['dry-run']}"
         raise UserError(message)
     schemes = wanted.schemes or experiment.usual_schemes(wanted.spec, {})
-    rows, like = [], None
-    for one in asked_of(experiment, wanted.spec, schemes, wanted.options):
+    rows, like, unit = [], None, ""
+    for one in experiment.asked_of(wanted.spec, schemes, wanted.options):
         try:
-            like = experiment.setup(one.spec, {}, like=like)
+            like = experiment.setup(one.spec, Given(objects, like))
+            need = experiment.estimate(like)
         except RefusedError:
             if wanted.schemes:
                 raise
             continue
-        rows.append((one.name, *experiment.estimate(like)))
-    columns = [Column("scheme"), *(Column(what, form="s") for what in ("tasks", "memory", "time"))]
+        rows.append((one.name, need.number, *need.cells()))
+        unit = need.unit
+    columns = [Column("scheme"), Column(unit, form=",d", rank=1)]
+    columns += [Column(what, form="s") for what in ("tasks", "memory", "time")]
     return Table("estimates", "What each replay takes, about", columns, rows)
 
 
 def compares(
-    name: str, *, defaults: Mapping[str, Any] | None = None
+    name: str, *, leave_out: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options by which an experiment's schemes are compared.
 
@@ -278,68 +217,60 @@ def compares(
     ----------
     name
         Of the experiment.
+    leave_out
+        Settings without an option, beside the scheme and its options.
     defaults
         Values that the command takes in place of a field's default, for the help text.
     """
     experiment = with_schemes(EXPERIMENTS[name])
     schemes = (*experiment.spec.OPTIONS_OF, *experiment.spec.OPTIONS_OF.values())
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-
-        def filled(given: Mapping[str, Any], **values: Any) -> None:
-            deliver = values.pop("deliver")
-            words = {key: values.pop(key) for key in COMMON}
-            command(ComparisonCall(experiment, given, words, deliver), **values)
-
-        taken = [
-            inspect.Parameter("given", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
-            *_common_options(experiment),
-            inspect.Parameter("deliver", inspect.Parameter.KEYWORD_ONLY, annotation=Delivery),
-        ]
-        filled.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]  # read by the next
-        filled.__name__, filled.__doc__ = command.__name__, command.__doc__
-        makes = takes_settings(spec=experiment.spec, leave_out=schemes, defaults=defaults)
-        return makes(delivers(filled))
-
-    return decorate
+    return command_with(
+        experiment, ComparisonCall, _options(experiment),
+        leave_out=(*schemes, *leave_out), defaults=defaults or {},
+    )  # fmt: skip
 
 
-def _common_options(experiment: AnySchemeExperiment) -> list[inspect.Parameter]:
-    """Options of `COMMON`, in the words of an experiment."""
-    baselines = ", or ".join([*experiment.baselines, "the first"])
-    texts: dict[str, tuple[Any, Any]] = {
-        "scheme": (
-            list[str] | None,
-            f"{experiment.scheme_help} Repeatable [{experiment.usual}].",
-        ),
-        "baseline": (str | None, f"Speed-ups are over this one [{baselines}]."),
+def _options(experiment: AnySchemeExperiment) -> dict[str, tuple[Any, Any]]:
+    """Options of every command that compares, in the words of an experiment."""
+    named = f"{experiment.scheme_help} Repeatable [{experiment.usual}]."
+    baselines = f"Speed-ups are over this one [{experiment.usual_baseline}]."
+    texts: dict[str, tuple[Any, str]] = {
+        "scheme": (list[str] | None, named),
+        "baseline": (str | None, baselines),
         "option": (list[str] | None, "Option of one scheme: SCHEME.K=V, repeatable."),
-        "spec": (
-            Path | None,
-            SPEC_HELP,
-        ),
-        "jobs": (int | None, "Processes that share the schemes [1]."),
+        "jobs": (int | None, f"Processes that share the schemes [{experiment.usual_jobs}]."),
     }
-    annotated: dict[str, Any] = {
-        name: Annotated[kind, typer.Option(f"--{name}", help=text)]
+    made: dict[str, tuple[Any, Any]] = {
+        name: (Annotated[kind, typer.Option(f"--{name}", help=text)], None)
         for name, (kind, text) in texts.items()
     }
-    annotated |= {
-        "max_memory": MaxMemoryOption,
-        "dry_run": DryRunOption,
-        "details": Annotated[bool, typer.Option("--details", help=f"Also {experiment.details}.")],
-        "allow_code": AllowCodeOption,
-        "json_": JsonOption,
-    }
-    flags = ("dry_run", "details", "allow_code")
-    return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False if name in flags else None,
-            annotation=annotated[name],
-        )
-        for name in COMMON
-    ]
+    details = typer.Option("--details", help=f"Also {experiment.details}.")
+    return {**made, "details": (Annotated[bool, details], False), **COMMON}
+
+
+def command_of(name: str) -> Callable[..., None]:
+    """Make the command of an experiment that has none of its own.
+
+    Parameters
+    ----------
+    name
+        Of the experiment.
+    """
+    experiment = EXPERIMENTS[name]
+
+    if isinstance(experiment, SchemeExperiment):
+
+        def command(call: ComparisonCall) -> None:
+            call.carry_out()
+
+        made = compares(name)
+    else:
+
+        def command(call: ResultCall) -> None:  # type: ignore[misc]  # the one or the other
+            setup = call.setup()
+            if not call.is_dry(setup):
+                show(experiment.shown(call.carry_out(setup), details=True))
+
+        made = asks(name)
+    command.__doc__ = f"Find out: {experiment.title}."
+    return made(command)

@@ -109,9 +109,7 @@ def _replayed(
             raise UserError(message)
     one, other = one.removesuffix(LACKING), other.removesuffix(LACKING)
     names = [find(name, allow_code=True).name for name in (one, other)]
-    options: dict[str, dict[str, str]] = {}
-    for name, key, value in options_of(option, names):
-        options.setdefault(name, {})[key] = value
+    options = options_of(option, names)
     loaded, spec = load_trace(None, RunSpec(**settings, trace=trace))
     with progress(2 * num_layers(spec, loaded), "layer") as bar:
         compared = replay.compare(

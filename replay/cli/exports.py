@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from replay.errors import UserError
-from tracegen.cli.outputs import claim
+from tracegen.cli.outputs import claim, file_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from replay.engine import Timeline
     from replay.engine.export.scene import Scene
@@ -98,6 +98,28 @@ def claim_exports(ctx: typer.Context, values: list[str] | None) -> list[str] | N
         if path and name != "chakra":  # which begins the names of several
             claim(ctx, "--export", path)
     return values
+
+
+TraceEventsOption = Annotated[
+    Path | None,
+    file_option("--trace-events", help="Write the schedule for Perfetto to this file (.gz too)."),
+]
+ExportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--export",
+        help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx.",
+        callback=claim_exports,
+    ),
+]
+WindowOption = Annotated[
+    str | None,
+    typer.Option("--window", help="START:END in us that chrome and networkx show."),
+]
+MaxEventsOption = Annotated[
+    int | None,
+    typer.Option("--max-events", help="Above so many tasks, chrome gets none [1000000]."),
+]
 
 
 def parse_exports(

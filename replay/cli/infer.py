@@ -26,7 +26,7 @@ def infer(call: ComparisonCall) -> None:
 
 def _arrive(call: ComparisonCall) -> bool:
     """Whether requests arrive: as the command line says, or the file that is run again."""
-    from replay.experiments.base.load import format_of, read_document
+    from replay.experiments.base.documents import format_of, read_document
     from replay.files import parse_toml, read_text
 
     path = call.words["spec"]

@@ -122,8 +122,13 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     )
 
 
-def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a command line, as `RunSpec` takes them.
+def settings_of(given: Mapping[str, Any], *, scheme: str | None = None) -> dict[str, Any]:
+    """Settings of a command line, as a spec takes them.
+
+    Parameters
+    ----------
+    scheme
+        Whose options are given where they name none.
 
     Raises
     ------
@@ -138,7 +143,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if "overrides" in settings:
         settings["overrides"] = entries_of(settings["overrides"])
     if "options" in settings:
-        settings["options"] = _options_of_one(settings["options"], settings.get("scheme"))
+        settings["options"] = _options_of_one(settings["options"], settings.get("scheme", scheme))
     return settings
 
 
@@ -146,13 +151,12 @@ def _options_of_one(given: Sequence[str], scheme: str | None) -> dict[str, str]:
     """Options of the one scheme of a run; it is None where a spec names it."""
     from replay.schemes import find
 
-    own = "" if scheme is None else find(scheme, allow_code=True).name
-    options = {}
-    for name, key, value in options_of(given, [own]):
+    own = "" if scheme is None else find(scheme, None, allow_code=True).name
+    found = options_of(given, [own])
+    for name in found:
         if own and name != own:
             raise unknown("scheme with options", name, [own])
-        options[key] = value
-    return options
+    return {key: value for options in found.values() for key, value in options.items()}
 
 
 def entries_of(given: Sequence[str]) -> dict[str, str]:
@@ -167,15 +171,15 @@ def entries_of(given: Sequence[str]) -> dict[str, str]:
     return entries
 
 
-def options_of(given: Sequence[str], schemes: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(scheme, option, value) of ``SCHEME.K=V``, or of ``K=V`` where there is only one scheme.
+def options_of(given: Sequence[str], schemes: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Options by scheme, of ``SCHEME.K=V``, or of ``K=V`` where there is only one scheme.
 
     Raises
     ------
     UserError
         If an option has neither form.
     """
-    found = []
+    found: dict[str, dict[str, str]] = {}
     for text in given:
         name, equals, value = text.partition("=")
         scheme, dot, key = name.rpartition(".")
@@ -183,5 +187,5 @@ def options_of(given: Sequence[str], schemes: Sequence[str]) -> list[tuple[str, 
             form = "K=V" if len(schemes) == 1 else "SCHEME.K=V, such as deepep.num_sms=20"
             message = f"--option {text}: expected {form}"
             raise UserError(message)
-        found.append((scheme if dot else schemes[0], key, value))
+        found.setdefault(scheme if dot else schemes[0], {})[key] = value
     return found

@@ -2,81 +2,43 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from pathlib import Path
+import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replay.chains.settings import PASSES
-from replay.cli.exports import claim_exports
-from replay.cli.options import (
-    AllowCodeOption,
-    DryRunOption,
-    JsonOption,
-    MaxMemoryOption,
-    options_of,
-    settings_of,
-    takes_settings,
+from replay.cli.experiments import ComparisonCall, compares
+from replay.cli.exports import (
+    ExportOption,
+    MaxEventsOption,
+    TraceEventsOption,
+    WindowOption,
+    check_token,
+    parse_exports,
 )
-from replay.cli.screen import progress, show, tell
+from replay.cli.results import ResultCall, asks
+from replay.cli.screen import progress, show
 from replay.experiments.layer.spec import RunSpec
-from replay.files import read_text
-from tracegen.cli.delivery import Delivery, delivers
-from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replay.experiments.layer.result import Result
-    from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
-    from tracegen.shared.display.content import Table
 
 MANY_LAYERS = 96
-SCHEME_HELP = str(RunSpec.model_fields["scheme"].description)
 PLACEMENT_HELP = str(RunSpec.model_fields["placement"].description)
-WHAT_IT_TAKES = ("tasks", "memory", "time")
-ENTERING = ("trace", "system", "scheme", "batch", "placement", "precision")
-"""Parts of a result that say what entered."""
 
 
-@takes_settings(defaults={"compare_barrier": True})
-@delivers
+@asks("layer", defaults={"compare_barrier": True})
 def run(
-    given: Mapping[str, Any],
-    spec: Annotated[
-        Path | None,
-        typer.Option(
-            "--spec",
-            help="Run again what this file says, the JSON of a result or a TOML file of settings; "
-            "options that are given beside it override it.",
-        ),
-    ] = None,
-    json_: JsonOption = None,
-    trace_events: Annotated[
-        Path | None,
-        file_option(
-            "--trace-events", help="Write the schedule for Perfetto to this file (.gz too)."
-        ),
-    ] = None,
-    export: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--export",
-            help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx.",
-            callback=claim_exports,
-        ),
-    ] = None,
-    window: Annotated[
-        str | None,
-        typer.Option("--window", help="START:END in us that chrome and networkx show."),
-    ] = None,
-    max_events: Annotated[
-        int | None,
-        typer.Option("--max-events", help="Above so many tasks, chrome gets none [1000000]."),
-    ] = None,
+    call: ResultCall,
+    trace_events: TraceEventsOption = None,
+    export: ExportOption = None,
+    window: WindowOption = None,
+    max_events: MaxEventsOption = None,
     trace_token: Annotated[
         int | None,
         typer.Option(
@@ -85,149 +47,34 @@ def run(
             "one, which the result names].",
         ),
     ] = None,
-    max_memory: MaxMemoryOption = None,
-    allow_code: AllowCodeOption = False,
-    dry_run: DryRunOption = False,
-    *,
-    deliver: Delivery,
 ) -> None:
     """Replay a trace under one scheme."""
-    import replay
-    from replay.cli.exports import check_token, parse_exports
-    from replay.experiments.base.host_memory import parse_size
-    from replay.experiments.layer.replay import estimate
-    from replay.experiments.layer.setup import allowed_by, load_trace, set_up
     from replay.experiments.layer.tables import tables
-    from replay.report.pages import page
 
-    made, before = _spec_of_run(spec, given)
-    is_again = (
-        before is not None
-        and not given.keys() - {"trace"}
-        and made.content_id == before.spec.content_id  # None where another trace is asked for
-    )
+    one_graph = call.spec.makes_one_graph
     exports = parse_exports(
-        trace_events,
-        export or [],
-        window,
-        max_events,
-        is_one_graph=made.makes_one_graph,
-        token=trace_token,
+        trace_events, export or [], window, max_events, is_one_graph=one_graph, token=trace_token
     )
-    limit = None if max_memory is None else parse_size(max_memory)
-    allowed: AllowCode
-    if before is None or "scheme" in given:
-        allowed = allow_code or "scheme" in given
-    else:
-        allowed = allowed_by(before, allow_code=allow_code)
-    # Refuses what does not exist before the trace is read. A file is executed here and not again.
-    setup = set_up(made, {}, allow_code=allowed)
-    loaded, made = load_trace(None, made)
+    setup = call.setup()
     if trace_token is not None:
-        batch = setup.chain_settings.batch(loaded, setup.system, made.step)
-        check_token(trace_token, batch.source_rank.size)
-    if dry_run:
-        print(estimate(loaded, made).text())
+        check_token(trace_token, setup.first.source_rank.size)
+    if call.is_dry(setup):
         return
-    with progress(num_layers(made, loaded), "layer") as bar:
-        result = replay.run(
-            loaded,
-            made,
-            progress=bar.update,
-            observe=exports,
-            max_memory=limit,
-            report=tell,
-        )
-    for line in exports.report if exports else []:
-        print(line, file=sys.stderr)
-    if json_ is not None:
-        result.save(json_)
-    deliver(lambda: page(result))
+    result = call.carry_out(setup, observe=exports, unit="layer")
     show(tables(result, details=True))
-    _show_tuned([result], name_all=bool(made.tune))
-    if before is not None and is_again and result.run_id != before.run_id:
-        print(f"note: {spec} was made from {_what_differs(before, result)}", file=sys.stderr)
+    _show_tuned([result], name_all=bool(call.spec.tune))
+    call.tell_difference(result)
 
 
-def _spec_of_run(path: Path | None, given: Mapping[str, Any]) -> tuple[RunSpec, Result | None]:
-    """The spec of a run, and the result that it comes from, if it is one."""
-    settings = settings_of(given)
-    if path is None:
-        return RunSpec(compare_barrier=True).changed(**settings), None
-    base, before = _read_spec(path)
-    if settings.get("scheme", base.scheme) == base.scheme and "options" in settings:
-        settings["options"] = {**base.options, **settings["options"]}
-    if "overrides" in settings:
-        settings["overrides"] = {**base.overrides, **settings["overrides"]}
-    if base.trace is not None and settings.get("trace", base.trace) != base.trace:
-        settings.setdefault("content_id", None)  # another trace is asked for
-    return base.changed(**settings), before
-
-
-def _read_spec(path: Path) -> tuple[RunSpec, Result | None]:
-    """The spec in a file, and the result that it is part of, if it is."""
-    from replay.errors import UserError
-    from replay.experiments.base.load import load_one
-    from replay.experiments.layer.experiment import EXPERIMENT
-
-    if path.suffix != ".toml":
-        result: Result = load_one(EXPERIMENT, path)
-        return result.spec, result
-    try:
-        text = read_text(path)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        message = f"cannot read the spec {path}: {reason}"
-        raise UserError(message) from None
-    return RunSpec.from_toml(text, str(path)), None
-
-
-def _what_differs(before: Result, after: Result) -> str:
-    """The parts in which two runs of one spec differ."""
-    parts = [part for part in ENTERING if getattr(before, part) != getattr(after, part)]
-    if not parts:
-        return "the same values by other code; this is what the present code gives"
-    return f"another {', another '.join(parts)} than its references lead to now"
-
-
-@takes_settings(leave_out=("scheme", "options", "placement"))
-@delivers
+@compares("layer", leave_out=["placement"])
 def compare(
-    given: Mapping[str, Any],
-    scheme: Annotated[
-        list[str] | None,
-        typer.Option("--scheme", help=f"{SCHEME_HELP} Repeatable [all supported]."),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            help="Speed-ups are over this scheme [deepep-ll for decode, deepep otherwise].",
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
-    ] = None,
+    call: ComparisonCall,
     placement: Annotated[
         list[str] | None,
         typer.Option(
             "--placement", help=f"{PLACEMENT_HELP} Repeatable: a row for each [contiguous]."
         ),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", help="Processes that share the schemes [2 if there is much to do]."),
-    ] = None,
-    max_memory: MaxMemoryOption = None,
-    dry_run: DryRunOption = False,
-    details: Annotated[
-        bool,
-        typer.Option(
-            "--details",
-            help="Also what each scheme waits for, moves, launches and keeps in memory.",
-        ),
-    ] = False,
     uncertainty: Annotated[
         int | None,
         typer.Option(
@@ -246,54 +93,29 @@ def compare(
     uncertainty_seed: Annotated[
         int | None, typer.Option("--uncertainty-seed", help="What the draws come from [0].")
     ] = None,
-    json_: JsonOption = None,
-    *,
-    deliver: Delivery,
 ) -> None:
     """Replay a trace under several schemes and compare them, the fastest first."""
-    import hwmodel
-    import replay
-    from replay.experiments.base.host_memory import parse_size
+    from replay.experiments.ask import compare as compared
     from replay.experiments.layer.setup import load_trace
-    from replay.experiments.layer.tables import tables
-    from replay.report.pages import page
-    from replay.schemes import find, supported
 
     drawn = _drawn(uncertainty, uncertainty_of, uncertainty_seed)
-    spec = RunSpec(**settings_of(given))
-    schemes = scheme or supported(hwmodel.load(spec.system, spec.overrides))
-    options: dict[str, dict[str, str]] = {}
-    for name, key, value in options_of(
-        option or [], [find(one, allow_code=True).name for one in schemes]
-    ):
-        options.setdefault(name, {})[key] = value
-    limit = None if max_memory is None else parse_size(max_memory)
-    loaded, spec = load_trace(None, spec)
-    if dry_run:
-        show(_estimates(loaded, spec, schemes, options, scheme is not None))
-        return
-    replays = len(schemes) * len(set(placement or [""]))
-    with progress(replays * num_layers(spec, loaded), "layer") as bar:
-        compared = replay.compare(
-            loaded,
-            scheme or None,
-            spec,
-            baseline=baseline,
-            options=options,
-            placements=placement or None,
-            jobs=jobs if jobs is not None else _worth_two(spec, loaded),
-            progress=bar.update,
-            max_memory=limit,
-            report=tell,
-        )
-    if drawn is not None:
-        with progress(drawn["draws"] * len(compared.results), "replay") as bar:
-            compared = replay.assess(compared, loaded, progress=bar.update, **drawn)
-    if json_ is not None:
-        compared.save(json_)
-    deliver(lambda: page(compared))
-    show(tables(compared, details=details))
-    _show_tuned(compared.results, name_all=bool(spec.tune))
+    wanted = call.wanted()
+    asked: Any = wanted.spec
+    trace, spec = load_trace(None, asked)
+    if placement is None and call.before is not None:
+        specs: Sequence[Any] = call.before.specs
+        placement = list(dict.fromkeys(one.placement for one in specs))
+    found = call.carry_out(
+        dataclasses.replace(wanted, spec=spec),
+        compare=partial(compared, trace, placements=placement or None),
+        then=lambda one: one if drawn is None else _assessed(one, trace, drawn),
+        objects={"trace": trace},
+        steps=len(set(placement or [""])) * num_layers(spec, trace),
+        unit="layer",
+        jobs=_worth_two(spec, trace),
+    )
+    if found is not None:
+        _show_tuned(found.results, name_all=bool(spec.tune))
 
 
 def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any] | None:
@@ -318,32 +140,12 @@ def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any
     return {"draws": draws, "seed": seed or 0, "of": names}
 
 
-def _estimates(
-    trace: RoutingTrace,
-    spec: RunSpec,
-    schemes: Sequence[str],
-    options: Mapping[str, Mapping[str, str]],
-    are_named: bool,
-) -> Table:
-    """What the replay under each scheme takes; those without code for it are left out."""
-    from replay.experiments.layer.replay import estimate
-    from replay.schemes import find
-    from replay.schemes.ep.base import LayerRefusedError
-    from tracegen.shared.display.content import Column, Table
+def _assessed(compared: Any, trace: RoutingTrace, drawn: dict[str, Any]) -> Any:
+    """The comparison with its draws."""
+    import replay
 
-    rows = []
-    for scheme in schemes:
-        own = options.get(find(scheme, allow_code=False).name, {})
-        try:
-            found = estimate(trace, spec, scheme=scheme, options=dict(own))
-        except LayerRefusedError:
-            if are_named:
-                raise
-            continue
-        rows.append((found.scheme, found.asked.num_layers, *found.cells()[1:]))
-    columns = [Column("scheme"), Column("layers", form=",d", rank=1)]
-    columns += [Column(what, form="s") for what in WHAT_IT_TAKES]
-    return Table("estimates", "What each replay takes, about", columns, rows)
+    with progress(drawn["draws"] * len(compared.results), "replay") as bar:
+        return replay.assess(compared, trace, progress=bar.update, **drawn)
 
 
 def num_layers(spec: RunSpec, trace: RoutingTrace) -> int:

@@ -1,26 +1,78 @@
-"""Commands that ask for one result of an experiment, made from the experiment."""
+"""Commands made from their experiment: what all have, and those that ask for one result."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from replay.cli.experiments import SPEC_HELP, ComparisonCall, compares
-from replay.cli.options import JsonOption, settings_of, takes_settings
-from replay.cli.screen import progress, show, tell
-from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, SchemeExperiment
-from replay.experiments.base.host_memory import limit_of
+from replay.cli.options import (
+    AllowCodeOption,
+    DryRunOption,
+    JsonOption,
+    MaxMemoryOption,
+    settings_of,
+    takes_settings,
+)
+from replay.cli.screen import progress, tell
+from replay.errors import UserError
+from replay.experiments.base.experiment import EXPERIMENTS, Experiment, Given
+from replay.experiments.base.host_memory import parse_size
 from tracegen.cli.delivery import Delivery, delivers
+
+if TYPE_CHECKING:
+    from replay.experiments.base.experiment import AnyExperiment, Observer
+    from replay.experiments.base.spec import Spec
+    from replay.schemes.outside import AllowCode
+
+ENTERING = ("trace", "system", "scheme", "batch", "placement", "precision")
+"""Parts of a result that say what entered."""
+
+SpecOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--spec",
+        help="Run again what this file says, JSON that such a command wrote or a TOML file of "
+        "settings; options that are given beside it override it.",
+    ),
+]
+COMMON: Mapping[str, tuple[Any, Any]] = {
+    "spec": (SpecOption, None),
+    "max_memory": (MaxMemoryOption, None),
+    "dry_run": (DryRunOption, False),
+    "allow_code": (AllowCodeOption, False),
+    "json_": (JsonOption, None),
+}
+"""Options that commands share, with their defaults, beside the settings and those of `Delivery`."""
+
+
+class Before(NamedTuple):
+    """A file that is run again.
+
+    Attributes
+    ----------
+    specs
+        Its settings: of each result, or of a TOML file.
+    results
+        None where it is TOML.
+    baseline
+        Of a comparison.
+    """
+
+    specs: Sequence[Spec]
+    results: Sequence[Any] = ()
+    baseline: str | None = None
 
 
 @dataclass(frozen=True)
-class ResultCall:
-    """A command line that asks for one result of an experiment.
+class Call:
+    """A command line that asks an experiment.
 
     Attributes
     ----------
@@ -28,54 +80,173 @@ class ResultCall:
         Whose it is.
     given
         Settings by name of the field, as texts and numbers.
-    before
-        Result, or TOML, whose settings are taken where none are given; None for the defaults.
-    json
-        Where the result is written; None for nowhere.
+    words
+        Its options of `COMMON`, and of those that are made alike, by name.
     deliver
-        Where else it is shown.
+        Where else the result is shown.
+    defaults
+        Settings that the command takes in place of the spec's defaults.
     """
 
     experiment: AnyExperiment
     given: Mapping[str, Any]
-    before: Path | None
-    json: Path | None
+    words: Mapping[str, Any]
     deliver: Delivery
+    defaults: Mapping[str, Any]
 
-    def setup(self) -> Any:
+    @cached_property
+    def before(self) -> Before | None:
+        """What is run again.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be read, or is of another experiment.
+        """
+        from replay.files import read_text
+
+        path = self.words["spec"]
+        if path is None:
+            return None
+        if path.suffix != ".toml":
+            loaded = self.experiment.load_result(path)
+            results = getattr(loaded, "results", None) or [loaded]
+            baseline = getattr(loaded, "baseline", None)
+            return Before([one.spec for one in results], results, baseline)
+        try:
+            text = read_text(path)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            message = f"cannot read the spec {path}: {reason}"
+            raise UserError(message) from None
+        return Before([self.experiment.spec.from_toml(text, str(path))])
+
+    @property
+    def max_memory(self) -> int | None:
+        """Bytes that may be taken; None for what the machine has left."""
+        given = self.words.get("max_memory")
+        return None if given is None else parse_size(given)
+
+    def finish(self, result: Any) -> None:
+        """Save a result and deliver it."""
+        from replay.report.pages import page
+
+        if self.words["json_"] is not None:
+            result.save(self.words["json_"])
+        self.deliver(lambda: page(result))
+
+
+class ResultCall(Call):
+    """A command line that asks for one result."""
+
+    @cached_property
+    def spec(self) -> Any:
+        """The settings.
+
+        Raises
+        ------
+        UserError
+            If one does not exist or a value is not possible.
+        """
+        if self.before is None:
+            usual = self.experiment.spec(**self.defaults)
+            scheme = getattr(usual, "scheme", None)
+            return usual.changed(**settings_of(self.given, scheme=scheme))
+        if len(self.before.results) > 1:
+            self.experiment.load_one(self.words["spec"])  # refuses it
+        return beside(self.before.specs[0], settings_of(self.given))
+
+    def setup(self, *, allow_code: bool = False) -> Any:
         """Follow the references of what is asked for.
+
+        Parameters
+        ----------
+        allow_code
+            Whether files of schemes may be executed, where no option of all says so.
 
         Raises
         ------
         UserError
             If something does not exist or does not fit together.
         """
-        from replay.experiments.base.load import load_one
-        from replay.files import read_text
+        allowed: AllowCode = self.words.get("allow_code", allow_code)
+        if self.before is None or "scheme" in self.given:
+            allowed = allowed or "scheme" in self.given  # the command line names it
+        elif allowed and "allow_code" in self.words and self.before.results:
+            made_with = self.before.results[0].schemes  # its files, and no others of that name
+            allowed = frozenset(one.code for one in made_with if one.code) or allowed
+        return self.experiment.setup(self.spec, Given(allow_code=allowed))
 
-        kind, settings = self.experiment.spec, settings_of(self.given)
-        if self.before is None:
-            spec = kind(**settings)
-        elif self.before.suffix == ".toml":
-            spec = kind.from_toml(read_text(self.before), str(self.before)).changed(**settings)
-        else:
-            spec = load_one(self.experiment, self.before).spec.changed(**settings)
-        return self.experiment.setup(spec, {})
+    def is_dry(self, setup: Any) -> bool:
+        """Whether nothing is replayed; says what it would take then."""
+        if self.words.get("dry_run", False):
+            print(self.experiment.estimate(setup).text())
+            return True
+        return False
 
-    def carry_out(self, setup: Any) -> Any:
-        """Carry out what was set up, save it and deliver it."""
-        from replay.report.pages import page
+    def carry_out(self, setup: Any, *, observe: Observer | None = None, unit: str = "row") -> Any:
+        """Carry out what was set up, save it and deliver it.
 
-        self.experiment.check_fit([setup], limit_of(None), tell)
-        with progress(self.experiment.steps(setup), "row") as bar:
-            result = self.experiment.replay(setup, progress=bar.update)
-        if self.json is not None:
-            result.save(self.json)
-        self.deliver(lambda: page(result))
+        Parameters
+        ----------
+        observe
+            As of `Watch`.
+        unit
+            What progress counts.
+        """
+        with progress(self.experiment.steps(setup), unit) as bar:
+            result = self.experiment.carry_out(
+                setup,
+                progress=bar.update,
+                observe=observe,
+                max_memory=self.max_memory,
+                report=tell,
+            )
+        for line in getattr(observe, "report", ()):
+            print(line, file=sys.stderr)
+        self.finish(result)
         return result
 
+    def tell_difference(self, result: Any) -> None:
+        """Say where the file that this was run again from has another result."""
+        if self.before is None or not self.before.results or self.given.keys() - {"trace"}:
+            return
+        (before,) = self.before.results
+        known, now = (getattr(one, "content_id", None) for one in (before.spec, self.spec))
+        if known == now and result.run_id != before.run_id:  # else another trace is asked for
+            tell(f"note: {self.words['spec']} was made from {_what_differs(before, result)}")
 
-def asks(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+
+def _what_differs(before: Any, after: Any) -> str:
+    """The parts in which two runs of one spec differ."""
+    parts = [
+        part
+        for part in ENTERING
+        if getattr(before, part, None) != getattr(after, part, None)
+    ]  # fmt: skip
+    if not parts:
+        return "the same values by other code; this is what the present code gives"
+    return f"another {', another '.join(parts)} than its references lead to now"
+
+
+def beside(spec: Any, settings: Mapping[str, Any]) -> Any:
+    """Put settings in place of those of a spec; entries of a table join those that it has."""
+    made = dict(settings)
+    of_scheme = {table: made.get(name) for name, table in spec.OPTIONS_OF.items()}
+    for name, value in settings.items():
+        known = getattr(spec, name)
+        is_same = of_scheme.get(name) in (None, getattr(spec, "scheme", None))
+        if isinstance(value, Mapping) and is_same:
+            made[name] = {**known, **value}
+    is_other = settings.get("trace") not in (None, getattr(spec, "trace", None))
+    if is_other and "content_id" in spec.words():  # which was of the trace before
+        made.setdefault("content_id", None)
+    return spec.changed(**made)
+
+
+def asks(
+    name: str, *, defaults: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the settings of an experiment, ``--spec``, and where its result goes.
 
     The command's first parameter receives the `ResultCall`; its others are options of its own.
@@ -84,59 +255,66 @@ def asks(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     ----------
     name
         Of the experiment.
+    defaults
+        Values that the command takes in place of the spec's defaults.
     """
     experiment = EXPERIMENTS[name]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-
-        def filled(given: Mapping[str, Any], **values: Any) -> None:
-            call = ResultCall(
-                experiment, given, values.pop("spec"), values.pop("json_"), values.pop("deliver")
-            )
-            command(call, **values)
-
-        taken = [
-            inspect.Parameter("given", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
-            _keyword("spec", Annotated[Path | None, typer.Option("--spec", help=SPEC_HELP)]),
-            _keyword("json_", JsonOption),
-            inspect.Parameter("deliver", inspect.Parameter.KEYWORD_ONLY, annotation=Delivery),
-        ]
-        filled.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]  # read by the next
-        filled.__name__, filled.__doc__ = command.__name__, command.__doc__
-        return takes_settings(spec=experiment.spec)(delivers(filled))
-
-    return decorate
+    left_out = set() if "scheme" in experiment.spec.model_fields else {"allow_code"}
+    if type(experiment).estimate is Experiment.estimate:
+        left_out |= {"dry_run", "max_memory"}
+    common = {key: option for key, option in COMMON.items() if key not in left_out}
+    return command_with(experiment, ResultCall, common, defaults=defaults or {})
 
 
-def command_of(name: str) -> Callable[..., None]:
-    """Make the command of an experiment that has none of its own.
+AnyCall = TypeVar("AnyCall", bound=Call)
+
+
+def command_with(
+    experiment: AnyExperiment,
+    kind: type[Call],
+    common: Mapping[str, tuple[Any, Any]],
+    *,
+    leave_out: Sequence[str] = (),
+    defaults: Mapping[str, Any],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the settings of an experiment and further options, and hand it one call.
 
     Parameters
     ----------
-    name
-        Of the experiment.
+    kind
+        Of the call.
+    common
+        Annotations and defaults of the options that go into its words; a command that has one of
+        its own by the same name receives it itself.
+    leave_out
+        Settings without an option.
+    defaults
+        As of `asks`.
     """
-    experiment = EXPERIMENTS[name]
 
-    if isinstance(experiment, SchemeExperiment):
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        taken = {one.name for one in own}
+        words = {key: option for key, option in common.items() if key not in taken}
 
-        def command(call: ComparisonCall) -> None:
-            call.carry_out()
+        def filled(given: Mapping[str, Any], **values: Any) -> None:
+            deliver = values.pop("deliver")
+            found = {key: values.pop(key) for key in words}
+            command(kind(experiment, given, found, deliver, defaults), **values)
 
-        made = compares(name)
-    else:
+        only = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            inspect.Parameter("given", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(one.replace(kind=only) for one in own),
+            *(
+                inspect.Parameter(key, only, default=default, annotation=annotation)
+                for key, (annotation, default) in words.items()
+            ),
+            inspect.Parameter("deliver", only, annotation=Delivery),
+        ]
+        filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by the next
+        filled.__name__, filled.__doc__ = command.__name__, command.__doc__
+        makes = takes_settings(spec=experiment.spec, leave_out=leave_out, defaults=defaults)
+        return makes(delivers(filled))
 
-        def command(call: ResultCall) -> None:  # type: ignore[misc]  # the one or the other
-            show(experiment.shown(call.carry_out(call.setup()), details=True))
-
-        made = asks(name)
-    command.__doc__ = f"Find out: {experiment.title}."
-    return made(command)
-
-
-def _keyword(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-    )
+    return decorate

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from replay.cli.crews import ClusterOption, JobsOption, SchedulerOption, going_on_later, tell
 from replay.cli.options import AllowCodeOption
 from replay.cli.screen import progress, show
 from replay.errors import UserError
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option, folder_option
-from tracegen.shared import screen
 
 if TYPE_CHECKING:
     from replay.studies.sweeps.plan import Plan
@@ -44,23 +43,9 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the points, and replay nothing.")
     ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs",
-            min=1,
-            help="Processes that replay [1]; of a cluster, workers [the cores].",
-            show_default=False,
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option("--scheduler", help="Replay on the workers of a Dask scheduler: its address."),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", help="Replay on workers of Dask made for it: local or slurm."),
-    ] = None,
+    jobs: JobsOption = None,
+    scheduler: SchedulerOption = None,
+    cluster: ClusterOption = None,
     shard: Annotated[
         str | None,
         typer.Option("--shard", metavar="I/N", help="Only the I-th of N shares, for job arrays."),
@@ -103,27 +88,17 @@ def sweep(
         _show_plan(plan, out)
         return
     assert out is not None
-    before = signal.signal(signal.SIGTERM, interrupt)  # as Slurm ends jobs
-    try:
-        with progress(len(plan.tasks), "replay") as bar:
-            result = carry_out(
-                plan,
-                out,
-                jobs=jobs,
-                scheduler=scheduler,
-                cluster=cluster,
-                shard=shard,
-                progress=_Progress(bar),
-                report=tell,
-            )
-    except KeyboardInterrupt:
-        print(
-            f"interrupted; what is finished is in {out}, and the same command goes on from there",
-            file=sys.stderr,
+    with going_on_later(out), progress(len(plan.tasks), "replay") as bar:
+        result = carry_out(
+            plan,
+            out,
+            jobs=jobs,
+            scheduler=scheduler,
+            cluster=cluster,
+            shard=shard,
+            progress=_Progress(bar),
+            report=tell,
         )
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
     if json_ is not None:
         write_text(json_, result.to_json())
     if not result.num_missing:
@@ -132,11 +107,6 @@ def sweep(
         for part in result.shown():
             show(part)
     _conclude(result, out)
-
-
-def interrupt(_: int, __: object) -> NoReturn:
-    """End as Ctrl-C does."""
-    raise KeyboardInterrupt
 
 
 class _Progress:
@@ -183,13 +153,6 @@ def _conclude(result: SweepResult, out: Path) -> None:
         print(f"{result.num_refused} points cannot run; the table says why", file=sys.stderr)
     if result.num_failed or result.num_refused:
         raise typer.Exit(SOME_FAILED if result.num_failed else SOME_REFUSED)
-
-
-def tell(line: str) -> None:
-    """Write a line beside a bar."""
-    from tqdm import tqdm
-
-    tqdm.write(screen.plain(line), file=screen.terminal(sys.stderr))
 
 
 def _list() -> None:

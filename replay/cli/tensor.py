@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from replay.cli.experiments import ComparisonCall, compares
-from replay.cli.exports import claim_exports
-from replay.cli.options import JsonOption, entries_of, options_of, takes_settings
+from replay.cli.exports import (
+    ExportOption,
+    MaxEventsOption,
+    TraceEventsOption,
+    WindowOption,
+    parse_exports,
+)
+from replay.cli.results import ResultCall, asks
 from replay.cli.schemes import explain, indented, list_tensor
-from replay.cli.screen import progress, show, tell
-from replay.errors import unknown
-from replay.experiments.dense.spec import TensorSpec
-from tracegen.cli.delivery import Delivery, delivers
-from tracegen.cli.outputs import file_option
+from replay.cli.screen import show
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -33,64 +34,32 @@ AsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
-@takes_settings(spec=TensorSpec)
-@delivers
+@asks("dense")
 def run(
-    given: Mapping[str, Any],
-    json_: JsonOption = None,
-    trace_events: Annotated[
-        Path | None,
-        file_option(
-            "--trace-events", help="Write the schedule for Perfetto to this file (.gz too)."
-        ),
-    ] = None,
-    export: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--export",
-            help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx.",
-            callback=claim_exports,
-        ),
-    ] = None,
-    window: Annotated[
-        str | None,
-        typer.Option("--window", help="START:END in us that chrome and networkx show."),
-    ] = None,
-    max_events: Annotated[
-        int | None,
-        typer.Option("--max-events", help="Above so many tasks, chrome gets none [1000000]."),
-    ] = None,
-    *,
-    deliver: Delivery,
+    call: ResultCall,
+    trace_events: TraceEventsOption = None,
+    export: ExportOption = None,
+    window: WindowOption = None,
+    max_events: MaxEventsOption = None,
 ) -> None:
     """Replay a layer under one scheme."""
-    from replay.cli.exports import parse_exports
-    from replay.experiments.dense.experiment import run as run_
     from replay.experiments.dense.tables import tables
     from replay.measure.replayed import Replayed
-    from replay.report.pages import page
-    from replay.schemes.registry import find
 
     exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=True)
-    settings = _settings(given)
-    if "scheme" in settings:
-        find(settings["scheme"], "tp", allow_code=True)  # the command line names it
-    if "options" in settings:
-        name = find(settings.get("scheme", TensorSpec().scheme), "tp", allow_code=True).name
-        settings["options"] = _options(settings["options"], [name]).get(name, {})
+    setup = call.setup()
+    if call.is_dry(setup):
+        return
 
     def observe(timeline: Timeline, machine: Machine) -> None:
         if exports is not None:
             exports(Replayed.of(timeline, machine))
 
-    with progress(1, "scheme"):
-        result = run_(TensorSpec(**settings), observe=observe, report=tell)
+    result = call.carry_out(setup, observe=observe, unit="scheme")
     for line in exports.report if exports else []:
         print(line, file=sys.stderr)
-    if json_ is not None:
-        result.save(json_)
-    deliver(lambda: page(result))
     show(tables(result, details=True))
+    call.tell_difference(result)
 
 
 @app.command()
@@ -98,24 +67,6 @@ def run(
 def compare(call: ComparisonCall) -> None:
     """Replay a layer under several schemes and compare them, the fastest first."""
     call.carry_out()
-
-
-def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a command line as `TensorSpec` takes them, but for options."""
-    settings = dict(given)
-    if "overrides" in settings:
-        settings["overrides"] = entries_of(settings["overrides"])
-    return settings
-
-
-def _options(given: Sequence[str], schemes: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Options by scheme; `replay.experiments.dense.replay.compare` refuses unknown ones."""
-    options: dict[str, dict[str, str]] = {}
-    for name, key, value in options_of(given, schemes):
-        if name not in schemes:
-            raise unknown("scheme with options", name, schemes)
-        options.setdefault(name, {})[key] = value
-    return options
 
 
 # ---- schemes -------------------------------------------------------------------------------------

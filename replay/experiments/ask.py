@@ -1,44 +1,173 @@
-"""Asking a question of several schemes: the one `compare` of users."""
+"""Asking: a function for each question of users, and `compare` for any of several schemes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from replay.errors import UserError
-from replay.experiments.base import compare as base
+from replay.errors import UserError, shown
 from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment
+from replay.experiments.base.names import short_placement
+from replay.experiments.base.outcomes import Asked
+from replay.experiments.base.schemed import (
+    HOW,
+    check_known,
+    check_once,
+    check_options,
+    several,
+    with_schemes,
+)
 from replay.experiments.base.spec import Spec
+from replay.experiments.layer.experiment import EXPERIMENT as LAYER
+from replay.experiments.layer.setup import SCHEME_KINDS, spec_of
+from replay.experiments.layer.spec import RunSpec
+from replay.model.work.placement import PLACEMENTS, placement_name
+from replay.schemes import Scheme, find
 
 if TYPE_CHECKING:
-    from replay.experiments.dense.result import TensorComparison
+    from replay.experiments.choose.result import SearchResult
+    from replay.experiments.choose.spec import ChooseSpec
+    from replay.experiments.collective.result import CollectiveResult
+    from replay.experiments.collective.spec import CollectiveSpec
+    from replay.experiments.dense.result import TensorComparison, TensorResult
     from replay.experiments.dense.spec import TensorSpec
-    from replay.experiments.layer.result import Comparison
-    from replay.experiments.layer.spec import RunSpec
-    from replay.experiments.serve.result import InferComparison
+    from replay.experiments.layer.result import Comparison, Result
+    from replay.experiments.place.result import PlacementResult
+    from replay.experiments.place.spec import PlaceSpec
+    from replay.experiments.serve.result import InferComparison, InferResult
     from replay.experiments.serve.spec import InferSpec
-    from replay.experiments.train.result import TrainComparison
+    from replay.experiments.train.result import TrainComparison, TrainResult
     from replay.experiments.train.spec import TrainSpec
-    from replay.schemes import Scheme
+    from replay.measure.replayed import Replayed
+    from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
 
     Several = str | Scheme | Sequence[str | Scheme] | None
 
+MORE_SCHEMES = f"{SCHEME_KINDS}, or a list of them; a system is given as system=..."
 
-def experiment_of(spec: Spec) -> AnyExperiment:
-    """Find the experiment whose settings a spec has.
+
+def run(
+    trace: RoutingTrace | str | Path | None = None,
+    spec: RunSpec | None = None,
+    *,
+    progress: Callable[[], object] | None = None,
+    observe: Callable[[Replayed], object] | None = None,
+    max_memory: float | None = None,
+    report: Callable[[str], object] | None = None,
+    allow_code: AllowCode = False,
+    **settings: Any,
+) -> Result:
+    """Replay a trace under one scheme.
+
+    One layer of one step is replayed by itself. Several are chained: each GPU goes on when its own
+    tokens are combined, after the attention, norms, gate and shared experts of the next layer.
+
+    Parameters
+    ----------
+    trace
+        A trace, or a reference to one; None takes the spec's.
+    spec
+        The settings; None takes the defaults.
+    progress
+        Called for every layer.
+    observe
+        Called with the schedule of each graph that the result is made from: one for a chain, one
+        per layer otherwise. It knows the machine that made it; see `replay.engine.export` and
+        `replay.measure.scene` for what to do with it.
+    max_memory
+        Bytes that it may take; None takes what the machine has left.
+    report
+        Called with a line that says what a long replay takes, before it starts.
+    allow_code
+        Whether a scheme's file that the spec names may be executed: a spec may be somebody else's.
+        A set of SHA-256s allows files that have one of them. One that `settings` name is executed.
+    settings
+        Fields of `RunSpec` by name, in place of the spec's: ``scheme="deepep"``, ``ranks=8``. A
+        system may also be a `hwmodel.System`, and a scheme a `replay.Scheme`.
 
     Raises
     ------
     UserError
-        If it is of none.
+        If something asked for does not exist or does not fit together.
+    UnfitError
+        If it takes more memory than there is.
     """
-    for one in EXPERIMENTS.values():
-        if type(spec) is one.spec:
-            return one
-    message = f"{type(spec).__name__} is the spec of no experiment; of: {', '.join(EXPERIMENTS)}"
-    raise UserError(message)
+    made, system, scheme = spec_of(spec, settings)
+    return LAYER.run(
+        made,
+        given={"trace": trace, "system": system, "scheme": scheme},
+        progress=progress,
+        observe=observe,
+        max_memory=max_memory,
+        report=report,
+        allow_code=allow_code or "scheme" in settings,
+    )
+
+
+def dense(spec: TensorSpec | None = None, **settings: Any) -> TensorResult:
+    """Replay a layer under one scheme of tensor parallelism.
+
+    Parameters
+    ----------
+    spec
+        The settings; None takes the defaults.
+    settings
+        Fields of the spec by name, and parameters of `Experiment.run`, as of all that follow.
+
+    >>> dense(model="llama-2-7b", tp=4, tokens=256, scheme="sp-ring").scheme.name
+    'sp-ring'
+    """
+    from replay.experiments.dense.experiment import EXPERIMENT
+
+    return EXPERIMENT.run(spec, **settings)
+
+
+def train(spec: TrainSpec | None = None, **settings: Any) -> TrainResult:
+    """Replay a step of training a whole model under one scheme; parameters are those of `dense`."""
+    from replay.experiments.train.experiment import EXPERIMENT
+
+    return EXPERIMENT.run(spec, **settings)
+
+
+def serve(spec: InferSpec | None = None, **settings: Any) -> InferResult:
+    """Serve a batch under one scheme of prompts and decoding; parameters are those of `dense`."""
+    from replay.experiments.serve.experiment import EXPERIMENT
+
+    return EXPERIMENT.run(spec, **settings)
+
+
+def collective(spec: CollectiveSpec | None = None, **settings: Any) -> CollectiveResult:
+    """Time a collective by itself; parameters are those of `dense`.
+
+    >>> collective(op="allgather", bytes="64K", ranks=2, algorithm="ring").rows[0].blocks
+    24
+    """
+    from replay.experiments.collective.experiment import EXPERIMENT
+
+    return EXPERIMENT.run(spec, **settings)
+
+
+def place(spec: PlaceSpec | None = None, **settings: Any) -> PlacementResult:
+    """Place experts on GPUs by the loads of a trace; parameters are those of `dense`.
+
+    >>> place(trace="toy-zipf", slots=72, windows=1).num_slots
+    72
+    """
+    from replay.experiments.place.experiment import EXPERIMENT
+
+    return EXPERIMENT.run(spec, **settings)
+
+
+def choose(spec: ChooseSpec | None = None, **settings: Any) -> SearchResult:
+    """Search model shapes and parallel plans; parameters are those of `dense`."""
+    from replay.experiments.choose.experiment import EXPERIMENT
+
+    return EXPERIMENT.run(spec, **settings)
+
+
+# ---- of several schemes --------------------------------------------------------------------------
 
 
 @overload
@@ -69,19 +198,119 @@ def compare(
         Settings of layers, where a trace is given.
     settings
         Fields of the spec by name, and ``baseline``, ``options``, ``jobs``, ``progress``,
-        ``max_memory``, ``report``; of layers also ``placements``. See
-        `replay.experiments.base.compare.compare` and `replay.experiments.layer.comparison.compare`.
+        ``max_memory``, ``report``, as of `SchemeExperiment.compared`; of layers also
+        ``placements``, see `compare_layers`.
 
     Raises
     ------
     UserError
         If something asked for does not exist or does not fit together, or not into memory.
     """
-    from replay.experiments.layer.comparison import compare as compare_layers
-    from replay.experiments.layer.spec import RunSpec
-
     if isinstance(trace, Spec):
         trace, spec = None, trace
     if spec is None or isinstance(spec, RunSpec) or trace is not None:
         return compare_layers(trace, schemes, spec, **settings)  # type: ignore[arg-type]  # it checks
-    return base.compare(experiment_of(spec), spec, schemes, **settings)  # type: ignore[arg-type]
+    return with_schemes(experiment_of(spec)).compare(spec, schemes, **settings)  # type: ignore[arg-type]
+
+
+def experiment_of(spec: Spec) -> AnyExperiment:
+    """Find the experiment whose settings a spec has.
+
+    Raises
+    ------
+    UserError
+        If it is of none.
+    """
+    for one in EXPERIMENTS.values():
+        if type(spec) is one.spec:
+            return one
+    message = f"{type(spec).__name__} is the spec of no experiment; of: {', '.join(EXPERIMENTS)}"
+    raise UserError(message)
+
+
+def compare_layers(
+    trace: RoutingTrace | str | Path | None = None,
+    schemes: str | Scheme | Sequence[str | Scheme] | None = None,
+    spec: RunSpec | None = None,
+    *,
+    baseline: str | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    placements: str | Path | Sequence[str | Path] | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Replay a trace under several schemes, and with several placements.
+
+    Parameters
+    ----------
+    trace
+        A trace, or a reference to one; None takes the spec's.
+    schemes
+        Names or schemes, or one; None takes every scheme that the system supports and that has
+        code for the batch. `Comparison.left_out` says which have not.
+    spec
+        The settings; its scheme and options are not heeded.
+    baseline
+        Scheme that speed-ups are given over, or a row as tables print it, such as ``"deepep,
+        eplb:40"``; None takes the first of `Layer.BASELINES` that is compared,
+        else the first scheme: deepep for prefill, deepep-ll for decode.
+    options
+        Options by name, by name of the scheme.
+    placements
+        Placements of the experts, or one, with each of which every scheme is replayed; a `Path` is
+        that of a map. None takes the spec's alone. Speed-ups are over the baseline with the first.
+    settings
+        Fields of `RunSpec` by name, in place of the spec's, see `run`; and ``jobs``, ``progress``,
+        ``max_memory`` and ``report``, as of `SchemeExperiment.compared`. A script that asks for
+        more than one process must keep its own work behind ``if __name__ == "__main__":``, as for
+        any use of `multiprocessing`.
+
+    Raises
+    ------
+    UserError
+        If something asked for does not exist or does not fit together.
+    UnfitError
+        If a replay takes more memory than there is; nothing is replayed then.
+    """
+    how = {name: settings.pop(name) for name in HOW if name in settings}
+    named = None if schemes is None else several("schemes", schemes, (str, Scheme), MORE_SCHEMES)
+    if "scheme" in settings:
+        message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
+        raise UserError(message)
+    shared, given_system, _ = spec_of(spec, {**settings, "scheme": None, "options": {}})
+    placed = [shared.placement]
+    if placements is not None:
+        placed = several("placements", placements, (str, Path), PLACEMENTS)
+        placed = list(dict.fromkeys(map(placement_name, placed)))
+    given = {} if given_system is None else {"system": given_system}
+    rows = [
+        _row(shared, one, dict(table), placement, is_one=len(placed) == 1)
+        for one, table in _each_with_options(
+            named or LAYER.usual_schemes(shared, given), options or {}
+        )
+        for placement in placed
+    ]
+    objects = {**given, "trace": trace}
+    return LAYER.compared(rows, objects, must=named is not None, baseline=baseline, **how)
+
+
+def _row(
+    shared: RunSpec, scheme: str | Scheme, options: dict[str, Any], placement: str, *, is_one: bool
+) -> Asked:
+    """One result: a scheme with a placement, which is named where there are several."""
+    made, _, given = spec_of(shared, {"scheme": scheme, "options": options, "placement": placement})
+    own = find(scheme, allow_code=True).name if isinstance(scheme, str) else scheme.name
+    name = own if is_one else f"{own}, {short_placement(placement)}"
+    return Asked(name, made, {} if given is None else {"scheme": given}, of=own)
+
+
+def _each_with_options(
+    schemes: Sequence[str | Scheme], options: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str | Scheme, Mapping[str, Any]]]:
+    """Give each scheme and its options."""
+    names = [
+        one.name if isinstance(one, Scheme) else find(one, allow_code=True).name for one in schemes
+    ]
+    check_once(names)
+    check_options(options)
+    check_known(options, names)
+    return [(scheme, options.get(name, {})) for scheme, name in zip(schemes, names, strict=True)]

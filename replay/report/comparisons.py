@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import RenderableType
 
-    from replay.experiments.base.experiment import AnySchemeExperiment
     from replay.experiments.base.result import SchemeDescription, SystemDescription
+    from replay.experiments.base.schemed import AnySchemeExperiment
     from tracegen.shared.display.content import Cell, Section
 
 AnyComparison = ComparisonBase[Any]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.chains.chain import check_code_for
-from replay.experiments.layer.replay import check_all
-from replay.experiments.layer.setup import Setup, set_up, spec_of
+from replay.experiments.layer.setup import Setup, check_all, set_up, spec_of
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.parameters import left_out
 from replay.steps.routing import DrawnRouting
@@ -131,7 +130,7 @@ class StepReplays:
         Parameters
         ----------
         scheme
-            As of `replay.experiments.layer.replay.run`, with its options.
+            As of `replay.run`, with its options.
 
         Raises
         ------

@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -186,56 +186,54 @@ class Asked:
         return self.pairs * self.num_layers >= LONG_PAIRS
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Need:
     """What a replay takes.
 
     Attributes
     ----------
     scheme
         Its name.
-    asked
-        What is asked for.
-    layer
-        What the graph of one layer holds, as a mean over the passes.
-    layer_seconds
-        Time of one layer's replay.
+    unit
+        What its size is counted in.
     """
 
     scheme: str
-    asked: Asked
-    layer: Size
-    layer_seconds: float
+    unit: ClassVar[str]
+
+    @property
+    def number(self) -> int:
+        """Its size."""
+        raise NotImplementedError
 
     @property
     def tasks(self) -> float:
-        """Tasks of all layers."""
-        return self.layer.tasks * self.asked.num_layers
+        """Tasks in all."""
+        raise NotImplementedError
 
     @property
     def memory_bytes(self) -> float:
         """Memory beside that of the program and of the trace."""
-        return self.asked.layers_in_memory * self.layer.num_bytes + self.asked.kept_bytes
+        raise NotImplementedError
 
     @property
     def seconds(self) -> float:
         """Time, on one core of this machine."""
-        return self.layer_seconds * (self.asked.num_layers + self.asked.extra_layers)
+        raise NotImplementedError
+
+    def what_fits(self, most_bytes: float) -> str:
+        """Say what would fit, and how that is asked for."""
+        raise NotImplementedError
 
     def text(self) -> str:
-        """Give layers, tasks, memory and time in a line."""
-        layers, tasks, memory, duration = self.cells()
-        plural = "" if self.asked.num_layers == 1 else "s"
-        return f"{layers} layer{plural}, {tasks} tasks: about {memory} of memory and {duration}"
+        """Give size, tasks, memory and time in a line."""
+        tasks, memory, duration = self.cells()
+        unit = self.unit.removesuffix("s") if self.number == 1 else self.unit
+        size = f"{self.number:,} {unit}, {tasks} tasks"
+        return f"{size}: about {memory} of memory and {duration}"
 
-    def cells(self) -> tuple[str, str, str, str]:
-        """Give layers, tasks, memory and time as texts."""
-        return (
-            f"{self.asked.num_layers:,}",
-            _count(self.tasks),
-            size_text(self.memory_bytes),
-            duration_text(self.seconds),
-        )
+    def cells(self) -> tuple[str, str, str]:
+        """Give tasks, memory and time as texts."""
+        return _count(self.tasks), size_text(self.memory_bytes), duration_text(self.seconds)
 
     def check(self, most_bytes: float) -> None:
         """Refuse what needs more memory than there is.
@@ -249,11 +247,54 @@ class Estimate:
             return
         message = (
             f"scheme {self.scheme!r}: {self.text()}; there are {size_text(most_bytes)}. What fits: "
-            f"{self._what_fits(most_bytes)}; --max-memory sets another limit"
+            f"{self.what_fits(most_bytes)}; --max-memory sets another limit"
         )
         raise UnfitError(message)
 
-    def _what_fits(self, most_bytes: float) -> str:
+
+@dataclass(frozen=True)
+class Estimate(Need):
+    """What a replay of layers of a trace takes.
+
+    Attributes
+    ----------
+    asked
+        What is asked for.
+    layer
+        What the graph of one layer holds, as a mean over the passes.
+    layer_seconds
+        Time of one layer's replay.
+    """
+
+    unit = "layers"
+
+    scheme: str
+    asked: Asked
+    layer: Size
+    layer_seconds: float
+
+    @property
+    def number(self) -> int:
+        """Layers."""
+        return self.asked.num_layers
+
+    @property
+    def tasks(self) -> float:
+        """Those of all layers."""
+        return self.layer.tasks * self.asked.num_layers
+
+    @property
+    def memory_bytes(self) -> float:
+        """That of the layers that are there at a time, and of all results."""
+        return self.asked.layers_in_memory * self.layer.num_bytes + self.asked.kept_bytes
+
+    @property
+    def seconds(self) -> float:
+        """That of all layers, and of those that are replayed beside."""
+        return self.layer_seconds * (self.asked.num_layers + self.asked.extra_layers)
+
+    def what_fits(self, most_bytes: float) -> str:
+        """Layers at a time, or tokens of a GPU where not even one layer fits."""
         asked, one = self.asked, self.layer.num_bytes
         kept = asked.kept_bytes / asked.num_layers
         held = asked.layers_in_memory * one
@@ -267,7 +308,7 @@ class Estimate:
         return f"--barrier, or about {layers} at a time (--layer, --steps)"
 
 
-def summed(found: Sequence[Estimate], replays: float = 1, jobs: int = 1) -> str:
+def summed(found: Sequence[Need], replays: float = 1, jobs: int = 1) -> str:
     """Give what several replays take, in a line.
 
     Parameters
@@ -279,6 +320,8 @@ def summed(found: Sequence[Estimate], replays: float = 1, jobs: int = 1) -> str:
     jobs
         Processes that share them.
     """
+    if len(found) == 1 and replays == 1:
+        return found[0].text()
     most = sorted((one.memory_bytes for one in found), reverse=True)[:jobs]
     seconds = replays * sum(one.seconds for one in found) / jobs
     tasks = replays * sum(one.tasks for one in found)

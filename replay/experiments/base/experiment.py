@@ -1,19 +1,23 @@
 """An experiment: a question of users, from its settings to its result; and all there are.
 
-Whatever can be done with one question can be done with each of them, because it is written once
-against this class: run and compare, in processes, within memory, from a spec or from a result,
-found again by `load`, shown as a page. `replay.experiments.base.compare` does what all share.
+Whatever can be done with one question can be done with each of them, because it is written once:
+here, and in `replay.experiments.base.schemed` for those that several schemes answer.
 """
 
 from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from replay.errors import UserError, unknown
-from replay.experiments.base.result import AnyResult, AnyTimed, ComparisonBase, Document
+from replay.errors import UserError, check_kind, unknown
+from replay.experiments.base.documents import Converter, DocumentKind, read_one_of
+from replay.experiments.base.estimate import LONG_SECONDS, Need, UnfitError, summed
+from replay.experiments.base.host_memory import limit_of
+from replay.experiments.base.result import AnyResult, Document
 from replay.experiments.base.spec import Spec
 
 if TYPE_CHECKING:
@@ -23,10 +27,59 @@ if TYPE_CHECKING:
 AnySpec = TypeVar("AnySpec", bound=Spec)
 AnySetup = TypeVar("AnySetup")
 
+Older = Mapping[str, Converter]
+Words = Mapping[str, str]
 Progress = Callable[[], object]
 Report = Callable[[str], object]
 Observer = Callable[..., object]
 """Called with what was replayed; with which arguments each experiment says."""
+
+
+@dataclass(frozen=True)
+class Given(Generic[AnySetup]):
+    """What is given beside a spec.
+
+    Attributes
+    ----------
+    objects
+        Objects that stand for what settings refer to, by name of the setting.
+    like
+        A setup that differs in the scheme alone, of which what is the same may be taken.
+    allow_code
+        Whether a scheme's file that the spec names may be executed.
+    """
+
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    like: AnySetup | None = None
+    allow_code: AllowCode = False
+
+
+NOTHING: Given[Any] = Given()
+
+
+def _nobody() -> None:
+    """Be told of a step that nobody asks about."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who watches a replay.
+
+    Attributes
+    ----------
+    progress
+        Called for each step that is done; `Experiment.steps` counts them.
+    observer
+        Called with what was replayed; None where nobody looks.
+    """
+
+    progress: Progress = _nobody
+    observer: Observer | None = None
+
+    def saw(self, *what: Any) -> None:
+        """Show what was replayed."""
+        if self.observer is not None:
+            self.observer(*what)
 
 
 class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
@@ -52,6 +105,10 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     lacking
         Features that it cannot offer, with the reason for each: ``compare``, ``diff``,
         ``explain``, ``uncertainty``, ``dry-run``, ``max-memory``.
+    phases
+        Its words for phases of `replay.model.machine.kinds`, where it has others.
+    older
+        How a result of an older schema becomes one of the present, by its ``format``.
     """
 
     name: ClassVar[str]
@@ -62,31 +119,15 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     headline: ClassVar[str] = ""
     objects: ClassVar[Sequence[str]] = ()
     code: ClassVar[Sequence[str]] = ()
-    lacking: ClassVar[Mapping[str, str]] = {}
-    phases: ClassVar[Mapping[str, str]] = {}
-    """Its words for phases of `replay.model.machine.kinds`, where it has others."""
-    older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {}
-    """How a result of an older schema becomes one of the present, by its ``format``."""
+    lacking: ClassVar[Words] = {}
+    phases: ClassVar[Words] = {}
+    older: ClassVar[Older] = {}
+
+    # ---- what each says of itself ----------------------------------------------------------------
 
     @abstractmethod
-    def setup(
-        self,
-        spec: AnySpec,
-        given: Mapping[str, Any],
-        *,
-        like: AnySetup | None = None,
-        allow_code: AllowCode = False,
-    ) -> AnySetup:
+    def setup(self, spec: AnySpec, given: Given[AnySetup] = NOTHING) -> AnySetup:
         """Follow the references of a spec, and refuse what does not fit together.
-
-        Parameters
-        ----------
-        given
-            Objects that stand for what settings refer to, by name of the setting.
-        like
-            A setup that differs in the scheme alone, of which what is the same may be taken.
-        allow_code
-            Whether a scheme's file that the spec names may be executed.
 
         Raises
         ------
@@ -97,65 +138,63 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         """
 
     @abstractmethod
-    def replay(
-        self, setup: AnySetup, *, progress: Progress | None = None, observe: Observer | None = None
-    ) -> AnyResult:
-        """Carry out what was set up.
-
-        Parameters
-        ----------
-        progress
-            Called now and then; how often `steps` says.
-        observe
-            Called with what was replayed.
-        """
+    def replay(self, setup: AnySetup, watch: Watch) -> AnyResult:
+        """Carry out what was set up; steps that it does not tell are told at its end."""
 
     def steps(self, setup: AnySetup) -> int:
-        """Count how often `replay` calls its progress."""
+        """Count the steps that progress is told of."""
         return 1
 
-    def check_fit(
-        self,
-        setups: Sequence[AnySetup],
-        max_memory: float,
-        report: Report | None = None,
-        jobs: int = 1,
-    ) -> None:
-        """Refuse replays of which one needs more memory than there is, before the first begins.
+    def fits_surely(self, setup: AnySetup, room: float, *, tells: bool, is_observed: bool) -> bool:
+        """Whether a replay surely fits, so that nothing has to be found out.
 
         Parameters
         ----------
-        max_memory
-            Bytes that all processes together may take.
-        report
-            Told in a line what long replays take.
-        jobs
-            Processes that share the replays, and the memory.
+        room
+            Bytes that it may take.
+        tells
+            Whether somebody wants to know what a long replay takes.
+        is_observed
+            Whether somebody looks at what was replayed, so that it is kept.
 
         Raises
         ------
         UnfitError
-            Saying what it needs, what is there and what would fit.
+            If it surely does not.
         """
+        return True
+
+    def estimate(self, setup: AnySetup, *, is_observed: bool = False) -> Need:
+        """Find out what a replay takes, before it is made.
+
+        Raises
+        ------
+        UserError
+            If nothing says so, with the reason.
+        """
+        self.check_offers("dry-run")
+        message = f"moereplay {self.command} has no dry-run: nothing says what a replay takes"
+        raise UserError(message)
 
     def documents(self) -> tuple[type[Document], ...]:
         """Give the classes of what is saved and shown."""
         return (self.result,)
 
     def shown(self, result: Any, *, details: bool) -> Any:
-        """Tables of a result, or of a comparison, for the screen: those of its page.
+        """Tables of a result, or of a comparison, for the screen: those that its page opens with.
 
         Parameters
         ----------
         details
-            Whether all are wanted, or what was asked for first.
+            Whether all of these are wanted, or what was asked for first.
         """
         from rich.console import Group
 
         from tracegen.shared.display.content import Table
         from tracegen.shared.display.shown import page_of
 
-        items = [item for section in page_of(result).sections for item in section.items]
+        sections = [section for section in page_of(result).sections if section.is_open]
+        items = [item for section in sections for item in section.items]
         tables = [item for item in items if isinstance(item, Table)]
         return Group(*(tables if details else tables[:1]))
 
@@ -171,7 +210,175 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         """
         return {("", result.name): result.headline_us}
 
-    def check_given(self, given: Mapping[str, Any]) -> None:
+    # ---- what all can ----------------------------------------------------------------------------
+
+    def run(
+        self,
+        spec: AnySpec | None = None,
+        *,
+        given: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        observe: Observer | None = None,
+        max_memory: float | None = None,
+        report: Report | None = None,
+        allow_code: AllowCode = False,
+        **settings: Any,
+    ) -> AnyResult:
+        """Find the answer, under one scheme where schemes answer.
+
+        Parameters
+        ----------
+        spec
+            The settings; None takes the defaults.
+        given
+            Objects that stand for what settings refer to, by name of the setting.
+        progress, observe
+            As of `Watch`.
+        max_memory
+            Bytes that it may take; None takes what the machine has left.
+        report
+            Told in a line what a long replay takes.
+        allow_code
+            Whether a scheme's file that the spec names may be executed; one of `settings` is.
+        settings
+            Fields of the spec by name, in place of the spec's.
+
+        Raises
+        ------
+        UserError
+            If something asked for does not exist or does not fit together, or not into memory.
+        """
+        made = self.spec_of(spec, settings)
+        execute((settings[name] for name in made.OPTIONS_OF if name in settings), allow_code=True)
+        objects = given or {}
+        self.check_given(objects)
+        setup = self.setup(made, Given(objects, allow_code=allow_code))
+        return self.carry_out(
+            setup, progress=progress, observe=observe, max_memory=max_memory, report=report
+        )
+
+    def carry_out(
+        self,
+        setup: AnySetup,
+        *,
+        progress: Progress | None = None,
+        observe: Observer | None = None,
+        max_memory: float | None = None,
+        report: Report | None = None,
+    ) -> AnyResult:
+        """Carry out what was set up, if it fits into memory; parameters as of `run`."""
+        is_observed = observe is not None
+        self.check_fit({"": setup}, max_memory, report, is_observed=is_observed)
+        return self.watched(setup, progress, observe)
+
+    def watched(
+        self, setup: AnySetup, progress: Progress | None, observe: Observer | None
+    ) -> AnyResult:
+        """Replay what fits, and tell of every step."""
+        left = self.steps(setup)
+
+        def step() -> None:
+            nonlocal left
+            left -= 1
+            if progress is not None:
+                progress()
+
+        result = self.replay(setup, Watch(step, observe))
+        for _ in range(left):
+            step()
+        return result
+
+    def check_fit(
+        self,
+        setups: Mapping[str, AnySetup],
+        max_memory: float | None = None,
+        report: Report | None = None,
+        *,
+        jobs: int = 1,
+        replays: float = 1,
+        is_observed: bool = False,
+    ) -> None:
+        """Refuse replays of which one needs more memory than there is, before the first begins.
+
+        Parameters
+        ----------
+        setups
+            By name of the scheme.
+        max_memory
+            Bytes that all processes together may take; None takes what the machine has left.
+        report
+            Told in a line what long replays take.
+        jobs
+            Processes that share the replays, and the memory.
+        replays
+            Replays of each.
+        is_observed
+            As of `fits_surely`.
+
+        Raises
+        ------
+        UnfitError
+            Saying what it needs, what is there and what would fit.
+        """
+        room, tells = limit_of(max_memory) / jobs, report is not None
+        needs, unfit = [], {}
+        for name, setup in setups.items():
+            try:
+                if not self.fits_surely(setup, room, tells=tells, is_observed=is_observed):
+                    need = self.estimate(setup, is_observed=is_observed)
+                    need.check(room)
+                    needs.append(need)
+            except UnfitError as error:
+                unfit[name] = error
+        if unfit:
+            fit = [name for name in setups if name not in unfit]
+            shared = f" for each of {jobs} processes" if jobs > 1 else ""
+            others = f"; with --scheme, these fit: {', '.join(fit)}" if fit else ""
+            message = f"{next(iter(unfit.values()))}{shared}{others}"
+            raise UnfitError(message)
+        if report and replays * sum(need.seconds for need in needs) >= LONG_SECONDS * jobs:
+            report(summed(needs, replays, jobs))
+
+    def load_result(self, path: str | Path) -> Any:
+        """Read a result or a comparison of this kind; errors are those of `replay.load_result`."""
+        return read_one_of(self.document_kinds(), path)
+
+    def load_one(self, path: str | Path) -> AnyResult:
+        """Read the result of one replay; errors as those of `load_result`.
+
+        Raises
+        ------
+        UserError
+            Also if the file holds a comparison.
+        """
+        loaded = self.load_result(path)
+        if hasattr(loaded, "results"):
+            message = f"{path} holds a comparison of {len(loaded.results)} results, not one result"
+            raise UserError(message)
+        found: AnyResult = loaded
+        return found
+
+    def document_kinds(self) -> list[DocumentKind]:
+        """Kinds of what is saved and shown, which are read."""
+        return [DocumentKind(made, self.older) for made in self.documents()]
+
+    def spec_of(self, spec: AnySpec | None, settings: Mapping[str, Any]) -> AnySpec:
+        """Put a spec and further settings together; None is the defaults.
+
+        Raises
+        ------
+        UserError
+            If a setting does not exist or a value is not possible.
+        """
+        kind: Any = self.spec
+        if spec is not None:
+            possible = f"a {kind.__name__}; write scheme=..., system=... for the rest"
+            check_kind("spec", spec, kind, possible)
+            return spec.changed(**settings) if settings else spec
+        made: AnySpec = kind(**settings)
+        return made
+
+    def check_given(self, objects: Mapping[str, Any]) -> None:
         """Refuse objects that stand for no setting.
 
         Raises
@@ -179,7 +386,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         UserError
             With the settings for which objects may be given.
         """
-        for name in given:
+        for name in objects:
             if name not in self.objects:
                 raise unknown("object", name, self.objects)
 
@@ -201,134 +408,30 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
             raise UserError(message)
 
 
-class SchemeExperiment(Experiment[AnySpec, AnySetup, AnyTimed]):
-    """One question that several schemes answer, whose results can be compared.
+def execute(references: Iterable[object], *, allow_code: AllowCode) -> None:
+    """Execute files of schemes: what this process has executed may be found in it from then on.
 
-    Attributes
+    Parameters
     ----------
-    comparison
-        Class of several results beside each other.
-    baselines
-        Names of results that speed-ups are given over where nothing is asked for, by preference.
-    scheme_help, usual, details
-        Words of the command: what names a scheme, which are compared where none is named, and what
-        ``--details`` shows.
-    """
-
-    comparison: ClassVar[type[Any]]
-    baselines: ClassVar[Sequence[str]] = ()
-    scheme_help: ClassVar[str] = (
-        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
-    )
-    usual: ClassVar[str] = "all that can"
-    details: ClassVar[str] = "all tables"
-
-    @abstractmethod
-    def usual_schemes(self, shared: AnySpec, given: Mapping[str, Any]) -> Sequence[str]:
-        """Give the names of all that are compared where none are named.
-
-        Parameters
-        ----------
-        shared
-            The settings that all have.
-        given
-            Objects that stand for what settings refer to, by name of the setting.
-        """
-
-    @abstractmethod
-    def under(
-        self, shared: AnySpec, reference: str, options: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[str, AnySpec]:
-        """Give the name and the spec of one result of a comparison.
-
-        Parameters
-        ----------
-        shared
-            The settings that all have.
-        reference
-            To the scheme; a file of it was executed, or the caller refused.
-        options
-            Options by name, by name of the scheme.
-
-        Raises
-        ------
-        UserError
-            If there is no such scheme, or an option is not possible.
-        """
-
-    def schemes_in(self, name: str, spec: AnySpec) -> Sequence[str]:
-        """Names of the schemes of one result of a comparison, which may have options."""
-        return [name]
-
-    def schemes_of(self, reference: str) -> Sequence[str]:
-        """References to each scheme that one reference, as `under` takes it, is made of."""
-        return [reference]
-
-    def estimate(self, setup: AnySetup) -> tuple[str, str, str]:
-        """Tasks, memory and time that a replay takes, in words, found out before it is made.
-
-        Raises
-        ------
-        UserError
-            If nothing says so.
-        """
-        message = f"moereplay {self.command} has no dry-run: nothing says what a replay takes"
-        raise UserError(message)
-
-    def reference(self, spec: AnySpec) -> str:
-        """Reference to the schemes of a spec, as `under` takes it."""
-        return str(getattr(spec, "scheme"))  # noqa: B009 - not every spec has one
-
-    def options_in(self, spec: AnySpec) -> Mapping[str, Mapping[str, Any]]:
-        """Options of the schemes of a spec, by the name of each."""
-        from replay.schemes import find
-
-        values = spec.model_dump()
-        return {
-            find(str(values[scheme]), None, allow_code=False).name: values[options]
-            for scheme, options in spec.OPTIONS_OF.items()
-            if values.get(options)
-        }
-
-    def shown(self, result: Any, *, details: bool) -> Any:
-        """Tables of a result, or of a comparison, for the screen: those of its `tables.py`."""
-        home = type(self).__module__.rpartition(".")[0]
-        return importlib.import_module(f"{home}.tables").tables(result, details=details)
-
-    def documents(self) -> tuple[type[Document], ...]:
-        """Give the classes of a result and of several."""
-        return (self.result, self.comparison)
-
-    def baseline(self, results: Sequence[AnyTimed]) -> str:
-        """Name of the result that speed-ups are given over where nothing is asked for."""
-        ran = [one.name for one in results]
-        return next((name for name in self.baselines if name in ran), ran[0])
-
-    def compared(
-        self, baseline: str, results: Sequence[AnyTimed], left_out: Mapping[str, str]
-    ) -> ComparisonBase[AnyTimed]:
-        """Put results beside each other."""
-        made: ComparisonBase[AnyTimed] = self.comparison(
-            baseline=baseline, results=list(results), left_out=dict(left_out)
-        )
-        return made
-
-
-AnyExperiment = Experiment[Any, Any, Any]
-AnySchemeExperiment = SchemeExperiment[Any, Any, Any]
-
-
-def with_schemes(experiment: AnyExperiment) -> AnySchemeExperiment:
-    """Give an experiment as one whose results can be compared.
+    references
+        To schemes, or to pairs of them as ``PREFILL+DECODE``.
+    allow_code
+        Whether files may be executed: True for what the caller named himself.
 
     Raises
     ------
-    UserError
-        If they cannot, with the reason.
+    CodeRefusedError
+        If one may not.
     """
-    experiment.check_offers("compare")
-    assert isinstance(experiment, SchemeExperiment)  # any other says why not
-    return experiment
+    from replay.schemes import outside
+
+    for one in references:
+        for part in str(one).split("+"):
+            if outside.is_file(part):
+                outside.from_file(part, allow_code=allow_code)
+
+
+AnyExperiment = Experiment[Any, Any, Any]
 
 
 class Registry(Mapping[str, AnyExperiment]):

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import CodeType
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from hwmodel import System
+    from replay.experiments.base.spec import Spec
     from replay.experiments.layer.spec import RunSpec
     from replay.schemes import Scheme
+    from replay.schemes.base import AnyScheme
 
 CODE: dict[str, tuple[str, ...]] = {
     "hwmodel": (),
@@ -70,6 +72,47 @@ def identity(document: Mapping[str, Any]) -> str:
     """SHA-256 of the canonical JSON of a document: sorted keys, no spaces."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def identity_of(
+    rooms: Sequence[str],
+    spec: Spec,
+    entered: Mapping[str, Any],
+    *,
+    left_out: Collection[str] = (),
+    **settings: Any,
+) -> str:
+    """Identity of a result of an experiment: of everything that decides it.
+
+    Parameters
+    ----------
+    rooms
+        Rooms whose code decides it beside those of every replay, as `code_of` takes them.
+    spec
+        Its settings, of which those of `BY_VALUE` do not enter, nor what `entered` has.
+    entered
+        What they refer to, by value.
+    left_out
+        Further settings that do not enter.
+    settings
+        Settings whose value follows from others, or is no reference, in place of the spec's.
+    """
+    apart = {*BY_VALUE, *entered, *left_out}
+    own = spec.model_dump(mode="json", by_alias=True, exclude=apart)
+    return identity({
+        "code": [code_identity(), code_of(tuple(rooms))],
+        **entered,
+        "settings": {**own, **settings},
+    })  # fmt: skip
+
+
+def scheme_by_value(scheme: AnyScheme) -> dict[str, Any]:
+    """A scheme by its name, its options and the code of its file, where it is from outside."""
+    return {
+        "name": scheme.name,
+        "options": dataclasses.asdict(scheme.options),
+        "code": scheme.code,
+    }
 
 
 def describe(

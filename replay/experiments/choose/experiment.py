@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.experiments.base import compare as base
-from replay.experiments.base.experiment import Experiment
-from replay.experiments.choose.replay import carry_out
+from replay.experiments.base.experiment import NOTHING, Experiment, Given, Older, Watch, Words
 from replay.experiments.choose.result import SearchResult, result_of_old
-from replay.experiments.choose.setup import CODE, ChooseSetup
 from replay.experiments.choose.spec import ChooseSpec
 
 if TYPE_CHECKING:
-    from replay.experiments.base.experiment import Observer, Progress
-    from replay.schemes.outside import AllowCode
+    from replay.experiments.choose.setup import ChooseSetup
 
 STEPS = "its candidates are training steps; moereplay train replays each"
 
 
-class Choose(Experiment[ChooseSpec, ChooseSetup, SearchResult]):
+class Choose(Experiment[ChooseSpec, "ChooseSetup", SearchResult]):
     """Model shapes under a budget of parameters, and parallel plans, ranked by simulated steps."""
 
     name = "choose"
@@ -29,44 +23,31 @@ class Choose(Experiment[ChooseSpec, ChooseSetup, SearchResult]):
     spec = ChooseSpec
     result = SearchResult
     objects = ("space",)
-    code = CODE
-    lacking: ClassVar[Mapping[str, str]] = {
+    code = ("steps", "experiments/train", "experiments/choose")
+    lacking: ClassVar[Words] = {
         "compare": "systems with their schemes are parts of one result: --system, repeatable",
         "diff": STEPS,
         "explain": STEPS,
         "uncertainty": "--sensitivity says whether the ranking turns",
         "max-memory": STEPS,
     }
-    older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
-        "moereplay-choice/1": result_of_old
-    }
+    older: ClassVar[Older] = {"moereplay-choice/1": result_of_old}
 
-    def setup(
-        self,
-        spec: ChooseSpec,
-        given: Mapping[str, Any],
-        *,
-        like: ChooseSetup | None = None,
-        allow_code: AllowCode = False,
-    ) -> ChooseSetup:
+    def setup(self, spec: ChooseSpec, given: Given[ChooseSetup] = NOTHING) -> ChooseSetup:
         """A space may be given as ``space``."""
-        return ChooseSetup.of(spec, given, allow_code=allow_code)
+        from replay.experiments.choose.setup import ChooseSetup
 
-    def replay(
-        self,
-        setup: ChooseSetup,
-        *,
-        progress: Progress | None = None,
-        observe: Observer | None = None,
-    ) -> SearchResult:
+        return ChooseSetup.of(spec, given)
+
+    def replay(self, setup: ChooseSetup, watch: Watch) -> SearchResult:
         """Costs are kept in a folder that goes again; an observer is called with the candidates."""
-        if observe is not None:
-            observe(setup.possible)
+        from tempfile import TemporaryDirectory
+
+        from replay.experiments.choose.replay import carry_out
+
+        watch.saw(setup.possible)
         with TemporaryDirectory() as folder:
-            result = carry_out(setup, folder)
-        if progress is not None:
-            progress()
-        return result
+            return carry_out(setup, folder)
 
     def shown(self, result: Any, *, details: bool) -> Any:
         """A table for every system, and lines that explain it; there are no more."""
@@ -76,9 +57,3 @@ class Choose(Experiment[ChooseSpec, ChooseSetup, SearchResult]):
 
 
 EXPERIMENT = Choose()
-
-
-def run(spec: ChooseSpec | None = None, **settings: Any) -> SearchResult:
-    """Search shapes and plans; parameters and errors are those of `base.compare.run`."""
-    result: SearchResult = base.run(EXPERIMENT, spec, **settings)
-    return result

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import hwmodel
 import tracegen.models
 from replay.errors import UserError
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.identity import identity_of, scheme_by_value
 from replay.experiments.choose import search
 from replay.experiments.choose import space as spaces
 from replay.schemes.registry import find
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from replay.experiments.choose.search import Possible
     from replay.experiments.choose.space import Space
     from replay.experiments.choose.spec import ChooseSpec
-    from replay.schemes.outside import AllowCode
 
 CODE = ("steps", "experiments/train", "experiments/choose")
 """Rooms that enter the identity beside those of every replay."""
@@ -40,44 +38,37 @@ class ChooseSetup:
     possible: list[Possible]
 
     @classmethod
-    def of(
-        cls, spec: ChooseSpec, given: Mapping[str, Any], *, allow_code: AllowCode = False
-    ) -> Self:
+    def of(cls, spec: ChooseSpec, given: Given[Self] = NOTHING) -> Self:
         """Read the space, and count and bound its candidates.
 
         Parameters
         ----------
         given
-            A `Space` as ``space``, in place of the spec's.
-        allow_code
-            Whether files of schemes that are named may be executed.
+            May have a `Space` as ``space``.
 
         Raises
         ------
         UserError
             If something that spec or space names does not exist, or the space is too large.
         """
-        if spec.space is None and "space" not in given:
+        space = given.objects.get("space")
+        if space is None and spec.space is None:
             message = "which space? Give a TOML file, or a name of `moereplay choose --list`"
             raise UserError(message)
-        space = given["space"] if "space" in given else spaces.load(str(spec.space))
-        space = _on(space, spec.systems)
-        return cls(spec, space, search.everywhere(space, allow_code=allow_code))
+        space = _on(space or spaces.load(str(spec.space)), spec.systems)
+        return cls(spec, space, search.everywhere(space, allow_code=given.allow_code))
 
     @property
     def run_id(self) -> str:
         """Identity of the result: of everything that decides it."""
         schemes = [find(one.scheme, allow_code=False) for one in self.space.systems]
-        return identity({
-            "code": [code_identity(), code_of(CODE)],
+        entered = {
             "space": self.space.model_dump(mode="json"),
             "model": tracegen.models.load(self.space.model).sizes(),
             "systems": [hwmodel.load(one.system).describe() for one in self.space.systems],
-            "schemes": [
-                {"options": dataclasses.asdict(one.options), "code": one.code} for one in schemes
-            ],
-            "settings": self.spec.model_dump(mode="json", exclude={"space", "systems"}),
-        })  # fmt: skip
+            "schemes": [scheme_by_value(one) for one in schemes],
+        }
+        return identity_of(CODE, self.spec, entered)
 
 
 def _on(space: Space, systems: list[str]) -> Space:

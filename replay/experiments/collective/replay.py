@@ -19,7 +19,7 @@ from replay.experiments.collective.result import CollectiveResult, CollectiveRow
 from replay.model.machine.kinds import DISPATCH
 
 if TYPE_CHECKING:
-    from replay.experiments.base.experiment import Observer, Progress
+    from replay.experiments.base.experiment import Watch
     from replay.experiments.collective.setup import CollectiveSetup
     from replay.model.collectives.algorithm import Algorithm, Collective
     from replay.model.machine.machine import Ints
@@ -27,24 +27,19 @@ if TYPE_CHECKING:
 PS_PER_US = 1_000_000
 
 
-def carry_out(
-    setup: CollectiveSetup, *, progress: Progress | None = None, observe: Observer | None = None
-) -> CollectiveResult:
+def carry_out(setup: CollectiveSetup, watch: Watch) -> CollectiveResult:
     """Time a collective at each size, under each algorithm.
 
     Parameters
     ----------
-    progress
-        Called after each row.
-    observe
-        Called with the schedule and the machine of each row.
+    watch
+        Its observer is called with the schedule and the machine of each row.
     """
     rows = []
     for size in setup.spec.num_bytes:
         for algorithm in setup.algorithms:
-            rows.append(_row(setup, algorithm, size, observe))
-            if progress is not None:
-                progress()
+            rows.append(_row(setup, algorithm, size, watch))
+            watch.progress()
     return CollectiveResult(
         run_id=setup.run_id,
         version=package_version(),
@@ -62,9 +57,7 @@ def bus_factor(what: Collective, num_ranks: int) -> float:
     return (2 if what == "all_reduce" else 1) * (num_ranks - 1) / num_ranks
 
 
-def _row(
-    setup: CollectiveSetup, algorithm: Algorithm, nbytes: int, observe: Observer | None
-) -> CollectiveRow:
+def _row(setup: CollectiveSetup, algorithm: Algorithm, nbytes: int, watch: Watch) -> CollectiveRow:
     what, blocks, num_ranks = setup.spec.op, setup.spec.blocks, setup.num_ranks
     machine = setup.machine()
     count = algorithm.way(machine, what, nbytes).blocks if blocks is None else blocks
@@ -73,8 +66,7 @@ def _row(
     payload = machine.num_domains == 1
     algorithm.build(machine, DISPATCH, what, nbytes, begun, blocks=blocks, payload=payload)
     timeline = schedule(machine.graph.build())
-    if observe is not None:
-        observe(timeline, machine)
+    watch.saw(timeline, machine)
     graph, span = timeline.graph, timeline.makespan_ps
 
     def way(ports: Ints) -> PortUse:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import hwmodel
 from replay.engine import GraphBuilder
 from replay.errors import UserError
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.identity import identity_of
 from replay.model.collectives import library
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -73,12 +73,7 @@ class CollectiveSetup:
     @property
     def run_id(self) -> str:
         """Identity of the result: of everything that decides it."""
-        return identity({
-            "code": [code_identity(), code_of(CODE)],
-            "collective": self.spec.op,
-            "sizes": self.spec.num_bytes,
-            "algorithms": [one.name for one in self.algorithms],
-            "num_ranks": self.num_ranks,
-            "blocks": self.spec.blocks,
-            "system": self.system.describe(),
-        })  # fmt: skip
+        entered = {"system": self.system.describe()}
+        return identity_of(
+            CODE, self.spec, entered, bytes=self.spec.num_bytes, ranks=self.num_ranks
+        )

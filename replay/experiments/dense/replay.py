@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from replay.engine import GraphBuilder, schedule
@@ -18,19 +17,17 @@ from replay.schemes.tp.plain import NoCommunication
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
+    from replay.experiments.base.experiment import Watch
     from replay.model.machine.machine import Ints
     from replay.schemes.tp.base import TensorScheme
 
 PS_PER_US = 1_000_000
 
 
-def carry_out(
-    setup: Setup, *, observe: Callable[[Timeline, Machine], object] | None = None
-) -> TensorResult:
-    """Replay what was set up."""
+def carry_out(setup: Setup, watch: Watch) -> TensorResult:
+    """Replay what was set up; an observer is called with the schedule and its machine."""
     machine, ends, timeline = replayed(setup, setup.scheme)
-    if observe is not None:
-        observe(timeline, machine)
+    watch.saw(timeline, machine)
     alone = replayed(setup, NoCommunication(sequence_parallel=setup.scheme.sequence_parallel))[2]
     found = measures(timeline.graph, ends, machine, timeline, phases_separated=False)
     up, down = directions(found)

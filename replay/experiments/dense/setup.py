@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from replay.errors import RefusedError, UserError
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.identity import identity_of, scheme_by_value
 from replay.experiments.dense.spec import PASSES, TensorSpec
 from replay.model.work.transformer_layer import Sizes, TensorLayer, layer_of
 from replay.model.work.transformer_shape import load
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.host import Launch
     from replay.model.work.transformer_shape import LayerShape
-    from replay.schemes.outside import AllowCode
     from replay.schemes.tp.base import TensorScheme
 
 CODE = ("experiments/dense",)
@@ -49,13 +48,8 @@ class Setup:
     layers: tuple[TensorLayer, ...]
 
     @classmethod
-    def of(cls, spec: TensorSpec, *, allow_code: AllowCode = False) -> Self:
+    def of(cls, spec: TensorSpec, given: Given[Self] = NOTHING) -> Self:
         """Follow the references of a spec.
-
-        Parameters
-        ----------
-        allow_code
-            Whether a file that the spec names as its scheme may be executed.
 
         Raises
         ------
@@ -68,7 +62,8 @@ class Setup:
 
         system = hwmodel.load(spec.system, dict(spec.overrides))
         shape = load(spec.model)
-        scheme = find(spec.scheme, "tp", allow_code=allow_code).with_options(spec.options)
+        found = find(spec.scheme, "tp", allow_code=given.allow_code)
+        scheme = found.with_options(spec.options)
         num_ranks = spec.tp or system.fabric.gpus_per_domain
         if num_ranks > system.fabric.gpus_per_domain:
             message = (
@@ -104,26 +99,20 @@ class Setup:
     @property
     def run_id(self) -> str:
         """Identity of the replay: of everything that decides its result."""
-        return identity({
-            "code": [code_identity(), code_of(CODE)],
+        entered = {
             "model": sizes_of(self.shape),
             "system": self.system.describe(),
-            "scheme": {
-                "name": self.scheme.name,
-                "options": dataclasses.asdict(self.scheme.options),
-                **({"code": self.scheme.code} if self.scheme.code else {}),
-            },
-            "settings": {
-                "tp": self.num_ranks,
-                "tokens": self.sizes.tokens,
-                "sequence": self.sizes.sequence,
-                "phase": self.spec.phase,
-                "pass": self.spec.direction,
-                "part": self.spec.part,
-                "layers": self.spec.layers,
-                "launch": self.launch,
-            },
-        })  # fmt: skip
+            "scheme": scheme_by_value(self.scheme),
+        }
+        return identity_of(
+            CODE,
+            self.spec,
+            entered,
+            tp=self.num_ranks,
+            tokens=self.sizes.tokens,
+            sequence=self.sizes.sequence,
+            launch=self.launch,
+        )
 
 
 def sizes_of(shape: LayerShape) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from replay.experiments.layer.normal_form import changed_values
 from replay.experiments.layer.result import RESULT_FORMAT
 from replay.measure.result import Measures
 
@@ -48,8 +49,6 @@ def _held(part: Mapping[str, Any]) -> Document:
 
 def _spec(document: Mapping[str, Any]) -> Document:
     """The settings that gave a result, as far as it says."""
-    from replay.experiments.layer.setup import changed_values
-
     batch, scheme, chain = document["batch"], document["scheme"], document.get("chain")
     layers = document["layers"] if chain is None else chain["layers"]
     tuned = scheme.get("tuned") or []

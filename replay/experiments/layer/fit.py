@@ -1,4 +1,4 @@
-"""Whether a replay fits: what it takes, found out before it starts, against what there is."""
+"""What a replay takes, found out before it starts, by a layer of some of its tokens."""
 
 from __future__ import annotations
 
@@ -7,25 +7,18 @@ from typing import TYPE_CHECKING
 
 from replay.chains.chain import check_code_for, faults_of
 from replay.experiments.base.estimate import Asked, Estimate, Size, estimate, thinned
-from replay.experiments.base.host_memory import limit_of
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
-    from replay.experiments.layer.setup import Setup
-    from replay.model.work.batch import Batch
+    from replay.experiments.layer.setup import TracedSetup
     from replay.schemes import Scheme
-    from tracegen import RoutingTrace
 
 
-def asked_of(
-    setup: Setup, trace: RoutingTrace, first: Batch, *, is_observed: bool = False
-) -> Asked:
+def asked_of(setup: TracedSetup, *, is_observed: bool = False) -> Asked:
     """Count what is asked for.
 
     Parameters
     ----------
-    first
-        Batch of the first step.
     is_observed
         Whether somebody looks at the whole schedule of a chain.
 
@@ -34,14 +27,14 @@ def asked_of(
     UserError
         If the trace lacks a layer that is asked for.
     """
-    spec, scheme = setup.spec, setup.scheme
-    num_layers = setup.chain_settings.num_layers(trace)
-    is_chain = setup.chain_settings.makes_chain(num_layers)
+    spec, scheme, trace = setup.setup.spec, setup.setup.scheme, setup.trace
+    num_layers = setup.setup.chain_settings.num_layers(trace)
+    is_chain = setup.setup.chain_settings.makes_chain(num_layers)
     if spec.sample_layers is not None:
         num_layers = min(num_layers, spec.sample_layers)
     return Asked(
-        num_ranks=first.num_ranks,
-        tokens=first.num_tokens,
+        num_ranks=setup.first.num_ranks,
+        tokens=setup.first.num_tokens,
         topk=trace.topk * spec.expert_tp,
         num_experts=trace.model.num_ffn_experts * spec.expert_tp,
         num_steps=spec.steps,
@@ -52,9 +45,7 @@ def asked_of(
     )
 
 
-def estimate_of(
-    setup: Setup, trace: RoutingTrace, first: Batch, *, is_observed: bool = False
-) -> Estimate:
+def estimate_of(setup: TracedSetup, *, is_observed: bool = False) -> Estimate:
     """Find out what a replay takes, by replaying a layer of some of its tokens.
 
     Raises
@@ -62,22 +53,24 @@ def estimate_of(
     UserError
         If what is asked for does not fit together.
     """
-    asked = asked_of(setup, trace, first, is_observed=is_observed)
-    position = setup.chain_settings.positions(trace)[0]
-    passes = len(setup.chain_settings.passes)
+    asked = asked_of(setup, is_observed=is_observed)
+    whole, trace = setup.setup, setup.trace
+    position = whole.chain_settings.positions(trace)[0]
+    passes = len(whole.chain_settings.passes)
     # What is a chain is one in the sample, too: with what lies between its layers.
     one = dataclasses.replace(
-        setup,
-        spec=setup.spec.changed(
+        whole,
+        spec=whole.spec.changed(
             layer=position, steps=1, barrier=not asked.is_chain, sample_layers=None
         ),
     )
 
-    with faults_of(setup.scheme):  # of the whole layer, which the sample is not
-        check_code_for(setup.scheme, one.prepared(trace, [first]).links[0].work(), setup.system)
+    with faults_of(whole.scheme):  # of the whole layer, which the sample is not
+        first = one.prepared(trace, [setup.first]).links[0]
+        check_code_for(whole.scheme, first.work(), whole.system)
 
     def replayed(ranks: int) -> tuple[Size, int]:
-        batch = thinned(first, ranks, of_each=setup.spec.sample_nodes is not None)
+        batch = thinned(setup.first, ranks, of_each=whole.spec.sample_nodes is not None)
         sizes: list[Size] = []
 
         def seen(timeline: Timeline) -> None:
@@ -93,49 +86,7 @@ def estimate_of(
             list(ready.apart(observe=seen))
         return max(sizes, key=lambda size: size.num_bytes), batch.num_tokens
 
-    return estimate(setup.scheme.name, asked, replayed)
-
-
-def check_fit(
-    setup: Setup,
-    trace: RoutingTrace,
-    first: Batch,
-    max_memory: float | None = None,
-    *,
-    tells: bool = False,
-    is_observed: bool = False,
-) -> Estimate | None:
-    """Refuse a replay that needs more memory than there is, before anything is made for it.
-
-    Parameters
-    ----------
-    first
-        Batch of the first step.
-    max_memory
-        Bytes that it may take; None takes what the machine has left.
-    tells
-        Whether somebody wants to know what a long replay takes.
-    is_observed
-        Whether somebody looks at the whole schedule of a chain.
-
-    Returns
-    -------
-    What it takes; None where it surely fits and nobody wants to know, because then nothing is found
-    out, and short replays take no longer.
-
-    Raises
-    ------
-    UnfitError
-        Saying what it needs, what is there and what would fit.
-    """
-    most = limit_of(max_memory)
-    asked = asked_of(setup, trace, first, is_observed=is_observed)
-    if asked.sure_bytes <= most and not (asked.is_long and tells):
-        return None
-    asked.check_kept(most)
-    found = estimate_of(setup, trace, first, is_observed=is_observed)
-    found.check(most)
-    return found
+    return estimate(whole.scheme.name, asked, replayed)
 
 
 def _trials(scheme: Scheme) -> int:

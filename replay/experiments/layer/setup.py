@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from replay.chains.preparation import prepare
 from replay.chains.settings import ChainSettings
 from replay.errors import UserError, check_kind
+from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import describe, identity
+from replay.experiments.layer.normal_form import (
+    changed_options,
+    differing,
+    plain_types,
+    system_reference,
+)
 from replay.experiments.layer.spec import RunSpec
-from replay.model.work.precision import Precision
 from replay.schemes import Scheme, find, supported
 from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.registry import COMPARED
@@ -80,6 +84,52 @@ class Setup:
         return identity(self.description)
 
 
+@dataclass(frozen=True)
+class TracedSetup:
+    """A replay that was set up, its trace, and the batch of its first step."""
+
+    setup: Setup
+    trace: RoutingTrace
+    first: Batch
+
+    @classmethod
+    def of(cls, spec: RunSpec, given: Given[Self] = NOTHING) -> Self:
+        """Follow the references of a spec, and read the trace once.
+
+        Parameters
+        ----------
+        given
+            May have a trace, a system and a scheme as objects.
+
+        Raises
+        ------
+        UserError
+            If a reference leads nowhere, or system, scheme and trace do not fit together.
+        """
+        objects, like = given.objects, given.like
+        system, scheme = objects.get("system"), objects.get("scheme")
+        ready = set_up(spec, {}, system, scheme, allow_code=given.allow_code)
+        check_needs(ready.scheme, ready.system)
+        if like is None:
+            trace, made = load_trace(objects.get("trace"), ready.spec)
+        else:  # the trace is read once, and every spec refers to it
+            known = like.setup.spec
+            trace = like.trace
+            made = ready.spec.changed(trace=known.trace, content_id=known.content_id)
+        identity = {"content_id": trace.content_id}
+        return cls.on(Setup(made, identity, ready.system, ready.scheme), trace)
+
+    @classmethod
+    def on(cls, setup: Setup, trace: RoutingTrace) -> Self:
+        """Take a trace for a replay; raises as `of` does."""
+        return cls(setup, trace, check_all(setup, trace))
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the result."""
+        return self.setup.run_id
+
+
 def spec_of(
     spec: RunSpec | None, settings: Mapping[str, Any]
 ) -> tuple[RunSpec, System | None, Scheme | None]:
@@ -122,7 +172,7 @@ def spec_of(
         if given.get("options"):
             message = "options go with the name of a scheme; a Scheme has its own"
             raise UserError(message)
-        given |= {"scheme": scheme.origin or scheme.name, "options": _changed_options(scheme)}
+        given |= {"scheme": scheme.origin or scheme.name, "options": changed_options(scheme)}
     made = RunSpec(**given) if spec is None else spec.changed(**given)
     return (
         made,
@@ -159,7 +209,7 @@ def set_up(
     """
     if scheme is None:
         scheme = find_scheme(spec.scheme, allow_code=allow_code).with_options(spec.options)
-        changes: dict[str, Any] = {"options": _changed_options(scheme)}
+        changes: dict[str, Any] = {"options": changed_options(scheme)}
     else:
         changes = {}
     if system is None:
@@ -168,32 +218,13 @@ def set_up(
         system = hwmodel.load(spec.system, spec.overrides)
         if spec.overrides:
             default = hwmodel.load(spec.system).describe()
-            changes["overrides"] = _differing(system.describe(), default)
+            changes["overrides"] = differing(system.describe(), default)
     if spec.combine_rows is not None:
         check_rows(scheme, spec.combine_rows)
-    changes |= _plain_types(spec)
+    changes |= plain_types(spec)
     if scheme.is_tuned(spec.tune) == scheme.is_tuned(None):
         changes["tune"] = None
     return Setup(spec.changed(**changes), trace_identity, system, scheme)
-
-
-def _plain_types(spec: RunSpec) -> dict[str, Any]:
-    """Number types in one form: that of the GEMMs as precision, and what differs from it.
-
-    Nothing where the model has a say.
-    """
-    given = (spec.gemm_type, spec.dispatch_rows, spec.combine_rows)
-    name = spec.precision or spec.gemm_type
-    if name is None or (spec.precision is None and None in given):
-        return {}
-    meant = Precision(name, gemm=given[0], dispatch=given[1], combine=given[2])
-    plain = Precision(meant.gemm)
-    return {
-        "precision": meant.gemm,
-        "gemm_type": None,
-        "dispatch_rows": None if meant.dispatch == plain.dispatch else meant.dispatch,
-        "combine_rows": None if meant.combine == plain.combine else meant.combine,
-    }
 
 
 def allowed_by(result: Result, *, allow_code: bool) -> AllowCode:
@@ -220,58 +251,6 @@ def find_scheme(reference: str | None, *, allow_code: AllowCode) -> Scheme:
         message = f"no scheme is given; known: {', '.join(COMPARED)}"
         raise UserError(message)
     return find(reference, allow_code=allow_code)
-
-
-def _changed_options(scheme: Scheme) -> dict[str, Any]:
-    """Options of a scheme that are not the defaults of what its reference stands for.
-
-    All options of a scheme that was made in memory, which no reference leads to.
-    """
-    values = dataclasses.asdict(scheme.options)
-    reference = scheme.origin or scheme.name
-    try:
-        found = find(reference, allow_code=False)  # it was executed to make the scheme
-    except UserError:
-        return values
-    defaults = dataclasses.asdict(found.options)
-    return {key: value for key, value in values.items() if value != defaults.get(key)}
-
-
-def system_reference(system: System) -> dict[str, Any]:
-    """Name and overrides that lead to a system, if it is a preset with some values changed."""
-    return {"system": system.name, "overrides": changed_values(system.describe())}
-
-
-def changed_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a described system that its preset does not have.
-
-    Parameters
-    ----------
-    values
-        As `hwmodel.System.describe` gives them.
-
-    Returns
-    -------
-    Nothing where no preset has the system's name.
-    """
-    return _differing(values, _preset(values["name"]))
-
-
-def _differing(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """Hardware values, by dotted key, that are not the default; one may follow from another."""
-    return {
-        key: value
-        for key, value in values.items()
-        if "." in key and key in default and value != default[key]
-    }
-
-
-@functools.lru_cache(maxsize=64)
-def _preset(name: str) -> Mapping[str, Any]:
-    """Values of a preset; nothing if there is no such preset."""
-    import hwmodel
-
-    return hwmodel.load(name).describe() if name in hwmodel.names() else {}
 
 
 def load_trace(
@@ -368,3 +347,40 @@ def check_domain(scheme: Scheme, system: System, num_ranks: int) -> None:
             f"for, a domain of {system.name!r} has {per_domain} GPUs"
         )
         raise LayerRefusedError(message)
+
+
+def check_sampled(setup: Setup, *, is_chain: bool) -> None:
+    """Refuse a sample of the layers of a chain.
+
+    Raises
+    ------
+    UserError
+        Saying why, and what there is.
+    """
+    number = setup.spec.sample_layers
+    if number is not None and is_chain:
+        message = (
+            f"--sample-layers {number}: a layer of a chain begins on each GPU when the "
+            "one before has ended there, so that none has a time without the others; --barrier "
+            "replays layers by themselves"
+        )
+        raise UserError(message)
+
+
+def check_all(setup: Setup, trace: RoutingTrace) -> Batch:
+    """Refuse what a few counts show to be impossible; gives the batch of the first step.
+
+    Raises
+    ------
+    UserError
+        If system, scheme and trace do not fit together.
+    """
+    settings, system, scheme = setup.chain_settings, setup.system, setup.scheme
+    types, is_chain = settings.number_types(trace), settings.makes_chain(settings.num_layers(trace))
+    first = settings.batch(trace, system, settings.step)
+    check_needs(scheme, system)
+    check_rows(scheme, types.combine)
+    check_sampled(setup, is_chain=is_chain)
+    check_domain(scheme, system, first.num_ranks)
+    settings.check_nodes(system, first.num_ranks, is_chain=is_chain)
+    return first

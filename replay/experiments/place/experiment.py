@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from replay.experiments.base import compare as base
-from replay.experiments.base.experiment import Experiment
+from replay.experiments.base.experiment import NOTHING, Experiment, Given, Older, Watch, Words
 from replay.experiments.place.result import PlacementResult, result_of_old
 from replay.experiments.place.spec import CODE, PlaceSpec
 
 if TYPE_CHECKING:
-    from replay.experiments.base.experiment import Observer, Progress
     from replay.experiments.place.setup import PlaceSetup
-    from replay.schemes.outside import AllowCode
 
 NO_TIME = "a placement has no time; moereplay compare --placement replays layers with it"
 
@@ -28,7 +24,7 @@ class Place(Experiment[PlaceSpec, "PlaceSetup", PlacementResult]):
     result = PlacementResult
     objects = ("trace", "loads")
     code = CODE
-    lacking: ClassVar[Mapping[str, str]] = {
+    lacking: ClassVar[Words] = {
         "compare": NO_TIME,
         "diff": NO_TIME,
         "explain": NO_TIME,
@@ -36,47 +32,19 @@ class Place(Experiment[PlaceSpec, "PlaceSetup", PlacementResult]):
         "dry-run": "it takes seconds",
         "max-memory": "a placement needs little more than the trace",
     }
-    older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
-        "moereplay-placing/1": result_of_old
-    }
+    older: ClassVar[Older] = {"moereplay-placing/1": result_of_old}
 
-    def setup(
-        self,
-        spec: PlaceSpec,
-        given: Mapping[str, Any],
-        *,
-        like: PlaceSetup | None = None,
-        allow_code: AllowCode = False,
-    ) -> PlaceSetup:
+    def setup(self, spec: PlaceSpec, given: Given[PlaceSetup] = NOTHING) -> PlaceSetup:
         """A trace may be given as ``trace``, counts as ``loads``."""
         from replay.experiments.place.setup import PlaceSetup
 
         return PlaceSetup.of(spec, given)
 
-    def replay(
-        self,
-        setup: PlaceSetup,
-        *,
-        progress: Progress | None = None,
-        observe: Observer | None = None,
-    ) -> PlacementResult:
+    def replay(self, setup: PlaceSetup, watch: Watch) -> PlacementResult:
         """An observer is called with the demand and the placement of each layer."""
         from replay.experiments.place.replay import carry_out
 
-        result = carry_out(setup, observe=observe)
-        if progress is not None:
-            progress()
-        return result
+        return carry_out(setup, watch)
 
 
 EXPERIMENT = Place()
-
-
-def run(spec: PlaceSpec | None = None, **settings: Any) -> PlacementResult:
-    """Place experts; parameters and errors are those of `base.compare.run`.
-
-    >>> run(trace="toy-zipf", slots=72, windows=1).num_slots
-    72
-    """
-    result: PlacementResult = base.run(EXPERIMENT, spec, **settings)
-    return result

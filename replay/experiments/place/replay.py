@@ -17,18 +17,18 @@ from replay.experiments.place.setup import WINDOWS
 from replay.model.work.placement import Placement, fitted, place
 
 if TYPE_CHECKING:
-    from replay.experiments.base.experiment import Observer
+    from replay.experiments.base.experiment import Watch
     from replay.experiments.place.setup import PlaceSetup
     from replay.model.work.ragged import Ints
 
 
-def carry_out(setup: PlaceSetup, *, observe: Observer | None = None) -> PlacementResult:
+def carry_out(setup: PlaceSetup, watch: Watch) -> PlacementResult:
     """Compute or read a placement, and follow it through later steps.
 
     Parameters
     ----------
-    observe
-        Called with the demand and the placement of each layer.
+    watch
+        Its observer is called with the demand and the placement of each layer.
 
     Raises
     ------
@@ -38,8 +38,7 @@ def carry_out(setup: PlaceSetup, *, observe: Observer | None = None) -> Placemen
     spec, demand = setup.spec, setup.demand
     windows = _windows(setup)
     found = _placed(setup, None if spec.fitted_on is None else windows[0][1])
-    if observe is not None:
-        observe(demand, found)
+    watch.saw(demand, found)
     contiguous = [place("contiguous", demand.num_experts, setup.num_ranks)] * demand.num_layers
     followed = []
     for steps, window in windows:

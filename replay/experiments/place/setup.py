@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from replay.errors import UserError
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.identity import identity_of
 from replay.experiments.place.demand import CountedDemand, ExpertDemand, TokenDemand
 from replay.experiments.place.spec import CODE, EITHER
 from replay.model.work.map_arrays import WhichLayer
@@ -58,25 +59,26 @@ class PlaceSetup:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, spec: PlaceSpec, given: Mapping[str, Any]) -> Self:
+    def of(cls, spec: PlaceSpec, given: Given[Self] = NOTHING) -> Self:
         """Read the trace or the loads of a spec.
 
         Parameters
         ----------
         given
-            A `tracegen.RoutingTrace` as ``trace``, or `tracegen.importers.loads.Loads` as
-            ``loads``, in place of the spec's.
+            May have a `tracegen.RoutingTrace` as ``trace``, or `tracegen.importers.loads.Loads` as
+            ``loads``.
 
         Raises
         ------
         UserError
             If files hold no loads, or a model does not fit them.
         """
-        if "loads" in given or spec.loads:
+        objects = given.objects
+        if "loads" in objects or spec.loads:
             spec.check_for_loads()
-            return cls._of_loads(spec, given.get("loads"))
-        if "trace" in given or spec.trace is not None:
-            return cls._of_trace(spec, given.get("trace"))
+            return cls._of_loads(spec, objects.get("loads"))
+        if "trace" in objects or spec.trace is not None:
+            return cls._of_trace(spec, objects.get("trace"))
         raise UserError(EITHER)
 
     @classmethod
@@ -157,18 +159,17 @@ class PlaceSetup:
     @property
     def run_id(self) -> str:
         """Identity of the result: of everything that decides it."""
-        references = {"trace", "loads", "model", "source"}
-        return identity({
-            "code": [code_identity(), code_of(CODE)],
-            "content_id": self.demand.content_id,
-            "map": None if self.map_file is None else identify(self.map_file),
-            "settings": {
-                **self.spec.model_dump(mode="json", by_alias=True, exclude=references),
-                "ranks": self.num_ranks,
-                "slots": self.num_slots,
-                "groups": self.num_groups,
+        return identity_of(
+            CODE,
+            self.spec,
+            {
+                "loads": self.demand.content_id,
+                "source": None if self.map_file is None else identify(self.map_file),
             },
-        })  # fmt: skip
+            ranks=self.num_ranks,
+            slots=self.num_slots,
+            groups=self.num_groups,
+        )
 
 
 def _of_model(loads: Loads, shape: ModelShape) -> Loads:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from replay.experiments.base import compare as base
-from replay.experiments.base.experiment import AnySetup, SchemeExperiment
-from replay.experiments.base.load import load_of
+from replay.experiments.base.experiment import NOTHING, AnySetup, Given, Older, Watch, Words
 from replay.experiments.base.result import AnyTimed
+from replay.experiments.base.schemed import AnyCompared, SchemeExperiment
 from replay.experiments.serve.result import InferComparison, InferResult, named, result_of_old
 from replay.experiments.serve.spec import InferSpec
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.experiments.base.experiment import Observer, Progress
     from replay.experiments.serve.setup import Setup
-    from replay.schemes.outside import AllowCode
-
 
 AnyServed = TypeVar("AnyServed", bound=InferSpec)
 
 
-class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed]):
+class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
     """What serving under one scheme of prompts and one of decoding has alike."""
 
     baselines = ("deepep-ll",)
@@ -33,7 +28,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed]):
     )
     usual = "deepep+deepep-ll, which is what deepep-ll stands for"
     details = "nothing: all tables are shown anyway"
-    lacking: ClassVar[Mapping[str, str]] = {
+    lacking: ClassVar[Words] = {
         "dry-run": "how many replays a batch takes follows from what the first of them give",
     }
     code = ("steps", "experiments/serve")
@@ -84,7 +79,7 @@ def _names_of(spec: InferSpec) -> tuple[str, str]:
     return prompts, decoding
 
 
-class Serve(Serving[InferSpec, "Setup", InferResult]):
+class Serve(Serving[InferSpec, "Setup", InferResult, InferComparison]):
     """A batch of requests that a whole model prefills and decodes."""
 
     name = "serve"
@@ -94,57 +89,23 @@ class Serve(Serving[InferSpec, "Setup", InferResult]):
     result = InferResult
     headline = "time_us"
     comparison = InferComparison
-    older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
-        "moereplay-infer/1": result_of_old
-    }
+    older: ClassVar[Older] = {"moereplay-infer/1": result_of_old}
 
-    def setup(
-        self,
-        spec: InferSpec,
-        given: Mapping[str, Any],
-        *,
-        like: Setup | None = None,
-        allow_code: AllowCode = False,
-    ) -> Setup:
+    def setup(self, spec: InferSpec, given: Given[Setup] = NOTHING) -> Setup:
         """Nothing is given beside the spec."""
         from replay.experiments.serve.setup import Setup
 
-        return Setup.of(spec, allow_code=allow_code)
+        return Setup.of(spec, given)
 
     def machine(self, setup: Setup) -> System:
         """The machine that decodes, and prefills unless another one does."""
         return setup.decode.system
 
-    def replay(
-        self, setup: Setup, *, progress: Progress | None = None, observe: Observer | None = None
-    ) -> InferResult:
+    def replay(self, setup: Setup, watch: Watch) -> InferResult:
         """Nothing is observed: a batch has no schedule of its own."""
         from replay.experiments.serve.replay import carry_out
 
-        result = carry_out(setup)
-        if progress is not None:
-            progress()
-        return result
+        return carry_out(setup)
 
 
 EXPERIMENT = Serve()
-
-
-def run(spec: InferSpec | None = None, **settings: Any) -> InferResult:
-    """Serve a batch under one scheme of prompts and decoding; see `base.compare.run`."""
-    result: InferResult = base.run(EXPERIMENT, spec, **settings)
-    return result
-
-
-def compare(
-    spec: InferSpec | None = None, schemes: str | Sequence[str] | None = None, **settings: Any
-) -> InferComparison:
-    """Serve a batch under several schemes; parameters are those of `base.compare.compare`."""
-    found: InferComparison = base.compare(EXPERIMENT, spec, schemes, **settings)
-    return found
-
-
-def load_result(path: str | Path) -> InferResult | InferComparison:
-    """Read a result or a comparison of this kind; errors are those of `replay.load_result`."""
-    found: InferResult | InferComparison = load_of(EXPERIMENT, path)
-    return found

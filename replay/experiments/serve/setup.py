@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import JsonValue
 
 from replay.errors import UserError
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.identity import identity_of
 from replay.experiments.layer.setup import Setup as Replay
 from replay.experiments.layer.setup import check_needs, set_up
 from replay.experiments.layer.spec import RunSpec
@@ -90,15 +91,8 @@ class Setup:
     drafts: Drafts
 
     @classmethod
-    def of(cls, spec: InferSpec, *, allow_code: AllowCode = False) -> Self:
+    def of(cls, spec: InferSpec, given: Given[Self] = NOTHING) -> Self:
         """Follow the references of a spec.
-
-        Parameters
-        ----------
-        spec
-            The settings.
-        allow_code
-            Whether a scheme's file that it names may be executed, see `replay.schemes.find`.
 
         Raises
         ------
@@ -125,7 +119,7 @@ class Setup:
             prefill=prefill,
             decode=decode,
             replays={
-                phase: _replay(spec, phase, side.system, allow_code)
+                phase: _replay(spec, phase, side.system, given.allow_code)
                 for phase, side in phases.items()
             },
             lengths=batch_lengths(spec, trace, decode.num_gpus),
@@ -200,18 +194,19 @@ class Setup:
     @property
     def run_id(self) -> str:
         """Identity: of everything that decides the result."""
-        settings = self.spec.model_dump(
-            mode="json", exclude={"model", "system", "overrides", "prefill_system", "trace", "fit"}
-        )
-        document: dict[str, Any] = {
-            "code": [code_identity(), code_of(CODE)],
+        entered = {
             "model": self.shape.model_dump(mode="json", exclude={"title", "notes", "sources"}),
             "trace": None if self.trace is None else self.trace.content_id,
             "systems": [self.prefill.system.describe(), self.decode.system.describe()],
             "schemes": [one.description["scheme"] for one in self.replays.values()],
-            "settings": {**settings, "placement": identify(self.spec.placement)},
         }
-        return identity(document)
+        return identity_of(
+            CODE,
+            self.spec,
+            entered,
+            left_out=["prefill_system", "prefill_scheme", "prefill_options", "fit"],
+            placement=identify(self.spec.placement),
+        )
 
 
 def _routing(spec: InferSpec) -> tuple[RoutingTrace | None, ModelShape]:

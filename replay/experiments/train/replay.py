@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from replay.chains.jitter import read
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.train.composed import compose
 from replay.experiments.train.result import Efficiency, TrainResult
-from replay.experiments.train.setup import Setup
 from replay.steps.parameters import flop_per_token
 
 if TYPE_CHECKING:
-    from replay.engine import Timeline
+    from replay.experiments.base.experiment import Watch
     from replay.experiments.train.composed import Composed
-    from replay.schemes import Scheme
+    from replay.experiments.train.setup import SchemedStep, Setup
 
 PS_PER_US, PS_PER_S = 1_000_000, 1_000_000_000_000
 MOE = ("experts", "exchange", "peers")
 """What a step would not spend on a model without experts."""
 
 
-def carry_out(
-    setup: Setup, scheme: Scheme, observe: Callable[[Timeline], object] | None = None
-) -> TrainResult:
-    """Make the step that was set up under a scheme; `observe` is called with its schedule."""
+def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
+    """Make the step that was set up; an observer is called with its schedule."""
+    setup, scheme = ready.step, ready.scheme
     spec = setup.spec
     times = setup.replays.under(scheme)
     jitter = read(spec.jitter, spec.jitter_seed)
     step = compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
-    if observe is not None:
-        observe(step.timeline)
+    watch.saw(step.timeline)
     plan = setup.plan
     return TrainResult(
-        run_id=setup.run_id(scheme),
+        run_id=ready.run_id,
         version=package_version(),
         spec=spec,
         model=setup.shape.sizes(),

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.identity import identity_of, scheme_by_value
 from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.spec import TrainSpec
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
+from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
 from replay.steps.fitting import check
@@ -129,30 +131,56 @@ class Setup:
             if self.trace is None
             else {"content_id": self.trace.content_id}
         )
-        return identity({
-            "code": [code_identity(), code_of(CODE)],
+        entered = {
             "model": self.shape.model_dump(mode="json", exclude={"title", "notes", "sources"}),
             "system": self.system.describe(),
-            "scheme": {
-                "name": scheme.name,
-                "options": dataclasses.asdict(scheme.options),
-                "code": scheme.code,
-            },
+            "scheme": scheme_by_value(scheme),
             "plan": self.plan.model_dump(mode="json"),
             "routing": routing,
-            "settings": {
-                "schedule": self.schedule.name,
-                "sequence": self.sequence,
-                "precision": self.precision.name,
-                "samples": spec.samples,
-                "layers_sampled": spec.layers_sampled,
-                "sample_nodes": spec.sample_nodes,
-                "placement": identify(spec.placement),
-                "seed": spec.seed,
-                "jitter": [spec.jitter, spec.jitter_seed],
-                "recipe": self.recipe.name,
-            },
-        })  # fmt: skip
+        }
+        return identity_of(
+            CODE,
+            spec,
+            entered,
+            left_out=["fit"],  # which refuses, and changes nothing
+            schedule=self.schedule.name,
+            sequence=self.sequence,
+            precision=self.precision.name,
+            placement=identify(spec.placement),
+            recipe=self.recipe.name,
+        )
+
+
+@dataclass(frozen=True)
+class SchemedStep:
+    """A step that was set up, and the scheme with its options."""
+
+    step: Setup
+    scheme: Scheme
+
+    @classmethod
+    def of(cls, spec: TrainSpec, given: Given[Self] = NOTHING) -> Self:
+        """Follow the references of a spec; steps share what schemes do not decide.
+
+        Parameters
+        ----------
+        given
+            May have a `tracegen.models.ModelShape` as ``model``.
+
+        Raises
+        ------
+        UserError
+            If a reference leads nowhere, or sizes do not fit together.
+        """
+        scheme = find(spec.scheme, allow_code=given.allow_code).with_options(spec.options)
+        if given.like is None:
+            return cls(Setup.of(spec, given.objects.get("model")), scheme)
+        return cls(dataclasses.replace(given.like.step, spec=spec), scheme)
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the result."""
+        return self.step.run_id(self.scheme)
 
 
 def _shape(name: str | None, trace: RoutingTrace | None) -> ModelShape:

@@ -62,7 +62,7 @@ def entered(result: ResultBase) -> dict[str, Any]:
     document = result.model_dump(mode="json", by_alias=True)
     found: dict[str, Any] = {"version of moereplay": document["version"]}
     found |= {name: one for name, one in document["spec"].items() if name not in BY_VALUE}
-    parts = {name: document[name] for name in sorted(result.ENTERED)}
+    parts = {name: document[name] for name in sorted(result.ENTERED & document.keys())}
     found |= {path: one for name in parts for path, one in _leaves(parts[name], name)}
     for path, described in _described(document):
         if path.endswith("system"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replay.engine import critical_path
+from replay.experiments.base.experiment import Watch
 from replay.experiments.collective.replay import carry_out
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.setup import CollectiveSetup
@@ -98,7 +99,7 @@ def _of_collective(result: CollectiveResult) -> Side:
     spec = result.spec.changed(bytes=size_text(row.bytes), algorithm=[row.algorithm])
     carry_out(
         CollectiveSetup.of(spec),
-        observe=lambda timeline, _: paths.append(described(critical_path(timeline))),
+        Watch(observer=lambda timeline, _: paths.append(described(critical_path(timeline)))),
     )
     for (_, cause), time in of_paths(paths).items():
         path[ALONE, cause] = path.get((ALONE, cause), 0) + time

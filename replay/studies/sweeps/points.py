@@ -37,7 +37,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, shown, unknown
-from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
+from replay.experiments.base.experiment import EXPERIMENTS
+from replay.experiments.base.schemed import SchemeExperiment
 from replay.schemes.registry import COMPARED, EVERY
 from replay.studies.sweeps.study import LAYER
 

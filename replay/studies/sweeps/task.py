@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import RefusedError
-from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
-from replay.experiments.base.host_memory import limit_of
+from replay.experiments.base.experiment import EXPERIMENTS, Given
 from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.schemed import SchemeExperiment
 from replay.schemes.registry import EVERY, find
 from replay.studies.sweeps.points import Point, grouped
 from replay.studies.sweeps.study import LAYER
@@ -94,12 +94,11 @@ class ExperimentTask:
         if self.refused:
             raise RefusedError(self.refused)
         experiment = EXPERIMENTS[self.experiment]
-        setup = experiment.setup(self.spec, {}, like=shared.last, allow_code=self.code)
+        setup = experiment.setup(self.spec, Given(like=shared.last, allow_code=self.code))
         if setup.run_id != self.id:  # a file that both name was another for the one before
-            setup = experiment.setup(self.spec, {}, allow_code=self.code)
+            setup = experiment.setup(self.spec, Given(allow_code=self.code))
         shared.last = setup
-        experiment.check_fit([setup], limit_of(None))
-        result: ResultBase = experiment.replay(setup)
+        result: ResultBase = experiment.carry_out(setup)
         return result
 
 
@@ -125,7 +124,7 @@ def make_task(point: Point, allow_code: AllowCode = False) -> TracedTask | Exper
     kin = Kinship(identity({"experiment": experiment.name, "settings": _without_scheme(spec)}))
     code = _code_in(spec, allow_code)
     try:
-        found = experiment.setup(spec, {}, allow_code=allow_code).run_id
+        found = experiment.setup(spec, Given(allow_code=allow_code)).run_id
     except RefusedError as error:
         reason = str(error)
         return ExperimentTask(

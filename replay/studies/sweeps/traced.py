@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import hwmodel
 from replay.errors import UserError
 from replay.experiments.base.spec import DEFAULT_SYSTEM
-from replay.experiments.layer.replay import carry_out
-from replay.experiments.layer.setup import Setup, find_scheme, set_up, spec_of
+from replay.experiments.layer.experiment import EXPERIMENT
+from replay.experiments.layer.setup import Setup, TracedSetup, find_scheme, set_up, spec_of
 from replay.schemes import Scheme
 from replay.schemes.registry import COMPARED
 from replay.studies.sweeps.points import GROUPS, Point, grouped
@@ -66,7 +66,8 @@ class TracedTask:
         """
         # The spec refers to no trace: one that lies in two files has one identity and one result.
         spec = self.setup.spec.changed(content_id=trace.content_id)
-        return carry_out(dataclasses.replace(self.setup, spec=spec), trace)
+        setup = dataclasses.replace(self.setup, spec=spec)
+        return EXPERIMENT.carry_out(TracedSetup.on(setup, trace))
 
 
 def traced_task(point: Point, allow_code: AllowCode = False) -> TracedTask:

@@ -19,13 +19,14 @@ import numpy as np
 
 from hwmodel.draws import draw, uncertain
 from replay.errors import RefusedError, check_jobs
-from replay.experiments.base.compare import Asked, carried_out, execute
 from replay.experiments.base.estimate import duration_text
-from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
+from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
 from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.load import load_result
 from replay.experiments.base.names import row_names
+from replay.experiments.base.outcomes import Asked, carried_out
 from replay.experiments.base.result import ComparisonBase, ResultBase
+from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.setup import load_trace
@@ -176,9 +177,8 @@ class _Again:
     @cached_property
     def setups(self) -> list[Any]:
         """What each was made from, as its spec leads to it now."""
-        return [
-            self.experiment.setup(one.spec, {}, allow_code=self.allow_code) for one in self.results
-        ]
+        given: Given[Any] = Given(allow_code=self.allow_code)
+        return [self.experiment.setup(one.spec, given) for one in self.results]
 
     @cached_property
     def machines(self) -> list[System]:
@@ -242,7 +242,7 @@ class _Again:
             asked.append(Asked(one.name, one.spec.changed(overrides=overrides)))
             off |= {each.key: deviates(each.key) for each in uncertain(machine.spec)}
         outcomes = carried_out(
-            self.experiment, asked, {}, jobs=jobs, progress=progress, observe=None, most=most,
+            self.experiment, asked, {}, jobs=jobs, progress=progress, observe=None, max_memory=most,
             report=None, must=False, allow_code=self.allow_code,
         )  # fmt: skip
         return self.times([one for one in outcomes if not isinstance(one, RefusedError)]), off

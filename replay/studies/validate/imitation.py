@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.experiments.layer.replay import run
+from replay.experiments.ask import run
 from replay.model.work.batch import tokens_of_each
 
 if TYPE_CHECKING:

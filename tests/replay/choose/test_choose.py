@@ -126,10 +126,20 @@ def test_a_search_goes_on_from_its_folder(
     assert (folder / "choice.json").read_bytes() == before == target.read_bytes()
 
 
+def test_a_search_is_made_again_from_its_file(space: Path, folder: Path, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.toml"
+    asked.write_text(f'space = "{space}"\ntop = 3\n')
+    for file in (folder / "choice.json", asked):
+        with pytest.raises(SystemExit) as end:
+            main(["choose", "--spec", str(file), "-o", str(folder), "--json", str(tmp_path / "a")])
+        assert end.value.code == 0
+        assert (tmp_path / "a").read_bytes() == (folder / "choice.json").read_bytes()
+
+
 def test_a_search_in_memory_finds_what_the_command_finds(space: Path, folder: Path) -> None:
-    result = choose_experiment.run(space=str(space), top=3)
+    result = choose_experiment.EXPERIMENT.run(space=str(space), top=3)
     assert result.to_json() == (folder / "choice.json").read_text("utf-8")
-    other = choose_experiment.EXPERIMENT.setup(ChooseSpec(space=str(space), top=2), {})
+    other = choose_experiment.EXPERIMENT.setup(ChooseSpec(space=str(space), top=2))
     assert other.run_id != result.run_id
 
 

@@ -131,6 +131,17 @@ def test_compare_takes_the_schemes_and_the_baseline_asked_for(trace_file: Path) 
     assert "deepep" not in result.stdout
 
 
+def test_a_comparison_is_made_again_from_its_file(trace_file: Path, tmp_path: Path) -> None:
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    invoke(
+        "compare", trace_file, "--scheme", "ideal", "--scheme", "deepep", "--option",
+        "deepep.num_sms=16", "--baseline", "ideal", "--layer", 0, "--placement", "contiguous",
+        "--placement", "greedy", "--json", first,
+    )  # fmt: skip
+    invoke("compare", "--spec", first, "--json", again)
+    assert again.read_bytes() == first.read_bytes()
+
+
 @pytest.mark.extended
 def test_compare_ranks_the_schemes_unless_details_are_asked_for(trace_file: Path) -> None:
     names = ["nccl-alltoall", "ideal", "comet"]

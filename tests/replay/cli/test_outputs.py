@@ -65,11 +65,15 @@ def test_a_path_of_a_command_is_to_read_or_is_looked_at_before_it_is_written() -
     paths = set()
     for file in [*root.glob("*/cli/*.py"), *root.glob("*/cli.py")]:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if not isinstance(node, ast.arg) or node.annotation is None:
+            if isinstance(node, ast.arg) and node.annotation is not None:
+                name, declared = node.arg, ast.unparse(node.annotation)
+            elif isinstance(node, ast.Assign) and "Annotated" in ast.unparse(node.value):
+                name = ast.unparse(node.targets[0]).removesuffix("Option").lower()  # of several
+                declared = ast.unparse(node.value)
+            else:
                 continue
-            declared = ast.unparse(node.annotation)
             if "Path" in declared and "typer." in declared:
-                paths.add(node.arg)
+                paths.add(name)
     assert paths == INPUTS, "others are made by tracegen.cli.outputs"
 
 

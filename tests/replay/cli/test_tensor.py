@@ -36,6 +36,14 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def test_a_layer_is_made_again_from_its_file(tmp_path: Path) -> None:
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    invoke("run", *SMALL, "--scheme", "sp-ring", "--json", first)
+    invoke("run", "--spec", first, "--json", again)
+    assert again.read_bytes() == first.read_bytes()
+    assert "about" in invoke("run", "--spec", first, "--dry-run")
+
+
 @pytest.fixture(scope="module")
 def compared() -> TensorComparison:
     return tensor.compare(model="llama-2-7b", tp=8, tokens=256, part="mlp-to-attention")

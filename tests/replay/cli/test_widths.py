@@ -19,7 +19,7 @@ from replay.experiments.choose.tables import tables as of_search
 from replay.experiments.dense import tables as of_tensor
 from replay.experiments.layer import tables as layers
 from replay.experiments.serve import tables as infer
-from replay.experiments.serve.experiment import compare as serve
+from replay.experiments.serve.experiment import EXPERIMENT as SERVE
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import setup
 from replay.experiments.train import tables as of_training
@@ -94,7 +94,7 @@ def shown(synthetic: Any) -> dict[str, RenderableType]:
         model="olmoe-1b-7b", decode_gpus=2, requests=4, prompt=32, output=2, chunk=64,
         sample_layers=1,
     )  # fmt: skip
-    found["infer"] = infer.tables(serve(some, ["deepep-ll"]), details=True)
+    found["infer"] = infer.tables(SERVE.compare(some, ["deepep-ll"]), details=True)
     found["choose"] = of_search(choice())
     return found
 

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from pydantic import create_model
 from tiers import mostly_extended
 
 from hwmodel.draws import draw
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.experiments.base.compare import compare, run
-from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
-from replay.experiments.base.load import load_of, load_result
+from replay.experiments.base.experiment import EXPERIMENTS
+from replay.experiments.base.load import load_result
+from replay.experiments.base.schemed import SchemeExperiment
 from replay.report.pages import page
 from replay.report.text import render
 from replay.schemes import find
@@ -90,7 +91,7 @@ every = pytest.mark.parametrize("name", list(CASES))
 def compared(name: str) -> Any:
     """The two schemes of a sample, beside each other."""
     case = CASES[name]
-    return compare(EXPERIMENTS[name], None, case.schemes, **case.settings)
+    return EXPERIMENTS[name].compare(None, case.schemes, **case.settings)
 
 
 def test_every_experiment_has_a_sample() -> None:
@@ -147,7 +148,7 @@ def test_a_mistake_says_what_is_possible_in_one_line(name: str) -> None:
         ({"scheme": "nope"}, "unknown scheme"),
     ):
         with pytest.raises(UserError) as caught:
-            run(experiment, None, **{**case.settings, **settings})
+            experiment.run(**{**case.settings, **settings})
         assert str(caught.value).startswith(words)
         assert "\n" not in str(caught.value)
 
@@ -167,9 +168,19 @@ def test_a_mistake_in_a_comparison_says_what_is_possible_in_one_line(name: str) 
         ({"schemes": [first], "jobs": 0}, "jobs must be at least 1"),
     ):
         with pytest.raises(UserError) as caught:
-            compare(experiment, None, **{**case.settings, **asked})
+            experiment.compare(**{**case.settings, **asked})
         assert str(caught.value).startswith(words), str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [one for one in CASES if one != "arrivals"])
+def test_a_setting_more_enters_the_identity(name: str) -> None:
+    """Of requests that arrive, those of a batch are settings of the batch."""
+    case, experiment = CASES[name], EXPERIMENTS[name]
+    kind = create_model("More", __base__=experiment.spec, more=(int, 0))
+    settings = {**case.settings, "scheme": case.schemes[1]}
+    ids = {experiment.setup(kind(**settings, more=more)).run_id for more in (0, 1)}
+    assert len(ids) == 2
 
 
 # ---- results -------------------------------------------------------------------------------------
@@ -193,11 +204,11 @@ def test_results_come_back_from_files(name: str, tmp_path: Path) -> None:
     both, path = compared(name), tmp_path / "result.json"
     for one in (both, both.results[0]):
         one.save(path)
-        assert load_of(EXPERIMENTS[name], path) == load_result(path) == one
+        assert EXPERIMENTS[name].load_result(path) == load_result(path) == one
         assert path.read_text() == one.to_json()
     other = next(one for one in CASES if one != name)
     with pytest.raises(UserError, match="is no result of a replay: its format is"):
-        load_of(EXPERIMENTS[other], path)
+        EXPERIMENTS[other].load_result(path)
 
 
 @every
@@ -239,7 +250,7 @@ def test_a_star_is_hardware_that_the_machine_lacks(name: str) -> None:
 @every
 def test_a_name_alone_is_one_scheme(name: str) -> None:
     case = CASES[name]
-    alone = compare(EXPERIMENTS[name], None, case.schemes[1], **case.settings)
+    alone = EXPERIMENTS[name].compare(None, case.schemes[1], **case.settings)
     (result,) = alone.results
     assert result.name == alone.baseline == case.schemes[1]
     assert result == compared(name)[case.schemes[1]]
@@ -249,8 +260,8 @@ def test_a_name_alone_is_one_scheme(name: str) -> None:
 def test_options_reach_their_scheme_alone(name: str) -> None:
     case = CASES[name]
     (first, second), (option, value) = case.schemes, case.option
-    found = compare(
-        EXPERIMENTS[name], None, case.schemes, options={first: {option: value}}, **case.settings
+    found = EXPERIMENTS[name].compare(
+        None, case.schemes, options={first: {option: value}}, **case.settings
     )
     assert found[first].schemes[-1].options[option] == value
     assert found[first].run_id != compared(name)[first].run_id
@@ -266,21 +277,21 @@ def test_who_cannot_is_left_out_with_a_reason_or_refused_if_named(
     refusing, able, other = case.refusing
     settings = {**case.settings, **other}
     with pytest.raises(UserError) as caught:
-        compare(experiment, None, [able, refusing], **settings)
+        experiment.compare(None, [able, refusing], **settings)
     assert "\n" not in str(caught.value)
     both = lambda *_: [refusing, able]  # noqa: E731 - stands for a method
     monkeypatch.setattr(type(experiment), "usual_schemes", both)
-    found = compare(experiment, None, **settings)
+    found = experiment.compare(**settings)
     assert [one.name for one in found.results] == [able]
     assert list(found.left_out) == [refusing] and found.left_out[refusing]
     with pytest.raises(UserError):  # a baseline that is asked for must be there
-        compare(experiment, None, baseline=refusing, **settings)
+        experiment.compare(baseline=refusing, **settings)
 
 
 @pytest.mark.parametrize("name", mostly_extended(list(CASES), ["dense"]))
 def test_processes_change_nothing(name: str) -> None:
     case = CASES[name]
-    again = compare(EXPERIMENTS[name], None, case.schemes, jobs=2, **case.settings)
+    again = EXPERIMENTS[name].compare(None, case.schemes, jobs=2, **case.settings)
     assert again.to_json() == compared(name).to_json()
 
 
@@ -288,7 +299,7 @@ def test_processes_change_nothing(name: str) -> None:
 def test_a_result_is_made_again_by_its_spec(name: str) -> None:
     result = compared(name).results[0]
     calls: list[None] = []
-    again = run(EXPERIMENTS[name], result.spec, progress=lambda: calls.append(None))
+    again = EXPERIMENTS[name].run(result.spec, progress=lambda: calls.append(None))
     assert again == result and calls
 
 
@@ -315,7 +326,7 @@ def test_a_study_spans_it(name: str, tmp_path: Path) -> None:
     assert (found.num_computed, found.num_failed, found.num_refused) == (3, 0, 0)
     again = sweep(study, tmp_path)
     assert (again.num_computed, again.num_reused) == (0, 3) and again.to_json() == found.to_json()
-    expected = [*compared(name).results, run(experiment, compared(name).results[0].spec.changed(
+    expected = [*compared(name).results, experiment.run(compared(name).results[0].spec.changed(
         options={option: value}))]  # fmt: skip
     for result, identity in zip(expected, found.identities, strict=True):
         document = json.loads((tmp_path / "points" / f"{identity}.json").read_text())
@@ -340,7 +351,7 @@ def test_a_difference_names_what_entered_and_every_number_that_came_out(name: st
     same = diff(before, before)
     assert same.is_same and not same.inputs and not same.notes
     spec = before.results[0].spec
-    after = run(EXPERIMENTS[name], spec.changed(overrides={"link.links_per_gpu": 8}))
+    after = EXPERIMENTS[name].run(spec.changed(overrides={"link.links_per_gpu": 8}))
     found = diff(before.results[0], after)
     entered = {one.what: one for one in found.inputs}
     links = next(one for what, one in entered.items() if what.endswith("system.link.links_per_gpu"))
@@ -453,7 +464,7 @@ def to_draw(name: str) -> Any:
     if name in CASES:
         return compared(name)
     settings = {"bytes": "64K,1M", "algorithm": ["ring", "tree"], "ranks": 4}
-    return run(EXPERIMENTS[name], **settings)
+    return EXPERIMENTS[name].run(**settings)
 
 
 @functools.cache
@@ -496,11 +507,11 @@ def test_a_draw_is_the_experiment_on_the_drawn_machine(name: str) -> None:
     """Its values are those of `hwmodel.draws`, given as overrides."""
     experiment, given = EXPERIMENTS[name], to_draw(name)
     one = getattr(given, "results", [given])[0]
-    machine = experiment.machine(experiment.setup(one.spec, {}))
+    machine = experiment.machine(experiment.setup(one.spec))
     system, values = draw(machine, functools.partial(deviation, 0, 0))
     spec = one.spec.changed(overrides=values)
-    assert experiment.machine(experiment.setup(spec, {})).describe() == system.describe()
-    times = experiment.times_us(run(experiment, spec))
+    assert experiment.machine(experiment.setup(spec)).describe() == system.describe()
+    times = experiment.times_us(experiment.run(spec))
     for race in drawn(name).races:
         bands = dict(zip(race.names, race.found.bands, strict=True))
         for (what, scheme), time in times.items():
@@ -536,4 +547,4 @@ def test_errors_and_routing_are_drawn_of_layers_alone(name: str) -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_object_that_stands_for_no_setting_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="unknown object 'colour'"):
-        run(EXPERIMENTS[name], given={"colour": 1})
+        EXPERIMENTS[name].run(given={"colour": 1})

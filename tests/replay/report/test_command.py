@@ -115,9 +115,7 @@ def test_a_comparison_is_asked_for_again(compared: Comparison) -> None:
     assert found["baseline"] == "comet"
     settings = {key: value for key, value in found.items() if key in RunSpec.model_fields}
     settings = {key: settings[key] for key in settings.keys() - {"scheme", "options", "placement"}}
-    options: dict[str, dict[str, str]] = {}
-    for scheme, key, value in options_of(found["option"], found["scheme"]):
-        options.setdefault(scheme, {})[key] = value
+    options = options_of(found["option"], found["scheme"])
     for one in referred:
         own = options.get(str(one.spec.scheme), {})
         made = RunSpec(**settings_of(settings)).changed(

@@ -12,18 +12,17 @@ from typer.testing import CliRunner
 from replay.cli.app import app
 from replay.experiments import dense as tensor
 from replay.experiments import train as training
+from replay.experiments.ask import collective
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.result import Found, Row, SearchResult
 from replay.experiments.choose.spec import ChooseSpec
-from replay.experiments.collective.experiment import run as collective
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import size_text, sizes_of
 from replay.experiments.dense.result import TensorComparison
-from replay.experiments.serve.arrivals.experiment import compare as arrive
+from replay.experiments.serve.arrivals.experiment import EXPERIMENT as ARRIVALS
 from replay.experiments.serve.arrivals.result import ArrivalComparison
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
-from replay.experiments.serve.experiment import compare as serve
-from replay.experiments.serve.experiment import load_result as load_served
+from replay.experiments.serve.experiment import EXPERIMENT as SERVE
 from replay.experiments.serve.result import InferComparison
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import TrainComparison, setup
@@ -172,7 +171,7 @@ def test_commands_make_a_step_again(trained: TrainComparison, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def served() -> InferComparison:
-    return serve(SERVED, ["deepep-ll", "nccl-alltoall"], baseline="nccl-alltoall")
+    return SERVE.compare(SERVED, ["deepep-ll", "nccl-alltoall"], baseline="nccl-alltoall")
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -196,13 +195,15 @@ def test_memory_of_serving_is_held_against_what_there_is(served: InferComparison
 
 
 def test_commands_serve_a_batch_again(served: InferComparison, tmp_path: Path) -> None:
-    assert load_served(made_again(page(served), tmp_path)) == served
+    assert SERVE.load_result(made_again(page(served), tmp_path)) == served
 
 
 @pytest.mark.extended
 def test_requests_that_arrive_are_drawn_and_served_again(tmp_path: Path) -> None:
     small = {**SERVED.model_dump(), "prompt": 8, "chunk": 16}
-    found = arrive(ArrivalSpec(**small, arrivals="400", count=4, ttft_ms=50.0), ["deepep-ll"])
+    found = ARRIVALS.compare(
+        ArrivalSpec(**small, arrivals="400", count=4, ttft_ms=50.0), ["deepep-ll"]
+    )
     shown = page(found)
     (one,) = found.results
     assert one.served is not None

@@ -15,11 +15,12 @@ from loops import every
 
 import replay
 from replay.cli.app import app, main
-from replay.experiments.base.load import DocumentKind, document_kinds
+from replay.experiments.base.documents import DocumentKind
+from replay.experiments.base.load import document_kinds
 from replay.experiments.base.load import load_result as load
 from replay.experiments.layer.page.several import as_comparison, page_of_several
 from replay.experiments.layer.result import Comparison, Result
-from replay.experiments.place import experiment as place
+from replay.experiments.place.experiment import EXPERIMENT as PLACE
 from replay.report.pages import MAKERS, home_of, page
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +77,7 @@ def test_every_command_that_saves_a_result_shows_it() -> None:
 
 
 def test_a_placement_says_how_even_it_is(synthetic: Any, tmp_path: Path) -> None:
-    placing = place.run(given={"trace": synthetic()}, ranks=4, slots=72)
+    placing = PLACE.run(given={"trace": synthetic()}, ranks=4, slots=72)
     shown = page(placing)
     plot = next(one for one in shown.charts() if one.name == "imbalance")
     window = placing.windows[0]

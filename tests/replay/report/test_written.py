@@ -12,7 +12,8 @@ import pytest
 from loops import every
 
 from replay.cli.app import main
-from replay.experiments.base.load import document_kinds, format_of
+from replay.experiments.base.documents import format_of
+from replay.experiments.base.load import document_kinds
 from replay.experiments.base.load import load_result as load
 from replay.studies.sweeps import load_table
 

@@ -16,11 +16,13 @@ import tracegen
 from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.base import estimate as estimates
+from replay.experiments.base import experiment
 from replay.experiments.base.crews import worker
 from replay.experiments.base.estimate import Asked, Estimate, Size, UnfitError, thinned
+from replay.experiments.base.experiment import Given
 from replay.experiments.layer import fit
-from replay.experiments.layer import replay as replayer
-from replay.experiments.layer.replay import estimate
+from replay.experiments.layer.experiment import EXPERIMENT
+from replay.experiments.layer.spec import RunSpec
 from replay.model.work.batch import form_batch
 from replay.schemes import SCHEMES
 from replay.studies.sweeps.task import make_task
@@ -46,6 +48,13 @@ def precision(scheme: str) -> str:
 
 def settings(scheme: str) -> dict[str, str]:
     return {"scheme": scheme, "precision": precision(scheme)}
+
+
+def estimate(trace: tracegen.RoutingTrace, **given: object) -> Estimate:
+    setup = EXPERIMENT.setup(RunSpec(**given), Given({"trace": trace}))
+    found = EXPERIMENT.estimate(setup)
+    assert isinstance(found, Estimate)
+    return found
 
 
 def true_tasks(trace: tracegen.RoutingTrace, **given: object) -> int:
@@ -214,8 +223,7 @@ def test_short_replays_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_replay_says_so_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "LONG_PAIRS", 1)
-    monkeypatch.setattr(replayer, "LONG_SECONDS", 0)
-    monkeypatch.setattr(estimates, "LONG_SECONDS", 0)
+    monkeypatch.setattr(experiment, "LONG_SECONDS", 0)
     said: list[str] = []
     trace = layers("mixtral-8x7b", 8, 30, 2)
     replay.run(trace, report=said.append, **settings("deepep"))

@@ -13,7 +13,6 @@ from loops import every
 
 import replay
 from replay.errors import UserError
-from replay.experiments.base.load import load_one
 from replay.experiments.layer.experiment import EXPERIMENT
 from replay.experiments.layer.result import Comparison, Result
 
@@ -158,4 +157,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_comparison_is_no_spec() -> None:
     with pytest.raises(UserError, match="holds a comparison of 2 results"):
-        load_one(EXPERIMENT, DATA / "comparison-1.json")
+        EXPERIMENT.load_one(DATA / "comparison-1.json")

@@ -15,7 +15,7 @@ import tracegen
 from replay.chains.preparation import make_work
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.experiments.place.experiment import run as run_place
+from replay.experiments.ask import place as run_place
 from replay.experiments.place.result import PlacementResult
 from replay.model.work.batch import form_batch
 from replay.model.work.precision import Precision

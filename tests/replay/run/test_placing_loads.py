@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import tracegen
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.experiments.place.experiment import run as run_place
+from replay.experiments.ask import place as run_place
 from replay.experiments.place.result import PlacementResult
 from replay.model.work.expert_maps import FORMATS
 from replay.model.work.map_arrays import WhichLayer

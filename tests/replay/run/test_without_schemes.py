@@ -8,11 +8,11 @@ import pytest
 
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.experiments.base.compare import compare
-from replay.experiments.base.experiment import EXPERIMENTS, SchemeExperiment
-from replay.experiments.collective import experiment as collective
+from replay.experiments import ask
+from replay.experiments.base.experiment import EXPERIMENTS
+from replay.experiments.base.schemed import SchemeExperiment, with_schemes
 from replay.experiments.collective.spec import CollectiveSpec
-from replay.experiments.place import experiment as place
+from replay.experiments.place.result import PlacementResult
 from replay.experiments.place.spec import PlaceSpec
 
 
@@ -21,7 +21,7 @@ def test_what_cannot_be_compared_says_why() -> None:
     assert {one.name for one in without} == {"collective", "place", "choose"}
     for one in without:
         with pytest.raises(UserError) as refused:
-            compare(one)
+            with_schemes(one)
         assert (
             str(refused.value)
             == f"moereplay {one.command} has no compare: " + (one.lacking["compare"])
@@ -63,14 +63,14 @@ def test_a_result_is_made_again_from_its_spec(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end:
         main(["place", "toy-zipf", "--slots", "72", "--fit", "0:1", "--json", str(file)])
     assert end.value.code in (0, None)
-    made = place.PlacementResult.model_validate_json(file.read_text("utf-8"))
-    assert place.run(made.spec).to_json() == file.read_text("utf-8")
-    timed = collective.run(bytes="64K", ranks=2)
-    assert collective.run(timed.spec) == timed
+    made = PlacementResult.model_validate_json(file.read_text("utf-8"))
+    assert ask.place(made.spec).to_json() == file.read_text("utf-8")
+    timed = ask.collective(bytes="64K", ranks=2)
+    assert ask.collective(timed.spec) == timed
 
 
 def test_the_identity_of_a_placement_is_of_what_decides_it() -> None:
-    usual = place.run(trace="toy-zipf", windows=1)
-    explicit = place.run(trace="toy-zipf", windows=1, ranks=usual.num_ranks, slots=64)
+    usual = ask.place(trace="toy-zipf", windows=1)
+    explicit = ask.place(trace="toy-zipf", windows=1, ranks=usual.num_ranks, slots=64)
     assert explicit.run_id == usual.run_id and explicit.spec != usual.spec
-    assert place.run(trace="toy-zipf", windows=1, algorithm="greedy").run_id != usual.run_id
+    assert ask.place(trace="toy-zipf", windows=1, algorithm="greedy").run_id != usual.run_id

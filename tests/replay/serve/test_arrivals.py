@@ -10,7 +10,7 @@ import pytest
 
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.experiments.serve.arrivals.experiment import compare, run
+from replay.experiments.serve.arrivals.experiment import EXPERIMENT
 from replay.experiments.serve.arrivals.replay import requests_of
 from replay.experiments.serve.arrivals.result import ArrivalResult
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
@@ -23,12 +23,12 @@ SMALL = ArrivalSpec(
 
 @pytest.fixture(scope="module")
 def together() -> ArrivalResult:
-    return run(SMALL, arrivals="50", count=24, tpot_ms=1000.0)
+    return EXPERIMENT.run(SMALL, arrivals="50", count=24, tpot_ms=1000.0)
 
 
 @pytest.fixture(scope="module")
 def apart() -> ArrivalResult:
-    return run(SMALL, prefill_gpus=2, arrivals="50", count=24)
+    return EXPERIMENT.run(SMALL, prefill_gpus=2, arrivals="50", count=24)
 
 
 def test_requests_arrive_as_asked(together: ArrivalResult) -> None:
@@ -57,13 +57,13 @@ def test_prefill_apart_leaves_decoding_alone(together: ArrivalResult, apart: Arr
 @pytest.mark.extended
 def test_identity_is_of_requests_and_rules(together: ArrivalResult, tmp_path: Path) -> None:
     asked = together.spec
-    assert run(asked).run_id == together.run_id
+    assert EXPERIMENT.run(asked).run_id == together.run_id
     others = (asked.changed(**one) for one in ({"count": 23}, {"policy": "prefill-first"}))
-    assert len({together.run_id, *(run(one).run_id for one in others)}) == 3
+    assert len({together.run_id, *(EXPERIMENT.run(one).run_id for one in others)}) == 3
     ids = []
     for name, output in (("a.csv", 5), ("b.csv", 5), ("c.csv", 6)):
         (tmp_path / name).write_text(f"arrival_s,prompt,output\n0,9,4\n1.5,20,{output}\n")
-        ids.append(run(SMALL, arrivals=str(tmp_path / name)).run_id)
+        ids.append(EXPERIMENT.run(SMALL, arrivals=str(tmp_path / name)).run_id)
     assert ids[0] == ids[1] != ids[2], "a file is what it holds, whatever its name"
 
 
@@ -72,7 +72,7 @@ def test_caches_take_the_time_of_the_network() -> None:
     slow = SMALL.changed(
         prefill_gpus=2, overrides={"nic.bandwidth_GB_per_s": 0.05, "nic.efficiency": 1.0}
     )
-    result = run(slow, arrivals="1", count=1)
+    result = EXPERIMENT.run(slow, arrivals="1", count=1)
     served, nbytes = result.served, 100 * result.caches[0].position_bytes
     assert served and served.handover
     assert served.handover.max_us == pytest.approx(nbytes / 0.05e3, rel=1e-3)
@@ -108,30 +108,32 @@ def test_lengths_and_rates(tmp_path: Path) -> None:
 
 def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(UserError, match="needs a limit: ttft_ms or tpot_ms"):
-        run(SMALL, search=True)
+        EXPERIMENT.run(SMALL, search=True)
     with pytest.raises(UserError, match=r"GB of weights, .* do not fit a GPU of 0.9 GB"):
-        run(SMALL, memory=0.01, count=2)
+        EXPERIMENT.run(SMALL, memory=0.01, count=2)
     with pytest.raises(UserError, match="unknown policy 'x'; known: mixed, prefill-first, whole-"):
         ArrivalSpec(policy="x")
 
 
 def test_schemes_are_ranked_by_what_a_request_takes() -> None:
-    compared = compare(SMALL, ["deepep-ll", "dysharp"], arrivals="50", count=4)
+    compared = EXPERIMENT.compare(SMALL, ["deepep-ll", "dysharp"], arrivals="50", count=4)
     assert compared.baseline == "deepep-ll"
     for one in compared.results:
         assert one.served is not None and one.headline_us == one.served.e2e.mean_us
     first, second = compared.ranking
     assert first.headline_us <= second.headline_us
-    other = compare(SMALL, ["deepep-ll", "dysharp"], arrivals="50", count=4, baseline="dysharp")
+    other = EXPERIMENT.compare(
+        SMALL, ["deepep-ll", "dysharp"], arrivals="50", count=4, baseline="dysharp"
+    )
     assert other.speed_up("dysharp") == 1 and other.results == compared.results
 
 
 def test_a_search_ranks_by_the_largest_rate() -> None:
     limits = {"ttft_ms": 40.0, "tpot_ms": 20.0, "rate_tolerance": 0.5}
-    found = run(SMALL, arrivals="9", count=8, search=True, **limits)
+    found = EXPERIMENT.run(SMALL, arrivals="9", count=8, search=True, **limits)
     assert found.capacity is not None and found.capacity.rate_per_s
     assert found.headline_us == 1e6 / found.capacity.rate_per_s
-    none = run(SMALL, arrivals="9", count=2, search=True, ttft_ms=1e-3)
+    none = EXPERIMENT.run(SMALL, arrivals="9", count=2, search=True, ttft_ms=1e-3)
     assert none.served is None and none.headline_us == float("inf")
 
 

@@ -14,10 +14,10 @@ import pytest
 from replay.errors import UserError
 from replay.experiments.serve import replay
 from replay.experiments.serve.arrivals import replay as arriving
-from replay.experiments.serve.arrivals.experiment import run as arrive
+from replay.experiments.serve.arrivals.experiment import EXPERIMENT as ARRIVALS
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.batch import Decoded, Spending, decode
-from replay.experiments.serve.experiment import run
+from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.parts import EngineParts, LoadRows
 from replay.experiments.serve.room import least_room_of
@@ -182,7 +182,7 @@ def test_one_layer_makes_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         return least_room_of(*sizes)
 
     monkeypatch.setattr(replay, "least_room_of", note)
-    served = run(SMALL, speculative="3:0.5")
+    served = EXPERIMENT.run(SMALL, speculative="3:0.5")
     assert checked == [1, 1]  # of prompts and of decoding, before anything is replayed
     assert served.decode.memory.position_bytes == 17 * KEYS
     assert served.decode.memory.cache_positions == 8 * (64 + 6)
@@ -215,7 +215,7 @@ def test_requests_that_arrive_are_decoded_with_the_drafts_asked_for(
 
     monkeypatch.setattr(arriving, "serve", note)
     asked = ArrivalSpec(**SMALL.model_dump(), arrivals="once", count=4, arrival_seed=9)
-    found = arrive(asked, speculative="2:0.75")
+    found = ARRIVALS.run(asked, speculative="2:0.75")
     ((drafts, pool),) = seen
     assert drafts == Drafts(2, 0.75, seed=9)
     layers = cast("ReplayedTimes", pool.times).layers

@@ -12,7 +12,7 @@ from loops import every
 
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.experiments.serve.experiment import compare, load_result, run
+from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.replay import carry_out
 from replay.experiments.serve.requests import lengths_of
 from replay.experiments.serve.result import InferComparison, named
@@ -30,7 +30,7 @@ SMALL = InferSpec(
 
 @pytest.fixture(scope="module")
 def compared() -> InferComparison:
-    return compare(SMALL, ["deepep-ll", "nccl-alltoall"])
+    return EXPERIMENT.compare(SMALL, ["deepep-ll", "nccl-alltoall"])
 
 
 def test_results_add_up(compared: InferComparison) -> None:
@@ -65,7 +65,7 @@ def test_memory_counts_weights_and_caches(compared: InferComparison) -> None:
 
 def test_what_does_not_fit_is_refused_saying_what_is_too_big() -> None:
     with pytest.raises(UserError, match=r"weights.*cache for .* positions do not fit .* room for"):
-        run(SMALL, prompt=2**20, chunk=32)
+        EXPERIMENT.run(SMALL, prompt=2**20, chunk=32)
     room = ServingRoom(capacity=100, weights=40, iteration=20, position=2)
     assert room.positions == 20
     room.check(20, "here")
@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused_saying_what_is_too_big() -> None:
 
 def test_more_tokens_than_can_be_drawn_are_refused() -> None:
     with pytest.raises(UserError, match=r"134,217,728 choices of experts.* a smaller chunk"):
-        run(SMALL, prompt=2**22, chunk=2**22, requests=1, decode_gpus=4, fit=False)
+        EXPERIMENT.run(SMALL, prompt=2**22, chunk=2**22, requests=1, decode_gpus=4, fit=False)
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_replayed() -> None:
@@ -101,7 +101,7 @@ def test_the_least_that_is_needed_is_not_more_than_what_is(compared: InferCompar
 
 
 def test_other_gpus_prefill_and_hand_over(compared: InferComparison) -> None:
-    apart = run(SMALL, prefill_gpus=4, decode_gpus=2, system="dgx-h100")
+    apart = EXPERIMENT.run(SMALL, prefill_gpus=4, decode_gpus=2, system="dgx-h100")
     assert apart.prefill.gpus == 4
     assert apart.prefill.iterations == 1
     assert apart.handover is not None
@@ -118,16 +118,16 @@ def test_a_comparison_says_who_was_left_out_and_reads_back(
     assert compared.baseline == "deepep-ll"
     path = tmp_path / "compared.json"
     compared.save(path)
-    assert load_result(path) == compared
+    assert EXPERIMENT.load_result(path) == compared
     result = compared.results[0]
     result.save(path)
-    assert load_result(path) == result
+    assert EXPERIMENT.load_result(path) == result
     path.write_text(json.dumps({"format": "moereplay-infer/1"}))
     with pytest.raises(UserError, match="is damaged"):
-        load_result(path)
+        EXPERIMENT.load_result(path)
     path.write_text(json.dumps({"format": "moereplay-tensor/1"}))
     with pytest.raises(UserError, match="there are: infer, infer-comparison"):
-        load_result(path)
+        EXPERIMENT.load_result(path)
 
 
 def test_equal_settings_have_one_identity() -> None:
@@ -152,16 +152,18 @@ def test_to_name_one_scheme_allows_no_other_of_the_document(tmp_path: Path) -> N
     planted = f"{tmp_path / 'planted.py'}:Planted"
     for other, own in (("scheme", "prefill_scheme"), ("prefill_scheme", "scheme")):
         with pytest.raises(UserError, match="allow-code"):
-            run(SMALL.changed(**{own: planted}), **{other: "deepep"})
+            EXPERIMENT.run(SMALL.changed(**{own: planted}), **{other: "deepep"})
         with pytest.raises(UserError, match="allow-code"):
-            compare(SMALL.changed(**{own: planted}))  # whose usual schemes are those of the spec
+            EXPERIMENT.compare(
+                SMALL.changed(**{own: planted})
+            )  # whose usual schemes are those of the spec
         assert not (tmp_path / "executed").exists()
 
 
 def test_a_result_says_which_file_its_scheme_was(tmp_path: Path) -> None:
     text = "from replay.schemes.ep.ideal import Ideal\n\n\nclass Mine(Ideal):\n    name = 'mine'\n"
     (tmp_path / "mine.py").write_text(text)
-    made = run(SMALL, scheme=f"{tmp_path / 'mine.py'}:Mine")
+    made = EXPERIMENT.run(SMALL, scheme=f"{tmp_path / 'mine.py'}:Mine")
     assert made.decode.scheme.code == hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -243,7 +245,7 @@ def test_the_command_shows_both_phases(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_an_iteration_takes_room(compared: InferComparison) -> None:
-    few, many = (run(SMALL, requests=each, output=1, chunk=64) for each in (4, 32))
+    few, many = (EXPERIMENT.run(SMALL, requests=each, output=1, chunk=64) for each in (4, 32))
     shape = load("olmoe-1b-7b")
     memories = [one.decode.memory.iteration_bytes for one in (few, many)]
     # Rows of an iteration, in and out, at least.

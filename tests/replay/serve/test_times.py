@@ -8,7 +8,7 @@ import pytest
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
-from replay.experiments.collective.experiment import run as collective
+from replay.experiments.ask import collective
 from replay.experiments.serve.iteration import Load, PromptPiece
 from replay.experiments.serve.parts import LoadRows, sliced
 from replay.experiments.serve.stream import Stream

@@ -17,7 +17,7 @@ from replay.errors import UserError
 from replay.experiments.base.crews import leases
 from replay.experiments.base.crews.leases import Leases
 from replay.experiments.base.crews.store import MOST_REASON, Outcome, Store, point_text
-from replay.experiments.base.load import check_numbers
+from replay.experiments.base.documents import check_numbers
 from replay.studies.sweeps import sweep
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.study import parse_study

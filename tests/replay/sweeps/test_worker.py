@@ -42,7 +42,7 @@ def test_an_error_is_told_in_a_line_with_where_it_was(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("replay.studies.sweeps.traced.carry_out", fail)
+    monkeypatch.setattr("replay.studies.sweeps.traced.EXPERIMENT.replay", fail)
     failure = Worker()([job])[0][0].failure
     assert failure is not None and failure.message == "MemoryError: no message"
     assert "in fail" in failure.traceback[-1] and len(failure.traceback) <= worker.MOST_FRAMES

@@ -190,7 +190,7 @@ def read_point(
     kind_of
         Gives the class of its result.
     """
-    from replay.experiments.base.load import validated
+    from replay.experiments.base.documents import validated
 
     try:
         document = parse_json(text)

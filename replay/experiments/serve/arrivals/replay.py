@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from replay.errors import UserError
+from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import identity
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.serve import capacity, handover, request_files
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from replay.experiments.serve.book import ServedRun
     from replay.experiments.serve.requests import Requests
     from replay.model.work.batch import Phase
-    from replay.schemes.outside import AllowCode
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,8 @@ class ArrivalSetup:
     batch: Setup
 
     @classmethod
-    def of(
-        cls, spec: ArrivalSpec, requests: Requests | None = None, *, allow_code: AllowCode = False
-    ) -> Self:
+    def of(cls, spec: ArrivalSpec, given: Given[Self] = NOTHING) -> Self:
         """Follow the references of a spec.
-
-        Parameters
-        ----------
-        requests
-            Those of the spec, where they are known.
-        allow_code
-            Whether a scheme's file that the spec names may be executed, see `replay.schemes.find`.
 
         Raises
         ------
@@ -64,11 +55,11 @@ class ArrivalSetup:
         if spec.search and spec.limits is None:
             message = "a search of the largest rate needs a limit: ttft_ms or tpot_ms"
             raise UserError(message)
-        if requests is None:
-            requests = requests_of(spec)
+        requests = requests_of(spec) if given.like is None else given.like.requests
         means = (requests.prompt.mean(), requests.output.mean() - 1)
         prompt, output = (max(round(float(mean)), 1) for mean in means)
-        return cls(spec, requests, Setup.of(spec.of_batch(prompt, output), allow_code=allow_code))
+        batch = Setup.of(spec.of_batch(prompt, output), Given(allow_code=given.allow_code))
+        return cls(spec, requests, batch)
 
     @property
     def run_id(self) -> str:

@@ -1,0 +1,59 @@
+"""What commands have alike whose work is shared by processes or machines, and goes on later."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracegen.shared import screen
+
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        min=1,
+        help="Processes that replay [1]; of a cluster, workers [the cores].",
+        show_default=False,
+    ),
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option("--scheduler", help="Replay on the workers of a Dask scheduler: its address."),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", help="Replay on workers of Dask made for it: local or slurm."),
+]
+
+
+@contextmanager
+def going_on_later(out: Path) -> Iterator[None]:
+    """Say, where the work in a folder is interrupted, that the same command goes on with it."""
+
+    def interrupt(_: int, __: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)  # as Slurm ends jobs
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            f"interrupted; what is finished is in {out}, and the same command goes on from there",
+            file=sys.stderr,
+        )
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def tell(line: str) -> None:
+    """Write a line beside a bar."""
+    from tqdm import tqdm
+
+    tqdm.write(screen.plain(line), file=screen.terminal(sys.stderr))
