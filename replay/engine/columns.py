@@ -50,7 +50,7 @@ class GrowingColumn:
 
     Examples
     --------
-    >>> column = Column(np.int16)
+    >>> column = GrowingColumn(np.int16)
     >>> column.append(7, 2)
     >>> column.append(np.array([1, 2]), 2, (1, 2))
     >>> column.join()
