@@ -81,11 +81,6 @@ def examine(scheme: AnyScheme) -> Iterator[Finding]:
         yield Finding("declared", "", "it refuses every layer of the contract", stops=True)
 
 
-def examine_layer(scheme: AnyScheme, name: str) -> Iterator[Finding]:
-    """Check a scheme on one layer of the contract, by name."""
-    return examine_case(case_of(scheme, name))
-
-
 @overload
 def case_of(scheme: Scheme, name: str) -> Case: ...
 @overload

@@ -10,7 +10,7 @@ import pytest
 import replay.schemes.ep.plain
 from replay.schemes import Scheme, find
 from replay.schemes.contract import examine
-from replay.schemes.contract.examine import examine_layer
+from replay.schemes.contract.examine import case_of, examine_case
 
 PLAIN = Path(replay.schemes.ep.plain.__file__).read_text(encoding="utf-8")
 
@@ -163,7 +163,7 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_found_and_said(defect: str, tmp_path: Path) -> None:
     check, layer, changes, sentence = DEFECTS[defect]
-    found = list(examine_layer(variant(tmp_path, *changes), layer))
+    found = list(examine_case(case_of(variant(tmp_path, *changes), layer)))
     of_check = [finding.sentence for finding in found if finding.check == check]
     assert any(re.search(sentence, said) for said in of_check), found
 

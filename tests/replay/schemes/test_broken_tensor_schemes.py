@@ -19,7 +19,7 @@ from replay.model.machine.machine import Ints
 from replay.model.work.transformer_layer import Core, Leave
 from replay.schemes import find
 from replay.schemes.contract import examine
-from replay.schemes.contract.examine import declared, examine_layer
+from replay.schemes.contract.examine import case_of, declared, examine_case
 from replay.schemes.contract.tensor_checks import TENSOR_CHECKS
 from replay.schemes.options import option
 from replay.schemes.outside import CodeRefusedError
@@ -189,8 +189,8 @@ DEFECTS: list[tuple[type[TensorScheme], str, str, str]] = [
 def test_the_contract_says_what_is_wrong(
     scheme: type[TensorScheme], check: str, layer: str, said: str
 ) -> None:
-    assert not list(examine_layer(Wrong(), layer))
-    found = [one.sentence for one in examine_layer(scheme(), layer) if one.check == check]
+    assert not list(examine_case(case_of(Wrong(), layer)))
+    found = [one.sentence for one in examine_case(case_of(scheme(), layer)) if one.check == check]
     assert any(re.search(said, sentence) for sentence in found), found
     assert all("\n" not in sentence for sentence in found)
 

@@ -20,7 +20,7 @@ from replay.model.machine.times import Time
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.examine import examine_layer
+from replay.schemes.contract.examine import case_of, examine_case
 
 GAP, LAUNCH, HOST_WAIT, SMALL_KERNEL = 2 * US, 3 * US, 9 * US, 300 * NS
 SEEN = 30 * NS + 5 * NS  # a flag becomes visible, a loop finds it
@@ -414,7 +414,7 @@ def test_rows_of_gpus_take_less_room() -> None:
 def test_rows_of_gpus_keep_the_contract(scheme: str, name: str) -> None:
     chosen = SCHEMES[scheme].with_options({"rows_of": "gpus"})
     assert (chosen.traffic, SCHEMES[scheme].traffic == "copy") == ("copy", False)
-    assert not list(examine_layer(chosen, name))
+    assert not list(examine_case(case_of(chosen, name)))
 
 
 def test_without_two_experts_on_a_gpu_nothing_changes() -> None:

@@ -18,7 +18,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.examine import examine_layer
+from replay.schemes.contract.examine import case_of, examine_case
 from replay.schemes.contract.reading import port_bytes
 
 HIDDEN = 256
@@ -138,7 +138,7 @@ def test_a_token_is_in_the_owners_table_until_the_last_sum_has_come() -> None:
 
 @every("name", VARIANTS)
 def test_rows_come_in_at_the_gpu_of_the_owners_index(name: str) -> None:
-    assert not list(examine_layer(SCHEMES[name], "3 domains of 2, zipf fp8"))
+    assert not list(examine_case(case_of(SCHEMES[name], "3 domains of 2, zipf fp8")))
 
 
 @every("name", VARIANTS)

@@ -12,7 +12,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.examine import examine_layer
+from replay.schemes.contract.examine import case_of, examine_case
 from replay.schemes.contract.reading import port_bytes
 
 SYSTEM = hwmodel.load("dgx-h100")
@@ -46,7 +46,7 @@ def test_ranks_with_fewer_tokens_gather_as_many() -> None:
     carried = port_bytes(build_layer(layer([10, 0, 3]), SYSTEM, SCHEME)[0])
     assert set(carried["dispatch"].values()) == {2 * 10 * HIDDEN * 2}
     for name in ("a rank without tokens", "tiny, three ranks, several tiles"):  # rows of pieces
-        assert not list(examine_layer(SCHEME, name))
+        assert not list(examine_case(case_of(SCHEME, name)))
 
 
 def test_what_is_gathered_besides_are_flags_and_probabilities() -> None:

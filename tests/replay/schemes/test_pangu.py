@@ -25,7 +25,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.examine import examine_layer
+from replay.schemes.contract.examine import case_of, examine_case
 from replay.schemes.contract.reading import port_bytes
 
 PANGU = SCHEMES["pangu"]
@@ -112,7 +112,7 @@ def test_ranks_with_fewer_tokens_gather_as_many() -> None:
 
 @pytest.mark.parametrize("name", ["2 domains of 3, uneven ranks", "uneven ranks"])
 def test_rows_of_nobody_are_counted_as_carried_out(name: str) -> None:
-    assert not list(examine_layer(PANGU, name))
+    assert not list(examine_case(case_of(PANGU, name)))
 
 
 def test_ids_weights_and_their_gradients_are_gathered_with_the_tokens() -> None:

@@ -20,7 +20,7 @@ from replay.model.work.capacity import Carried, cut, largest_load, with_capacity
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.examine import examine_layer
+from replay.schemes.contract.examine import case_of, examine_case
 from replay.schemes.contract.reading import port_bytes
 from replay.schemes.ep.base import DROPPED, PADDED, Scheme
 from replay.schemes.ep.tutel.scheme import Tutel
@@ -117,7 +117,9 @@ def test_uneven_ranks_take_the_capacity_of_the_fullest() -> None:
 @every("options", [{"capacity": 1.0, "overlap_degree": 2}, {"capacity": -0.5}])
 @every("name", ["uniform 4 ranks", "zipf 8 ranks", "all slots empty", "backward"])
 def test_the_contract_holds_where_rows_are_dropped(name: str, options: dict[str, float]) -> None:
-    found = [one for one in examine_layer(tutel(**options), name) if one.check != "communication"]
+    found = [
+        one for one in examine_case(case_of(tutel(**options), name)) if one.check != "communication"
+    ]
     assert not found
 
 
@@ -150,12 +152,12 @@ class Elsewhere(Tutel):
     ids=["padding", "drops", "elsewhere"],
 )
 def test_the_contract_finds_rows_that_are_not_the_layers(scheme: Scheme, sentence: str) -> None:
-    found = examine_layer(scheme, "uniform 4 ranks")
+    found = examine_case(case_of(scheme, "uniform 4 ranks"))
     assert any(sentence in one.sentence for one in found if one.check == "carried")
 
 
 def test_the_number_that_ranks_agree_on_is_no_payload() -> None:
-    assert not list(examine_layer(tutel(), "16 ranks"))  # an all-reduce in the switch
+    assert not list(examine_case(case_of(tutel(), "16 ranks")))  # an all-reduce in the switch
 
 
 # ---- chunks --------------------------------------------------------------------------------------

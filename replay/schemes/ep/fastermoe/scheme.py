@@ -158,7 +158,8 @@ class FasterMoe(SendsByNccl):
 
         steps = steps_of(work, carried, self.options.group_size)
         arrived = self._dispatched(carried, machine, steps, begun)
-        self._follow_shadows(carried, machine, first_shadow(work), begun)
+        stays = np.flatnonzero(carried.pair_expert >= first_shadow(work))
+        machine.notes.follow("sent", carried.pair_token[stays], begun[carried.pair_source[stays]])
         sent, done = arrived[-1], shared(begun)
         ends: list[Ints] = []
         came: list[Ints] = []
@@ -190,10 +191,6 @@ class FasterMoe(SendsByNccl):
             return np.zeros(0, np.int64)
         known = rates(work, options.network_GB_per_s, options.gemm_TFLOP_per_s)
         return shadows.choose(work, known)
-
-    def _follow_shadows(self, work: LayerWork, machine: Machine, first: int, begun: Ints) -> None:
-        stays = np.flatnonzero(work.pair_expert >= first)
-        machine.notes.follow("sent", work.pair_token[stays], begun[work.pair_source[stays]])
 
     def _counted(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         known = around.count(machine, work, start, partial(self.exchange, machine, COUNTS))
