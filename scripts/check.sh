@@ -2,8 +2,8 @@
 # Everything that must hold before a change lands: format, lint, types, the documentation site, tests with
 # and without the JIT.
 # Usage: bash scripts/check.sh [quick|full|capture|lowest]
-#   quick    format, lint, types, and the tests that are neither golden results nor a contract of schemes, and
-#            start no processes, for while one works
+#   quick    format, lint, types, and the tests that are neither golden results nor a contract of schemes,
+#            start no processes and are not lengthy (tests/lengthy.txt), for while one works
 #   full     both tiers of tests: in the place of one case of each kind all cases, long runs, statistics,
 #            clusters, every page of the documentation (tests/oracle/tiers.py); CI always runs it
 #   capture  installs torch and transformers first; without them the tests of capture are skipped;
@@ -91,8 +91,8 @@ lowest() {
     # Without CI, which demands torch: the tests of capture ran above, and are skipped here.
     # This tier asks whether older libraries still have what the code uses of them, and whether results
     # are the same bytes with them: golden results of all schemes, those under tensor parallelism too,
-    # and those compared below. What the model of schemes, collectives, experts, machine and
-    # measurements says then is the same too, and what tests read in the source or find by edits of it,
+    # and those compared below. What the model of schemes, collectives, experts, machine, steps, serving
+    # and measurements says then is the same too, and what tests read in the source or find by edits of it,
     # or see in a browser, has nothing to do with versions: those run once. The site and what its pages
     # show are made with the present versions only.
     env -u CI NUMBA_CACHE_DIR="$root/.venv-lowest/numba" \
@@ -100,8 +100,10 @@ lowest() {
         --ignore tests/replay/schemes --ignore tests/replay/validate --ignore tests/replay/compute \
         --ignore tests/replay/machine --ignore tests/replay/run/test_sms_in_chains.py \
         --ignore tests/replay/dense --ignore tests/replay/collectives --ignore tests/replay/measure \
-        --ignore tests/test_layering.py --ignore tests/test_mutants.py --ignore tests/site \
-        --ignore tests/test_pages.py --ignore tests/tracegen/display/test_html_browser.py
+        --ignore tests/replay/steps --ignore tests/replay/serve --ignore tests/replay/train \
+        --ignore tests/replay/choose --ignore tests/test_walk.py --ignore tests/test_layering.py \
+        --ignore tests/test_mutants.py --ignore tests/site --ignore tests/test_pages.py \
+        --ignore tests/tracegen/display/test_html_browser.py
     echo "== results, lowest and present versions"
     local place
     place=$(mktemp -d)
@@ -112,7 +114,8 @@ lowest() {
     rm -r "$place"
 }
 
-# What quick leaves out, beside the extended tier: golden results, contracts, and what starts processes.
+# What quick leaves out, beside the extended tier: golden results, contracts, what starts processes, and the
+# few test functions that take half of the time of all others.
 quick() {
     echo "== tests, quick"
     pytest -q -n 2 --dist worksteal tests \
@@ -124,7 +127,8 @@ quick() {
         --ignore tests/tracegen/importers --ignore tests/tracegen/imitate \
         --ignore tests/replay/engine/test_kernel_cache.py --ignore tests/test_pages.py \
         --ignore tests/test_elsewhere.py --ignore tests/test_startup.py --ignore tests/test_strangers.py \
-        --ignore tests/test_trust.py --ignore tests/test_mutants.py --ignore tests/test_packaging.py
+        --ignore tests/test_trust.py --ignore tests/test_mutants.py --ignore tests/test_packaging.py \
+        --ignore tests/test_walk.py @tests/lengthy.txt
 }
 
 # The engine's kernels are compiled once, before the tests: otherwise each test process would compile
@@ -142,8 +146,11 @@ if [ "${1:-}" = quick ]; then
     python -c "$compile"
     echo "== format";     ruff format --check .
     echo "== lint";       ruff check .
-    echo "== types";      mypy
+    echo "== types, beside the tests"
+    mypy &
+    types=$!
     quick
+    wait $types
     echo "All quick checks passed."
     exit
 fi

@@ -2,6 +2,7 @@
 
 Usage: PYTHONPATH=tests/oracle CPU_TIMES=FOLDER pytest -p cpu_times ...
        python tests/oracle/cpu_times.py FOLDER [DEPTH]
+       python tests/oracle/cpu_times.py FOLDER lengthy > tests/lengthy.txt
 
 The first writes a table for each process of the tests into the folder. The second sums them by
 file, by test function (DEPTH 1, the default) or by case (DEPTH 2), largest first. CPU time is
@@ -78,8 +79,13 @@ def pytest_sessionfinish() -> None:
             csv.writer(file).writerows(_table.rows)
 
 
+LENGTHY_S = 0.25
+"""Test functions that take longer wait for the default tier."""
+
+
 def main(place: str, depth: str = "1") -> None:
     """Print sums of a folder's tables."""
+    is_list = depth == "lengthy"
     seconds: defaultdict[str, float] = defaultdict(float)
     number: Counter[str] = Counter()
     for path in sorted(Path(place).glob("*.csv")):
@@ -88,12 +94,18 @@ def main(place: str, depth: str = "1") -> None:
                 key = name
                 if depth == "0":
                     key = name.partition("::")[0]
-                elif depth == "1":
+                elif depth != "2":
                     key = re.sub(r"\[.*", "", name, flags=re.DOTALL)
                 if kind != "test":
+                    if is_list:
+                        continue
                     key = f"({kind}) {key}"
                 seconds[key] += float(cpu)
                 number[key] += 1
+    if is_list:
+        names = sorted(key for key, total in seconds.items() if total > LENGTHY_S)
+        sys.stdout.writelines(f"--deselect={name}\n" for name in names)
+        return
     for key, total in sorted(seconds.items(), key=lambda item: -item[1]):
         sys.stdout.write(f"{total:8.2f} {number[key]:5}  {key}\n")
 
