@@ -11,54 +11,17 @@ from typing import TYPE_CHECKING, Any
 import hwmodel
 import tracegen.models
 from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.choose.result import Cost
 from replay.experiments.choose.shapes import Sizes, changed
 from replay.experiments.train.experiment import run
 from replay.experiments.train.setup import CODE
 from replay.experiments.train.spec import TrainSpec
 from replay.schemes.registry import find
-from replay.steps.memory import GIB
-from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.experiments.train.result import TrainResult
     from replay.schemes.outside import AllowCode
     from tracegen.models import ModelShape
-
-
-class Cost(Strict):
-    """What a simulated step takes.
-
-    Attributes
-    ----------
-    step_us
-        The step.
-    spent_us
-        Mean over GPUs by cause; they add up to the step.
-    tokens_per_s, mfu, flop_per_token
-        As of `replay.experiments.train.result.Efficiency`.
-    memory_gib
-        Of the stage that needs most.
-    """
-
-    step_us: float
-    spent_us: dict[str, float]
-    tokens_per_s: float
-    mfu: float
-    flop_per_token: int
-    memory_gib: float
-
-    @classmethod
-    def of(cls, result: TrainResult) -> Cost:
-        """Take it from a training step."""
-        return cls(
-            step_us=result.step_us,
-            spent_us={cause: result.mean_us(cause) for cause in result.spent_us},
-            tokens_per_s=result.efficiency.tokens_per_s,
-            mfu=result.efficiency.mfu,
-            flop_per_token=result.efficiency.flop_per_token,
-            memory_gib=max(sum(stage.values()) for stage in result.memory) / GIB,
-        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from replay.experiments.base.crews.store import Outcome
-from replay.experiments.choose.candidate import Candidate, Cost
+from replay.experiments.choose.candidate import Candidate
+from replay.experiments.choose.result import Cost
 
 By = Literal["tokens", "mfu"]
 WAVE = 8

@@ -57,13 +57,17 @@ def test_what_was_written_is_read_with_every_number(name: str) -> None:
     assert len(lost) < len(was) / 2
 
 
+LATER = {"moereplay-uncertainty"}
+"""Kinds that none of these versions wrote."""
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_kind_is_there(folder: str) -> None:
     documents = [
         json.loads((WRITTEN / name).read_text("utf-8")) for name in FILES if name.startswith(folder)
     ]
     found = {format_of(one).rpartition("/")[0] for one in documents}
-    assert found == {one.name for one in document_kinds()}
+    assert found == {one.name for one in document_kinds()} - LATER
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from machine_alone import machine_of
+from packets import write_packets
 from round_machine import NS, US, round_machine
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
@@ -14,7 +15,6 @@ from replay.model.collectives import dma
 from replay.model.collectives.algorithm import Collective
 from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import DISPATCH
-from replay.schemes.contract.counting import write_packets
 from replay.steps.groups import LARGEST, GroupTimes, spread
 
 H100 = hwmodel.load("dgx-h100")
