@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from replay.experiments.dense.spec import TensorSpec
     from replay.experiments.layer.result import Comparison, Result
     from replay.experiments.layer.spec import RunSpec
+    from replay.experiments.serve.arrivals.result import ArrivalResult
+    from replay.experiments.serve.arrivals.spec import ArrivalSpec
     from replay.experiments.serve.result import InferComparison, InferResult
     from replay.experiments.serve.spec import InferSpec
     from replay.experiments.train.result import TrainComparison, TrainResult
@@ -47,11 +49,14 @@ if TYPE_CHECKING:
     from replay.studies.differences.diff import diff
     from replay.studies.differences.explanation import explain
     from replay.studies.sweeps.run import sweep
+    from replay.studies.uncertainty.any_experiment import sureness
     from replay.studies.uncertainty.assess import assess
 
 __all__ = [
     "EXPERIMENTS",
     "SCHEMES",
+    "ArrivalResult",
+    "ArrivalSpec",
     "Comparison",
     "InferComparison",
     "InferResult",
@@ -79,6 +84,7 @@ __all__ = [
     "run",
     "serve",
     "summary",
+    "sureness",
     "sweep",
     "train",
 ]
@@ -87,6 +93,8 @@ __all__ = [
 _HOMES = {
     "EXPERIMENTS": "replay.experiments.base.experiment",
     "SCHEMES": "replay.schemes",
+    "ArrivalResult": "replay.experiments.serve.arrivals.result",
+    "ArrivalSpec": "replay.experiments.serve.arrivals.spec",
     "Comparison": "replay.experiments.layer.result",
     "InferComparison": "replay.experiments.serve.result",
     "InferResult": "replay.experiments.serve.result",
@@ -114,6 +122,7 @@ _HOMES = {
     "run": "replay.experiments.ask",
     "serve": "replay.experiments.ask",
     "summary": "replay.report.text",
+    "sureness": "replay.studies.uncertainty.any_experiment",
     "sweep": "replay.studies.sweeps.run",
     "tensor": "replay.experiments.dense:",
     "train": "replay.experiments.ask",

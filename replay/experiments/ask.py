@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from replay.experiments.layer.result import Comparison, Result
     from replay.experiments.place.result import PlacementResult
     from replay.experiments.place.spec import PlaceSpec
+    from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
+    from replay.experiments.serve.arrivals.spec import ArrivalSpec
     from replay.experiments.serve.result import InferComparison, InferResult
     from replay.experiments.serve.spec import InferSpec
     from replay.experiments.train.result import TrainComparison, TrainResult
@@ -131,10 +133,21 @@ def train(spec: TrainSpec | None = None, **settings: Any) -> TrainResult:
     return EXPERIMENT.run(spec, **settings)
 
 
-def serve(spec: InferSpec | None = None, **settings: Any) -> InferResult:
-    """Serve a batch under one scheme of prompts and decoding; parameters are those of `dense`."""
+@overload
+def serve(spec: ArrivalSpec, **settings: Any) -> ArrivalResult: ...
+@overload
+def serve(spec: InferSpec | None = None, **settings: Any) -> InferResult: ...
+def serve(spec: InferSpec | None = None, **settings: Any) -> Any:
+    """Serve under one scheme of prompts and decoding; parameters are those of `dense`.
+
+    An `ArrivalSpec` asks for requests that arrive, anything else for a batch.
+    """
+    from replay.experiments.serve.arrivals.experiment import EXPERIMENT as ARRIVALS
+    from replay.experiments.serve.arrivals.spec import ArrivalSpec
     from replay.experiments.serve.experiment import EXPERIMENT
 
+    if isinstance(spec, ArrivalSpec):
+        return ARRIVALS.run(spec, **settings)
     return EXPERIMENT.run(spec, **settings)
 
 
@@ -181,6 +194,8 @@ def compare(
 def compare(trace: TensorSpec, schemes: Several = None, **settings: Any) -> TensorComparison: ...
 @overload
 def compare(trace: TrainSpec, schemes: Several = None, **settings: Any) -> TrainComparison: ...
+@overload
+def compare(trace: ArrivalSpec, schemes: Several = None, **settings: Any) -> ArrivalComparison: ...
 @overload
 def compare(trace: InferSpec, schemes: Several = None, **settings: Any) -> InferComparison: ...
 def compare(

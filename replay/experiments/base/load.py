@@ -20,7 +20,7 @@ OTHERS = (
     "replay.studies.sweeps.saved:SavedSweep",
     "replay.studies.validate.saved:SavedValidation",
 )
-"""Documents of those who ask about results, in rooms above this one, and of other questions."""
+"""Documents of studies: rooms above this one, which are not imported."""
 
 
 def load_result(path: str | Path) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hwmodel
 import tracegen.models
 from replay.experiments.base.identity import code_identity, code_of, identity
-from replay.experiments.choose.result import Cost
+from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.shapes import Sizes, changed
 from replay.experiments.train.experiment import run
 from replay.experiments.train.setup import CODE

@@ -13,7 +13,7 @@ from typing import Literal
 
 from replay.experiments.base.crews.store import Outcome
 from replay.experiments.choose.candidate import Candidate
-from replay.experiments.choose.result import Cost
+from replay.experiments.choose.cost import Cost
 
 By = Literal["tokens", "mfu"]
 WAVE = 8

@@ -18,8 +18,9 @@ from replay.experiments.base.crews.work import Work
 from replay.experiments.base.crews.worker import Job
 from replay.experiments.base.result import package_version
 from replay.experiments.choose.candidate import Candidate, make_task
+from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.ranking import Costs, Ranked, rank
-from replay.experiments.choose.result import Cost, Found, SearchResult, Sensitivity
+from replay.experiments.choose.result import Found, SearchResult, Sensitivity
 from replay.experiments.choose.sensitivity import turns
 
 if TYPE_CHECKING:

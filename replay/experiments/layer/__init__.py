@@ -1,1 +1,1 @@
-"""Layers of a trace under one scheme of expert parallelism, or several: ``run`` and ``compare``."""
+"""Layers of a trace under one scheme of expert parallelism, or several."""

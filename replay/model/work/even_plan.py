@@ -5,7 +5,7 @@ emptiest; a GPU therefore gets rows from one other home only, and as many slots 
 has experts hold them all.
 
 Source: MoonshotAI's MoonEP, ``moonep/planning.py`` (``builtin_greedy_step3``) and the reference of
-its tests, ``tests/planning_reference.py``; README for uneven batches.
+its tests (``tests/planning_reference.py`` there); README for uneven batches.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ After the gate a plan says which replicas lie in those slots for this layer, and
 replica takes from every GPU. `replay.model.compute.replication` has what it costs.
 
 Sources: Dots-Infra/UltraEP, ``csrc/solvers/placement_quota_gpu.cu`` (division of quotas among GPUs)
-and ``csrc/kernels/task_build.cu`` (relays); MoonEP, ``tests/planning_reference.py``.
+and ``csrc/kernels/task_build.cu`` (relays); MoonEP, ``tests/planning_reference.py`` there.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import hwmodel
 from hwmodel.draws import uncertain
 from replay.experiments.base.crews.store import Outcome
 from replay.experiments.choose.candidate import Candidate
+from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.ranking import WAVE, Bounded, difference, rank
-from replay.experiments.choose.result import Cost
 from replay.experiments.choose.sensitivity import changes, turns
 from replay.experiments.train.spec import TrainSpec
 

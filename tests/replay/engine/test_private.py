@@ -148,7 +148,7 @@ import os, sys
 import numba, numpy as np
 numba.njit(lambda value: value + 1)(1)  # numba may be root's alone
 from replay.engine import compilation
-import replay.engine.kernels as kernels
+import replay.engine.kernels.edges as kernels
 os.setgroups([]); os.setgid({user}); os.setuid({user})
 compilation.when_compiling(lambda: print("compiled"))
 compilation.when_left_aside(print)
