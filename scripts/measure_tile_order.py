@@ -161,10 +161,10 @@ def predicted(shape: Shape, dtype: str, order: str, system: System) -> Predictio
     )  # fmt: skip
     timeline = schedule(graph.build())
     cache = mechanisms(timeline, machine).cache
-    read = cache["weights"], cache["activations"]
-    return Prediction(
-        *(one.first_bytes + one.again_bytes for one in read), timeline.makespan_ps / 1e12
-    )
+    read = [
+        cache[what].first_bytes + cache[what].again_bytes for what in ("weights", "activations")
+    ]
+    return Prediction(read[0], read[1], timeline.makespan_ps / 1e12)
 
 
 # ---- measuring ----------------------------------------------------------------------------------
