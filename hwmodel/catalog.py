@@ -264,6 +264,8 @@ def _first_problem(error: ValidationError, where: str) -> str:
     first = problems[0]
     parts = [str(part) for part in first["loc"]]
     key, rest = ".".join(parts[:2]), [part for part in parts[2:] if part != "value"]
+    if not parts:  # values that do not fit together, of which the whole machine is the input
+        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
     if first["type"] == "missing":
         what = f"{rest[-1]} is missing" if rest else "is missing"
     else:

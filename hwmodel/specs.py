@@ -82,6 +82,16 @@ class SystemSpec(StrictDocument):
         return self
 
     @model_validator(mode="after")
+    def _a_cache_keeps_no_more_than_it_holds(self) -> Self:
+        if self.cache is not None and self.cache.kept_MiB.value * 2**20 > self.gpu.l2_bytes.value:
+            message = (
+                f"cache.kept_MiB = {self.cache.kept_MiB.value:g} is more than gpu.l2_bytes = "
+                f"{self.gpu.l2_bytes.value}"
+            )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
     def _tiles_fit_where_they_are_added_up(self) -> Self:
         if self.ai_core is None:
             return self

@@ -100,8 +100,7 @@ lowest() {
         --ignore tests/replay/schemes --ignore tests/replay/validate --ignore tests/replay/compute \
         --ignore tests/replay/machine --ignore tests/replay/run/test_sms_in_chains.py \
         --ignore tests/replay/dense --ignore tests/replay/collectives --ignore tests/replay/measure \
-        --ignore tests/replay/steps --ignore tests/replay/serve --ignore tests/replay/train \
-        --ignore tests/replay/choose --ignore tests/test_walk.py --ignore tests/test_layering.py \
+        --ignore tests/replay/steps --ignore tests/replay/choose --ignore tests/test_walk.py --ignore tests/test_layering.py \
         --ignore tests/test_mutants.py --ignore tests/site --ignore tests/test_pages.py \
         --ignore tests/tracegen/display/test_html_browser.py
     echo "== results, lowest and present versions"
@@ -149,6 +148,7 @@ if [ "${1:-}" = quick ]; then
     echo "== types, beside the tests"
     mypy &
     types=$!
+    trap 'kill $types 2> /dev/null || true' EXIT
     quick
     wait $types
     echo "All quick checks passed."

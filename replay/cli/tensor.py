@@ -51,10 +51,11 @@ def run(
     if call.is_dry(setup):
         return
 
-    def observe(timeline: Timeline, machine: Machine) -> None:
-        if exports is not None:
-            exports(Replayed.of(timeline, machine))
+    def export_all(timeline: Timeline, machine: Machine) -> None:
+        assert exports is not None
+        exports(Replayed.of(timeline, machine))
 
+    observe = None if exports is None else export_all
     result = call.carry_out(setup, observe=observe, unit="scheme")
     for line in exports.report if exports else []:
         print(line, file=sys.stderr)

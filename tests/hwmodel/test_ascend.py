@@ -83,7 +83,7 @@ def test_gpus_have_no_vector_cores():
 
 def test_a_tile_must_fit_where_its_sums_are_added_up():
     assert hwmodel.load("cloudmatrix384", {"compute.bf16_blocks": [[128, 256]]})
-    said = r"compute.bf16_blocks: fp32 sums of 256 x 256 exceed ai_core.l0c_bytes = 131072"
+    said = r"compute.bf16_blocks: FP32 sums of 256 x 256 exceed ai_core.l0c_bytes = 131072"
     with pytest.raises(UserError, match=said):
         hwmodel.load("cloudmatrix384", {"compute.bf16_blocks": [[256, 256]]})
     assert hwmodel.load("dgx-h100", {"compute.bf16_blocks": [[256, 256]]})

@@ -47,10 +47,10 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult, TensorComparison
         return Setup.of(spec, given)
 
     def fits_surely(self, setup: Setup, room: float, *, tells: bool, is_observed: bool) -> bool:
-        """Whether there are few tokens."""
-        from replay.experiments.dense.fit import SURE_TOKENS, tokens_of_all
+        """Whether there are few tokens, and room for so few."""
+        from replay.experiments.dense.fit import SURE_BYTES, SURE_TOKENS, tokens_of_all
 
-        return tokens_of_all(setup) <= SURE_TOKENS
+        return tokens_of_all(setup) <= SURE_TOKENS and room >= SURE_BYTES
 
     def estimate(self, setup: Setup, *, is_observed: bool = False) -> Need:
         """By a replay of some of its tokens."""

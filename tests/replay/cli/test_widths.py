@@ -12,7 +12,8 @@ import replay
 from replay.cli.app import app
 from replay.experiments import dense as tensor
 from replay.experiments import train as training
-from replay.experiments.choose.cost import Cost, Found, Row, SearchResult
+from replay.experiments.choose.cost import Cost
+from replay.experiments.choose.result import Found, Row, SearchResult
 from replay.experiments.choose.spec import ChooseSpec
 from replay.experiments.choose.tables import tables as of_search
 from replay.experiments.dense import tables as of_tensor

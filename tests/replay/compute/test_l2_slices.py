@@ -167,3 +167,8 @@ def test_a_bad_table_is_refused_in_one_line() -> None:
         hwmodel.load("dgx-h100", {"cache.kept_MiB": 20, "cache.slices": 0})
     with pytest.raises(hwmodel.UserError, match=r"cache\.slices: is missing"):
         hwmodel.load("dgx-h100", {"cache.kept_MiB": 20})
+    with pytest.raises(
+        hwmodel.UserError,
+        match=r"^dgx-h100: cache.kept_MiB = 48 is more than gpu.l2_bytes = 50000000$",
+    ):
+        hwmodel.load("dgx-h100", {"cache.kept_MiB": 48, "cache.slices": 2})

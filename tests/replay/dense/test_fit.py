@@ -51,6 +51,11 @@ def test_small_replays_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     EXPERIMENT.check_fit({"sp-ring": _setup(tokens=8192)}, ROOM)
 
 
+def test_small_replays_are_refused_where_there_is_less_room_than_for_them() -> None:
+    with pytest.raises(UnfitError, match=r"8,192 tokens, .* there are 1 kB"):
+        EXPERIMENT.check_fit({"sp-ring": _setup(tokens=8192)}, 1000)
+
+
 def test_long_replays_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "LONG_SECONDS", 0)
     told: list[str] = []

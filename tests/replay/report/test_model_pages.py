@@ -13,7 +13,8 @@ from replay.cli.app import app
 from replay.experiments import dense as tensor
 from replay.experiments import train as training
 from replay.experiments.ask import collective
-from replay.experiments.choose.cost import Cost, Found, Row, SearchResult
+from replay.experiments.choose.cost import Cost
+from replay.experiments.choose.result import Found, Row, SearchResult
 from replay.experiments.choose.spec import ChooseSpec
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import size_text, sizes_of

@@ -12,7 +12,8 @@ import tracegen
 from replay.experiments.base.load import document_kinds
 from replay.experiments.base.result import SchemeDescription, SystemDescription
 from replay.experiments.base.rows import NOT_IN_ROWS
-from replay.experiments.choose.cost import Cost, Found, Row, SearchResult
+from replay.experiments.choose.cost import Cost
+from replay.experiments.choose.result import Found, Row, SearchResult
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.dense.result import TensorComparison, TensorResult
 from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
