@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import typer
 
+import replay
 import tracegen
 from replay.cli import app as command
 from replay.cli.app import app, main
@@ -237,7 +238,7 @@ NEEDED = {
     "compare": ["toy-zipf", "--layer", "0", "--scheme", "ideal", "--scheme", "deepep"],
     "collective": [], "diff": ["a.json", "b.json"], "report": ["a.json"],
     "explain": ["scheme=ideal", "scheme=deepep", "toy-zipf"], "sweep": ["s.toml", "-o", "sw"],
-    "uncertainty": ["a.json"],
+    "uncertainty": ["a.json", "--draws", "1"],
     "infer": ["--model", "mixtral-8x7b", "--scheme", "ideal"], "choose": ["pangu", "--dry-run"],
     "train": ["--model", "mixtral-8x7b", "--scheme", "ideal"], "tensor schemes": [],
     "trace add": ["cat", "toy-zipf"], "trace publish": ["pub", "toy-zipf"],
@@ -251,6 +252,8 @@ NEEDED = {
     "tensor models": [], "run": ["toy-zipf", "--scheme", "ideal", "--layer", "0"],
 }  # fmt: skip
 """Words that bring a command as far as its options; a trace for those that are not here."""
+ARRIVING = [*NEEDED["infer"], "--arrivals", "10", "--count", "2"]
+"""Words that bring `infer` to the options of requests that arrive."""
 LATE = {"validate", "trace capture"}
 """They measure all, or import torch, before the last of their options is looked at."""
 ODD = ["n" * 300, "~nosuchuser/x", "9" * 5000, "1e999", "a\udcffb", "a\0b", "nan", "-1", "9" * 30]
@@ -270,15 +273,17 @@ def odd_words() -> Iterator[tuple[str, list[str]]]:
     A command that is the first with an option gets all odd values of it; the next ones, whose
     option is read by the same code, get one in turn.
     """
-    met: Counter[str] = Counter()
-    for name, of in commands(typer.main.get_command(app)):
-        needed = NEEDED.get(name, ["toy-zipf"])
+    met: Counter[tuple[str, str]] = Counter()
+    every = [(name, of, NEEDED.get(name)) for name, of in commands(typer.main.get_command(app))]
+    for name, of, needed in [*every, *((*one[:2], ARRIVING) for one in every if one[0] == "infer")]:
+        needed = needed or ["toy-zipf"]
         for param in () if name in LATE else of.params:
             option = param.opts[-1]
             if getattr(param, "is_flag", False) or option in ("--scheduler", "--cluster"):
                 continue
-            turn = met[option]
-            met[option] += 1
+            kind = option, repr(getattr(param, "type", None))
+            turn = met[kind]
+            met[kind] += 1
             for odd in (ODD[turn % len(ODD)],) if turn else ODD:
                 is_option = param.param_type_name == "option"
                 words = [*needed, option, odd] if is_option else [odd, *needed[1:]]
@@ -290,6 +295,8 @@ def test_every_option_of_every_command(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MOEREPLAY_CACHE", str(tmp_path / "cache"))
     Path("s.toml").write_text(STUDY.format(""))
+    for name in ("a.json", "b.json"):
+        replay.compare("toy-zipf", ["ideal", "deepep"], layer=0).save(name)
     wrong = []
     for name, words in odd_words():
         out, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
