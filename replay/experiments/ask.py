@@ -210,7 +210,7 @@ def compare(
     schemes
         Names or schemes, or one; None takes all that can do it.
     spec
-        Settings of layers, where a trace is given.
+        Settings of layers, where a trace or nothing is given.
     settings
         Fields of the spec by name, and ``baseline``, ``options``, ``jobs``, ``progress``,
         ``max_memory``, ``report``, as of `SchemeExperiment.compared`; of layers also
@@ -222,6 +222,9 @@ def compare(
         If something asked for does not exist or does not fit together, or not into memory.
     """
     if isinstance(trace, Spec):
+        if spec is not None:
+            message = f"spec = {type(spec).__name__}: a {type(trace).__name__} was given before it"
+            raise UserError(message)
         trace, spec = None, trace
     if spec is None or isinstance(spec, RunSpec) or trace is not None:
         return compare_layers(trace, schemes, spec, **settings)  # type: ignore[arg-type]  # it checks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -63,11 +64,13 @@ def read_one_of(kinds: Sequence[DocumentKind], path: str | Path) -> Any:
     """Read a document of one of some kinds; errors as those of `replay.load_result`."""
     where, document = read_document(path)
     given = format_of(document)
-    kind = next((one for one in kinds if one.name == given.partition("/")[0]), None)
+    name = given.partition("/")[0]
+    kind = next((one for one in kinds if one.name == name), None)
     if kind is None:
-        names = ", ".join(one.name.removeprefix("moereplay-") for one in kinds)
         said = document.get("format") if isinstance(document, dict) else None
-        message = f"{where} is no result of a replay: its format is {said!r}; there are: {names}"
+        is_ours = re.fullmatch("moereplay-[a-z-]{1,40}", name)
+        what = f"a {name} document" if is_ours else f"no result of a replay: its format is {said!r}"
+        message = f"{where} is {what}; this takes: {', '.join(one.name for one in kinds)}"
         raise UserError(message)
     if given not in kind.readable:
         message = f"{where} has the format {given!r}; this version reads {', '.join(kind.readable)}"

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
@@ -58,6 +59,9 @@ APART = (
     "replay/experiments/base/host_memory.py",
 )
 """What lies in those rooms and decides nothing, or enters by value."""
+
+WORDING = re.compile(r"replay/experiments/.+/(page|tables)(/.+)?\.py")
+"""Tables and pages of each experiment, which say what others computed."""
 
 SUFFIXES = (".py", ".toml")
 """Sources of code, and sizes of models."""
@@ -204,7 +208,8 @@ def code_files() -> list[tuple[str, Traversable]]:
 def _files(name: str, entry: Traversable) -> dict[str, Traversable]:
     """Every source below a file or folder."""
     if not entry.is_dir():
-        return {name: entry} if name.endswith(SUFFIXES) and not name.startswith(APART) else {}
+        decides = name.endswith(SUFFIXES) and not name.startswith(APART)
+        return {name: entry} if decides and not WORDING.fullmatch(name) else {}
     found: dict[str, Traversable] = {}
     for below in entry.iterdir():
         found |= _files(f"{name}/{below.name}", below)

@@ -14,8 +14,7 @@ from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.shapes import Sizes, changed
 from replay.experiments.train.experiment import run
-from replay.experiments.train.setup import CODE
-from replay.experiments.train.spec import TrainSpec
+from replay.experiments.train.spec import CODE, TrainSpec
 from replay.schemes.registry import find
 
 if TYPE_CHECKING:

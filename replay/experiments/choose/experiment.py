@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.experiments.base.experiment import NOTHING, Experiment, Given, Older, Watch, Words
 from replay.experiments.choose.result import SearchResult, result_of_old
-from replay.experiments.choose.spec import ChooseSpec
+from replay.experiments.choose.spec import CODE, ChooseSpec
 
 if TYPE_CHECKING:
     from replay.experiments.choose.setup import ChooseSetup
@@ -23,7 +23,7 @@ class Choose(Experiment[ChooseSpec, "ChooseSetup", SearchResult]):
     spec = ChooseSpec
     result = SearchResult
     objects = ("space",)
-    code = ("steps", "experiments/train", "experiments/choose")
+    code = CODE
     lacking: ClassVar[Words] = {
         "compare": "systems with their schemes are parts of one result: --system, repeatable",
         "diff": STEPS,

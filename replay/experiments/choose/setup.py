@@ -12,15 +12,13 @@ from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import identity_of, scheme_by_value
 from replay.experiments.choose import search
 from replay.experiments.choose import space as spaces
+from replay.experiments.choose.spec import CODE
 from replay.schemes.registry import find
 
 if TYPE_CHECKING:
     from replay.experiments.choose.search import Possible
     from replay.experiments.choose.space import Space
     from replay.experiments.choose.spec import ChooseSpec
-
-CODE = ("steps", "experiments/train", "experiments/choose")
-"""Rooms that enter the identity beside those of every replay."""
 
 
 @dataclass(frozen=True)

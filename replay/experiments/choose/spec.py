@@ -9,6 +9,9 @@ from pydantic import Field, field_validator
 from replay.errors import UserError
 from replay.experiments.base.spec import MOST, Count, Several, Spec
 
+CODE = ("steps", "experiments/train", "experiments/choose")
+"""Rooms that decide a result, beside those of every replay."""
+
 
 class ChooseSpec(Spec):
     """Everything that decides a search, but for what its space says.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from replay.experiments.base.experiment import NOTHING, Experiment, Given, Older, Watch, Words
 from replay.experiments.collective.result import CollectiveResult, result_of_old
-from replay.experiments.collective.spec import CollectiveSpec, size_text
+from replay.experiments.collective.spec import CODE, CollectiveSpec, size_text
 
 if TYPE_CHECKING:
     from replay.experiments.collective.setup import CollectiveSetup
@@ -23,7 +23,7 @@ class CollectiveAlone(Experiment[CollectiveSpec, "CollectiveSetup", CollectiveRe
     title = "collective alone"
     spec = CollectiveSpec
     result = CollectiveResult
-    code = ("experiments/collective",)
+    code = CODE
     lacking: ClassVar[Words] = {
         "compare": "algorithms are rows of one result: give several with --algorithm",
         "diff": NO_SCHEMES,

@@ -9,6 +9,7 @@ import hwmodel
 from replay.engine import GraphBuilder
 from replay.errors import UserError
 from replay.experiments.base.identity import identity_of
+from replay.experiments.collective.spec import CODE
 from replay.model.collectives import library
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.experiments.collective.spec import CollectiveSpec
     from replay.model.collectives.algorithm import Algorithm
-
-CODE = ("experiments/collective",)
-"""Rooms that enter the identity beside those of every replay."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ _SIZE = re.compile(r"(\d{1,18})([KMG]?)", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3}
 _SHORT: dict[str, Collective] = {each.replace("_", ""): each for each in COLLECTIVES}
 
+CODE = ("experiments/collective",)
+"""Rooms that decide a result, beside those of every replay."""
+
 
 class CollectiveSpec(Spec):
     """Everything that decides the times of a collective.

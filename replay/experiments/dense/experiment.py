@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from replay.experiments.base.experiment import NOTHING, Given, Older, Watch, Words
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.dense.result import TensorComparison, TensorResult, result_of_old
-from replay.experiments.dense.spec import TensorSpec
+from replay.experiments.dense.spec import CODE, TensorSpec
 
 if TYPE_CHECKING:
     from replay.experiments.base.estimate import Need
@@ -30,7 +30,7 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult, TensorComparison
     scheme_help = "A name of `moereplay tensor schemes`, or FILE.py:NAME, which executes the file."
     usual = "all that can run the layer"
     details = "bytes, critical path, SMs, skew, tables, and links over time"
-    code = ("experiments/dense",)
+    code = CODE
     phases: ClassVar[Words] = {"dispatch": "gather", "combine": "reduce"}
     older: ClassVar[Older] = {"moereplay-tensor/1": result_of_old}
 

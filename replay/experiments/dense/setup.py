@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from replay.errors import RefusedError, UserError
 from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import identity_of, scheme_by_value
-from replay.experiments.dense.spec import PASSES, TensorSpec
+from replay.experiments.dense.spec import CODE, PASSES, TensorSpec
 from replay.model.work.transformer_layer import Sizes, TensorLayer, layer_of
 from replay.model.work.transformer_shape import load
 from replay.schemes.registry import find, supported
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from replay.model.work.transformer_shape import LayerShape
     from replay.schemes.tp.base import TensorScheme
 
-CODE = ("experiments/dense",)
-"""Rooms that enter the identity beside those of every replay."""
 DEFAULT_TOKENS, DEFAULT_SEQUENCE, DEFAULT_REQUESTS = 8192, 2048, 64
 
 

@@ -17,6 +17,9 @@ PASSES: dict[Direction, tuple[bool, ...]] = {
 }
 """Whether each pass over the layer is the backward one."""
 
+CODE = ("experiments/dense",)
+"""Rooms that decide a result, beside those of every replay."""
+
 
 class TensorSpec(Spec):
     """Everything that decides one replay; what is None is taken from the model.

@@ -9,7 +9,7 @@ from replay.experiments.base.experiment import NOTHING, AnySetup, Given, Older, 
 from replay.experiments.base.result import AnyTimed
 from replay.experiments.base.schemed import AnyCompared, SchemeExperiment
 from replay.experiments.serve.result import InferComparison, InferResult, named, result_of_old
-from replay.experiments.serve.spec import InferSpec
+from replay.experiments.serve.spec import CODE, InferSpec
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -31,7 +31,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
     lacking: ClassVar[Words] = {
         "dry-run": "how many replays a batch takes follows from what the first of them give",
     }
-    code = ("steps", "experiments/serve")
+    code = CODE
 
     def options_in(self, spec: AnyServed) -> Mapping[str, Mapping[str, Any]]:
         """Those of prompts are their scheme's, whether it is named or implied."""

@@ -20,6 +20,7 @@ from replay.experiments.serve.layers import Layers
 from replay.experiments.serve.parts import EngineParts, sliced
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.rules import Drafts
+from replay.experiments.serve.spec import CODE
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
     from tracegen import ModelShape, RoutingTrace
 
-CODE = ("experiments/serve", "steps")
-"""Rooms that enter the identity beside those of every replay."""
 DEFAULT_MODEL = "deepseek-v3"
 
 

@@ -29,6 +29,9 @@ NCCL EP's other mode is not modelled."""
 
 Gpus = Annotated[int, Field(ge=2, le=MOST)]
 
+CODE = ("steps", "experiments/serve")
+"""Rooms that decide a result, beside those of every replay."""
+
 
 class InferSpec(Spec):
     """Everything that decides one result; what is None is taken from the model or the system.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from replay.experiments.base.experiment import NOTHING, Given, Older, Watch, Words
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.train.result import TrainComparison, TrainResult, result_of_old
-from replay.experiments.train.spec import TrainSpec
+from replay.experiments.train.spec import CODE, TrainSpec
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -29,7 +29,7 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
     baselines = ("deepep",)
     usual = "all that can train"
     details = "causes by stage, and memory"
-    code = ("steps", "experiments/train")
+    code = CODE
     lacking: ClassVar[Words] = {
         "dry-run": "a step is composed of replays of its parts, and none says what all take",
     }

@@ -12,7 +12,7 @@ from replay.experiments.base.identity import identity_of, scheme_by_value
 from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
-from replay.experiments.train.spec import TrainSpec
+from replay.experiments.train.spec import CODE, TrainSpec
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
 from replay.schemes.registry import find
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
     from tracegen.models import ModelShape
 
-CODE = ("steps", "experiments/train")
-"""Rooms that enter the identity beside those of every replay."""
 DEFAULT_RECIPES = {"bf16": "megatron-bf16", "fp8": "deepseek-v3", "fp32": "megatron-bf16"}
 """Types of the numbers that are kept, by that of the GEMMs."""
 MOST_PASSES = 2_000_000

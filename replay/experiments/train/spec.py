@@ -22,6 +22,9 @@ from replay.experiments.base.spec import (
 )
 from replay.model.work.precision import NumberType
 
+CODE = ("steps", "experiments/train")
+"""Rooms that decide a result, beside those of every replay."""
+
 
 class TrainSpec(Spec):
     """Everything that decides one step; what is None is taken from the model.

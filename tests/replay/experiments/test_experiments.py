@@ -207,7 +207,8 @@ def test_results_come_back_from_files(name: str, tmp_path: Path) -> None:
         assert EXPERIMENTS[name].load_result(path) == load_result(path) == one
         assert path.read_text() == one.to_json()
     other = next(one for one in CASES if one != name)
-    with pytest.raises(UserError, match="is no result of a replay: its format is"):
+    kind = both.results[0].format.partition("/")[0]
+    with pytest.raises(UserError, match=f" is a {kind} document; this takes: moereplay-"):
         EXPERIMENTS[other].load_result(path)
 
 

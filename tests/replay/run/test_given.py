@@ -121,6 +121,10 @@ def test_what_others_refuse(trace: tracegen.RoutingTrace, synthetic: Make) -> No
         (lambda: ours.assess(found, "toy-zipf", draws=1), r"^trace = 'toy-zipf' \(str\)"),
         (lambda: ours.assess(found.results[0], trace, draws=1), r"^compared = Result"),
         (lambda: ours.assess(found, synthetic(), draws=1), "not the trace that was compared on"),
+        (
+            lambda: ours.compare(replay.TensorSpec(), ["sp-ring"], replay.RunSpec()),
+            "^spec = RunSpec: a TensorSpec was given before it",
+        ),
         (lambda: ours.summary(3), r"^result = 3 \(int\)"),
         (lambda: ours.diff(1, 2), r"^before or after = 1 \(int\)"),
         (lambda: ours.load_result(None), r"^path = None \(NoneType\)"),

@@ -18,7 +18,7 @@ import hwmodel
 import replay
 import tracegen
 from replay.experiments.base import identity as identity_module
-from replay.experiments.base.identity import code_files, code_identity, identity
+from replay.experiments.base.identity import code_files, code_identity, code_of, identity
 from replay.schemes import SCHEMES
 
 ROOT = Path(replay.__file__).parents[1]
@@ -190,6 +190,34 @@ def test_code_is_told_apart_by_every_byte(tmp_path: Path, monkeypatch: pytest.Mo
     assert after != before
     (tmp_path / "tracegen" / "models" / "new.toml").write_text("a = 1\n")
     assert compute() != after, "sizes of models decide what a trace stands for"
+
+
+@pytest.mark.parametrize(
+    "wording",
+    ["layer/page/charts.py", "layer/tables/times.py", "train/page.py", "serve/arrivals/tables.py"],
+)
+def test_how_results_are_worded_enters_no_identity(
+    wording: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package, rooms in identity_module.CODE.items():
+        for room in rooms or ("",):
+            (tmp_path / package / room).mkdir(parents=True, exist_ok=True)
+    experiments = tmp_path / "replay" / "experiments"
+    changed, decides = (experiments / wording, experiments / wording.split("/")[0] / "replay.py")
+    monkeypatch.setattr(identity_module.resources, "files", lambda name: tmp_path / name)
+
+    def computed() -> list[str]:
+        room = f"experiments/{wording.split('/')[0]}"
+        return [code_identity.__wrapped__(), code_of.__wrapped__((room,))]
+
+    changed.parent.mkdir(parents=True, exist_ok=True)
+    decides.write_text("a = 1\n")
+    before = computed()
+    changed.write_text("says = 1\n")
+    assert computed() == before
+    decides.write_text("a = 2\n")
+    assert computed() != before
+    assert (ROOT / "replay" / "experiments" / wording).is_file(), "or this is about nothing"
 
 
 def test_code_that_replays_and_generates_is_all_in_the_identity() -> None:

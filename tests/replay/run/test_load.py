@@ -125,7 +125,7 @@ def document() -> dict:
         ("", "cut short"),
         ("[1]", "its format is None"),
         ('{"format": 3}', "its format is 3"),
-        ('{"format": "moereplay-dream/1"}', "is no result of a replay"),
+        ('{"format": "moereplay-dream/1"}', "is a moereplay-dream document; this takes: "),
         ('{"format": "moereplay-result/3"}', "this version reads"),
         ('{"format": "moereplay-comparison/3"}', "this version reads"),
         ('{"format": "moereplay-result/2"}', "is damaged: run_id"),

@@ -271,4 +271,6 @@ def test_a_spec_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         run("--spec", tmp_path / "bad.toml").exception
     )
     (tmp_path / "bad.json").write_text(json.dumps({"format": "moereplay-sweep/1"}))
-    assert "is no result" in str(run("--spec", tmp_path / "bad.json").exception)
+    assert str(run("--spec", tmp_path / "bad.json").exception).endswith(
+        "bad.json is a moereplay-sweep document; this takes: moereplay-result, moereplay-comparison"
+    )

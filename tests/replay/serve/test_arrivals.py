@@ -113,6 +113,25 @@ def test_what_cannot_be_served_is_refused() -> None:
         EXPERIMENT.run(SMALL, memory=0.01, count=2)
     with pytest.raises(UserError, match="unknown policy 'x'; known: mixed, prefill-first, whole-"):
         ArrivalSpec(policy="x")
+    for limit in ("ttft_ms", "tpot_ms"):
+        for number in (float("inf"), float("nan"), 1e307):
+            with pytest.raises(UserError, match=rf"^{limit} must be "):
+                ArrivalSpec(**{limit: number})
+    for number in (float("nan"), float("-inf"), 0.0):
+        with pytest.raises(UserError, match=r"^burstiness must be above 0"):
+            ArrivalSpec(burstiness=number)
+
+
+def test_equal_gaps_are_asked_for_and_come_back(tmp_path: Path) -> None:
+    """Infinity is no number of JSON."""
+    asked = SMALL.changed(arrivals="50", count=4, burstiness=float("inf"))
+    assert ArrivalSpec.from_toml(asked.to_toml()) == asked
+    assert ArrivalSpec(burstiness="inf").burstiness == float("inf")
+    result, path = EXPERIMENT.run(asked), tmp_path / "result.json"
+    assert result.run_id != EXPERIMENT.run(asked.changed(burstiness=1.0)).run_id
+    result.save(path)
+    assert EXPERIMENT.load_result(path) == result
+    assert json.loads(path.read_text("utf-8"))["spec"]["burstiness"] == "inf"
 
 
 def test_schemes_are_ranked_by_what_a_request_takes() -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from replay.experiments.serve.rules import Policy, Router
 from replay.experiments.serve.spec import InferSpec
 
 if TYPE_CHECKING:
     from replay.experiments.serve.measures import Limits
+
+MOST_MS = 1e12
+"""Of a limit: decades."""
+
+Unbounded = Annotated[
+    float,
+    BeforeValidator(lambda given: math.inf if given == "inf" else given),
+    PlainSerializer(lambda number: "inf" if number == math.inf else number, when_used="json"),
+]
+"""A number that may be infinite, which is text in JSON."""
 
 
 class ArrivalSpec(InferSpec):
@@ -30,8 +41,10 @@ class ArrivalSpec(InferSpec):
         "1", description="Requests per second, `once` for all at once, or a file of requests."
     )
     count: int = Field(1000, ge=1, le=5_000_000, description="Requests: drawn, or taken of a file.")
-    burstiness: float = Field(
-        1.0, gt=0, description="Shape of the gaps' gamma distribution: 1 is a Poisson process."
+    burstiness: Unbounded = Field(
+        1.0,
+        gt=0,
+        description="Shape of the gaps' gamma distribution: 1 is a Poisson process, inf is even.",
     )
     prompts: str | None = Field(
         None, description="Lengths of drawn prompts: N, uniform:LEAST:MOST, lognormal:MEDIAN:SIGMA."
@@ -51,8 +64,12 @@ class ArrivalSpec(InferSpec):
     reserve: float = Field(
         0.0, ge=0, le=1, description="Share of the outputs to come that the cache keeps room for."
     )
-    ttft_ms: float | None = Field(None, gt=0, description="Limit of the time to the first token.")
-    tpot_ms: float | None = Field(None, gt=0, description="Limit of the time per token behind it.")
+    ttft_ms: float | None = Field(
+        None, gt=0, le=MOST_MS, description="Limit of the time to the first token."
+    )
+    tpot_ms: float | None = Field(
+        None, gt=0, le=MOST_MS, description="Limit of the time per token behind it."
+    )
     percentile: int = Field(99, ge=0, le=100, description="Of requests that keep the limits.")
     search: bool = Field(
         False, description="Search the largest rate of arrivals at which the limits are kept."
