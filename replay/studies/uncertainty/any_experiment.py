@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwmodel.draws import draw, uncertain
-from replay.errors import RefusedError, check_jobs
+from replay.errors import RefusedError, UserError, check_jobs
 from replay.experiments.base.estimate import duration_text
 from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
 from replay.experiments.base.host_memory import limit_of
@@ -29,7 +29,7 @@ from replay.experiments.base.result import ComparisonBase, ResultBase
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
-from replay.experiments.layer.setup import load_trace
+from replay.experiments.layer.setup import allowed_by, load_trace
 from replay.studies.uncertainty.assess import EVERYTHING, assess, held
 from replay.studies.uncertainty.bands import Draw, Row, check, summary
 from replay.studies.uncertainty.draws import deviation
@@ -55,7 +55,7 @@ def sureness(
     *,
     draws: int,
     seed: int = 0,
-    of: Sequence[str] | None = None,
+    of: str | Sequence[str] | None = None,
     jobs: int = 1,
     max_memory: float | None = None,
     progress: Callable[[], object] | None = None,
@@ -71,8 +71,8 @@ def sureness(
     draws, seed
         How many, and what they come from; draw n is the same for all numbers of draws.
     of
-        What is drawn, see `assess`; None takes all that can be. Of other experiments than layers
-        this is the hardware alone.
+        What is drawn, see `assess`, or one name; None takes all that can be. Of other experiments
+        than layers this is the hardware alone.
     jobs
         Processes that share the schemes of a draw; the result is the same. Layers take one.
     max_memory
@@ -80,7 +80,7 @@ def sureness(
     progress
         Called for every replay.
     report
-        Told in a line what long draws take.
+        Told in a line what long draws take, of other experiments than layers.
     allow_code
         Whether files of schemes that the results name may be executed, those that they were made
         with.
@@ -98,7 +98,10 @@ def sureness(
     can = EVERYTHING if experiment is LAYER else HARDWARE
     chosen = check(draws, seed, can if of is None else of, can)
     if experiment is LAYER:
-        return _of_layers(found, draws, seed, chosen, progress, allow_code=allow_code)
+        if jobs > 1:
+            message = f"layers are drawn in one process: jobs must be 1, not {jobs}"
+            raise UserError(message)
+        return _of_layers(found, draws, seed, chosen, max_memory, progress, allow_code=allow_code)
     results = list(found.results) if isinstance(found, ComparisonBase) else [found]
     again = _Again(experiment, results, seed, _allowed(experiment, results, allow_code=allow_code))
     notes = again.notes()
@@ -126,6 +129,7 @@ def _of_layers(
     draws: int,
     seed: int,
     of: Sequence[str],
+    max_memory: float | None,
     progress: Callable[[], object] | None,
     *,
     allow_code: bool,
@@ -136,6 +140,12 @@ def _of_layers(
         compared = Comparison(baseline=given.name, results=[given])
     first = compared.results[0]
     trace, _ = load_trace(None, first.spec)
+    setups: dict[str, Any] = {}
+    for name, one in zip(row_names(compared.results, marked=False), compared.results, strict=True):
+        allowed = allowed_by(one, allow_code=allow_code)
+        like = next(iter(setups.values()), None)
+        setups[name] = LAYER.setup(one.spec, Given({"trace": trace}, like, allowed))
+    LAYER.check_fit(setups, max_memory)
     assessed = assess(
         compared, trace, draws=draws, seed=seed, of=of, progress=progress, allow_code=allow_code
     )

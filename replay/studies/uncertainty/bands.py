@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.errors import UserError, unknown
+from replay.errors import UserError, check_kind, unknown
 from replay.experiments.layer.bands import Band, Cause, Uncertainty
 
 Floats = npt.NDArray[np.float64]
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     is_bound: bool
 
 
-def check(draws: int, seed: int, of: Sequence[str], possible: Sequence[str]) -> list[str]:
+def check(draws: int, seed: int, of: str | Sequence[str], possible: Sequence[str]) -> list[str]:
     """Refuse what cannot be drawn; gives what is drawn, in order.
 
     Parameters
@@ -49,13 +49,19 @@ def check(draws: int, seed: int, of: Sequence[str], possible: Sequence[str]) -> 
     draws, seed
         How many, and what they come from.
     of
-        What is drawn, of what is `possible`.
+        What is drawn, of what is `possible`; or one name.
 
     Raises
     ------
     UserError
-        If the number or the seed is not possible, or there is nothing of that name to draw.
+        If the number or the seed is of another kind or not possible, or there is nothing of that
+        name to draw.
     """
+    check_kind("draws", draws, int, f"a whole number from 1 to {MOST_DRAWS}")
+    check_kind("seed", seed, int, "a whole number of at least 0")
+    names = f"names out of {', '.join(possible)}"
+    check_kind("of", of, (str, list, tuple, set, frozenset), names)
+    of = [of] if isinstance(of, str) else of
     if not 1 <= draws <= MOST_DRAWS:
         message = f"draws must be from 1 to {MOST_DRAWS}, not {draws}"
         raise UserError(message)
@@ -63,6 +69,7 @@ def check(draws: int, seed: int, of: Sequence[str], possible: Sequence[str]) -> 
         message = f"the seed must be at least 0, not {seed}"
         raise UserError(message)
     for name in of:
+        check_kind("of", name, str, names)
         if name not in possible:
             raise unknown("uncertainty", name, possible)
     chosen = [name for name in possible if name in of]

@@ -545,6 +545,36 @@ def test_errors_and_routing_are_drawn_of_layers_alone(name: str) -> None:
         sureness(to_draw(name), draws=1, of=["routing"])
 
 
+def test_layers_are_drawn_in_one_process_and_within_memory() -> None:
+    with pytest.raises(UserError, match="drawn in one process: jobs must be 1, not 2"):
+        sureness(compared("layer"), draws=1, jobs=2)
+    for given in (compared("layer"), compared("layer").results[0]):
+        with pytest.raises(UserError, match="memory"):
+            sureness(given, draws=1, max_memory=1000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draws": 1.5}, r"draws = 1.5 \(float\): expected a whole number from 1 to"),
+        ({"seed": "a"}, r"seed = 'a' \(str\): expected a whole number of at least 0"),
+        ({"of": 3}, r"of = 3 \(int\): expected names out of hardware, model, routing"),
+        ({"of": [3]}, r"of = 3 \(int\): expected names"),
+        ({"of": "wether"}, "unknown uncertainty 'wether'"),
+    ],
+)
+def test_what_is_drawn_is_refused_by_kind(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        sureness(compared("layer"), **{"draws": 1, **settings})
+
+
+def test_one_name_is_a_list_of_one() -> None:
+    (one,), (other,) = (
+        sureness(compared("layer"), draws=1, of=of).races for of in ("hardware", ["hardware"])
+    )
+    assert one == other and one.found.drawn == ["hardware"]
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_object_that_stands_for_no_setting_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="unknown object 'colour'"):
