@@ -47,10 +47,9 @@ def uncertainty(
     """Say how sure a result is: replay it with what is uncertain drawn, and count the orders."""
     from replay.experiments.base.host_memory import parse_size
     from replay.experiments.base.load import load_result
-    from replay.experiments.layer.tables.bands import drawn_notes
     from replay.report.command import command_words
     from replay.studies.uncertainty.any_experiment import sureness
-    from replay.studies.uncertainty.page import page, table
+    from replay.studies.uncertainty.page import notes, page, table
 
     given = load_result(result)
     with progress(draws * len(getattr(given, "results", [given])), "replay") as bar:
@@ -71,4 +70,4 @@ def uncertainty(
     words += [] if of is None else ["--of", of]
     deliver(lambda: page(found, command_words(words)))
     for race in found.races:
-        show(table(race), "", *drawn_notes(race.found, race.names))
+        show(table(found, race), "", *notes(found, race))

@@ -35,10 +35,11 @@ def named_table(
     columns: Sequence[Column],
     rows: Iterable[tuple[str, Iterable[Cell]]],
     notes: Sequence[str] = (),
+    head: str = "scheme",
 ) -> Table:
-    """Make a table of rows with a name, which stands under "scheme", and the cells behind it."""
+    """Make a table of rows with a name, which stands under the head, and the cells behind it."""
     cells = [(label, *row) for label, row in rows]
-    return Table(name, title, [Column("scheme"), *columns], cells, notes)
+    return Table(name, title, [Column(head), *columns], cells, notes)
 
 
 def table(
@@ -48,6 +49,7 @@ def table(
     *columns: tuple[Column, Callable[[Thing], Cell]],
     labels: Sequence[str] | None = None,
     notes: Sequence[str] = (),
+    head: str = "scheme",
 ) -> Table:
     """Make a table with a row for each thing.
 
@@ -58,10 +60,12 @@ def table(
     columns
         Each with what stands in it: a function of the thing.
     labels
-        Names of the things, which stand first, under "scheme"; None for no such column.
+        Names of the things, which stand first; None for no such column.
+    head
+        What the labels are.
     """
     heads = [column for column, _ in columns]
     rows = [tuple(cell(thing) for _, cell in columns) for thing in things]
     if labels is None:
         return Table(name, title, heads, rows, notes)
-    return named_table(name, title, heads, zip(labels, rows, strict=True), notes)
+    return named_table(name, title, heads, zip(labels, rows, strict=True), notes, head)

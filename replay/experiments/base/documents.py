@@ -94,6 +94,12 @@ def format_of(document: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
+def written_format(found: object) -> str | None:
+    """Format that an object is written with; None for one that is no document."""
+    given = getattr(found, "format", None)
+    return given if isinstance(given, str) else None
+
+
 def read_document(path: str | Path) -> tuple[Path, Any]:
     """Read the JSON of a result.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from replay.errors import UserError, check_kind, unknown
-from replay.experiments.base.documents import Converter, DocumentKind, read_one_of
+from replay.experiments.base.documents import Converter, DocumentKind, read_one_of, written_format
 from replay.experiments.base.estimate import LONG_SECONDS, Need, UnfitError, summed
 from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.result import AnyResult, Document
@@ -476,7 +476,8 @@ class Registry(Mapping[str, AnyExperiment]):
         for one in self.values():
             if isinstance(given, one.documents()):
                 return one
-        message = f"{type(given).__name__}: it is no result or comparison of an experiment"
+        kind = written_format(given) or type(given).__name__
+        message = f"{kind} is no result or comparison of an experiment"
         raise UserError(message)
 
 

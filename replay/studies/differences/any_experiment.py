@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, check_kind
+from replay.experiments.base.documents import written_format
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import load_result
 from replay.experiments.base.result import ComparisonBase, ResultBase
@@ -31,6 +32,11 @@ def loaded(given: object) -> Any:
     """
     found = load_result(given) if isinstance(given, str | Path) else given
     kinds = (ResultBase, ComparisonBase)
+    written = written_format(found)
+    if written is not None and not isinstance(found, kinds):
+        where = f"{given}: " if isinstance(given, str | Path) else ""
+        message = f"{where}{written} is no result or comparison of an experiment"
+        raise UserError(message)
     check_kind("before or after", found, kinds, "a result, a comparison or a file of one")
     return found
 

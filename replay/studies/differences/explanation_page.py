@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from replay.report.charts import STEP_KINDS, STEPS_SAY, steps_between
 from replay.report.comparisons import tables_group
-from replay.report.tables import MB, table
+from replay.report.tables import table
 from replay.report.words import WORDS
+from replay.studies.differences.page import MOST_STEPS, quantity_columns
 from tracegen.shared.display.content import Bars, Column, Page, Part, Section, Table, Waterfall
 
 if TYPE_CHECKING:
@@ -16,11 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from replay.studies.differences.explanation import Explanation, Share
-    from replay.studies.differences.parts import Quantity
     from tracegen.shared.display.content import Cell, Item
 
-MOST_STEPS = 10
-"""Steps from one time to the other; the smaller ones are one step."""
 MOST = 12
 """Rows of the first table; the rest is one row, so that they add up."""
 COMPOSED = {"train": ", mean over the GPUs", "serve": ""}
@@ -102,23 +100,17 @@ def phases_table(found: Explanation) -> Table:
 
 def quantities_table(found: Explanation) -> Table:
     """What else is not the same; the largest ratios first."""
-
-    def ratio(one: Quantity) -> float:
-        return abs(one.after / one.before - 1) if one.before else float("inf")
-
-    some = sorted(found.quantities, key=lambda each: -ratio(each))
+    some = sorted(found.quantities, key=lambda each: -each.moved)
     both = [each for each in some if each.before and each.after]
     chosen = sorted((both or some)[:MOST_QUANTITIES], key=found.quantities.index)
     return table(
         "quantities",
         "What else is not the same",
-        [(each, *(("MB", MB) if each.unit == "bytes" else (each.unit, 1))) for each in chosen],
-        (Column("quantity"), lambda one: f"{one[0].name} ({one[1]})" if one[1] else one[0].name),
-        (Column(found.one, form=",.6g"), lambda one: one[0].before / one[2]),
-        (Column(found.other, form=",.6g"), lambda one: one[0].after / one[2]),
+        chosen,
+        *quantity_columns(found.one, found.other),
         (
             Column("ratio", form=",.2f", rank=1),
-            lambda one: one[0].after / one[0].before if one[0].before else None,
+            lambda one: one.after / one.before if one.before else None,
         ),
     )
 

@@ -30,7 +30,7 @@ def outcome(pair: Pair) -> Outcome:
     if is_of_layers:
         quantities = changed(numbers_of(then), numbers_of(now))
     else:
-        quantities = sorted(changed(came_out(then), came_out(now)), key=lambda one: -_share(one))
+        quantities = sorted(changed(came_out(then), came_out(now)), key=lambda one: -one.moved)
     return Outcome(
         name=pair.name,
         before_us=then.headline_us,
@@ -48,10 +48,6 @@ def is_same(pair: Pair) -> bool:
     if isinstance(one, Result) and isinstance(other, Result):
         return (one.layers, one.chain, one.totals) == (other.layers, other.chain, other.totals)
     return came_out(one) == came_out(other)
-
-
-def _share(one: Quantity) -> float:
-    return abs(one.after / one.before - 1) if one.before else float("inf")
 
 
 def _parts(before: Ps, after: Ps) -> list[Part]:

@@ -10,19 +10,20 @@ from rich.text import Text
 from replay.report.charts import STEP_KINDS, STEPS_SAY, steps_between
 from replay.report.command import command_words
 from replay.report.pages import filled_page, there
-from replay.report.tables import table
+from replay.report.tables import MB, table
 from replay.studies.differences.parts import Part
 from tracegen.shared.display.content import Column, Section, Table, Waterfall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
-    from replay.studies.differences.parts import Change, Difference, Outcome
+    from replay.studies.differences.parts import Change, Difference, Outcome, Quantity
     from tracegen.shared.display.content import Item, Page
 
 MOST_STEPS = 10
+"""Steps from one time to the other; the smaller ones are one step."""
 MOST_SCHEMES = 3
 """Schemes that are explained part by part: those whose time changed most, relative to it."""
 MOST_QUANTITIES = 60
@@ -136,12 +137,7 @@ def explained_tables(one: Outcome) -> list[Table]:
             f"quantities-{one.name}",
             f"{one.name}: what else",
             one.quantities[:MOST_QUANTITIES],
-            (
-                Column("quantity"),
-                lambda each: f"{each.name} ({each.unit})" if each.unit else each.name,
-            ),
-            (Column("before", form=","), lambda each: _rounded(each.before, each.unit)),
-            (Column("after", form=","), lambda each: _rounded(each.after, each.unit)),
+            *quantity_columns("before", "after"),
             (Column("change", "", "+.1%"), lambda each: _growth(each.before, each.after)),
         )
         tables.append(made)
@@ -158,8 +154,23 @@ def _sum(parts: Iterable[Part]) -> Part:
     return Part(name="all else", **times)
 
 
-def _rounded(value: float, unit: str) -> float:
-    return round(value, 1 if unit == "us" else None)
+def quantity_columns(
+    before: str, after: str
+) -> list[tuple[Column, Callable[[Quantity], str | float]]]:
+    """What a quantity is and its two values, under these names."""
+
+    def name(one: Quantity) -> str:
+        unit = "MB" if one.unit == "bytes" else one.unit
+        return f"{one.name} ({unit})" if unit else one.name
+
+    def per(one: Quantity) -> float:
+        return MB if one.unit == "bytes" else 1
+
+    return [
+        (Column("quantity"), name),
+        (Column(before, form=",.6g"), lambda one: one.before / per(one)),
+        (Column(after, form=",.6g"), lambda one: one.after / per(one)),
+    ]
 
 
 def _shown(value: object) -> str:

@@ -50,6 +50,11 @@ class Quantity(Strict):
     before: float
     after: float
 
+    @property
+    def moved(self) -> float:
+        """Size of the change over what it was before; infinite where that was nothing."""
+        return abs(self.after / self.before - 1) if self.before else float("inf")
+
 
 class Outcome(Strict):
     """One scheme in both files.

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.experiments.layer.tables.bands import drawn_notes, drawn_plot, drawn_table
+from replay.experiments.layer.tables.bands import (
+    drawn_notes,
+    drawn_plot,
+    drawn_table,
+    draws_text,
+)
 from replay.report.provenance import provenance
 from tracegen.shared.display.content import Page, Section
 
@@ -26,7 +31,7 @@ def page(found: Sureness, command: str = "") -> Page:
     """
     several = len(found.races) > 1
     sections = [
-        Section(race.what or "Bands", list(_items(race, f"-{number}" if several else "")))
+        Section(race.what or "Bands", list(_items(found, race, f"-{number}" if several else "")))
         for number, race in enumerate(found.races)
     ]
     entered = {"system": found.system, **found.run_ids}
@@ -53,18 +58,24 @@ def sentence(race: Race) -> str:
             f"{where}{race.names[0]} takes {band.low_us:,.1f} to {band.high_us:,.1f} us in nine of "
             f"ten draws."
         )
-    return f"{where}{rivals[0]} is the fastest in {first:.0%} of {race.found.draws} draws."
+    return f"{where}{rivals[0]} is the fastest in {first:.0%} of {draws_text(race.found.draws)}."
 
 
-def table(race: Race, name: str = "bands") -> Table:
+def table(found: Sureness, race: Race, name: str = "bands") -> Table:
     """Bands and shares of results that do one thing."""
+    head = "algorithm" if found.experiment == "collective" else "scheme"
     of = f"time of {race.what}" if race.what else "time"
-    return drawn_table(race.found, race.names, of, name=name)
+    return drawn_table(race.found, race.names, of, name=name, head=head)
 
 
-def _items(race: Race, number: str) -> Iterator[Item]:
+def notes(found: Sureness, race: Race) -> list[str]:
+    """What is to be known of these bands, a line each."""
+    return drawn_notes(race.found, race.names, is_of_layers=found.experiment == "layer")
+
+
+def _items(found: Sureness, race: Race, number: str) -> Iterator[Item]:
     name = f"bands{number}"
-    yield table(race, name)
+    yield table(found, race, name)
     if len(race.names) > 1:
         yield drawn_plot(race.found, race.names, name=f"{name}-drawn")
-    yield from drawn_notes(race.found, race.names)
+    yield from notes(found, race)

@@ -14,8 +14,8 @@ import replay
 from replay.cli.app import app
 from replay.errors import UserError
 from replay.report.text import render
-from replay.studies.differences.page import difference_tables
-from replay.studies.differences.parts import Difference
+from replay.studies.differences.page import difference_tables, quantity_columns
+from replay.studies.differences.parts import Difference, Quantity
 
 OLD = Path(__file__).parents[2] / "data" / "results"
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll"]
@@ -298,3 +298,13 @@ def test_the_text_has_what_changed_and_no_more(compared):
     assert "system.overheads.host_sync_us  us    15.0    40.0   all" in text
     assert "nccl-alltoall: critical path" in text
     assert "deepep-ll: critical path" not in text
+
+
+def test_shares_that_change_are_shown_to_their_digits():
+    share = Quantity(name="utilisation", unit="", before=0.25, after=0.267)
+    sent = Quantity(name="sent", unit="bytes", before=2.5e6, after=3e6)
+    (name, before, after), (size, *_) = [
+        [column(one) for _, column in quantity_columns("before", "after")] for one in (share, sent)
+    ]
+    assert (name, before, after, size) == ("utilisation", 0.25, 0.267, "sent (MB)")
+    assert share.moved == pytest.approx(0.068)

@@ -33,6 +33,8 @@ from replay.studies.sweeps.run import sweep
 from replay.studies.sweeps.study import Column, Grid, Study
 from replay.studies.uncertainty.any_experiment import sureness
 from replay.studies.uncertainty.draws import deviation
+from replay.studies.uncertainty.page import notes
+from replay.studies.uncertainty.page import table as sureness_table
 from replay.studies.uncertainty.sureness import Sureness
 
 
@@ -530,6 +532,33 @@ def test_a_file_says_how_sure_it_is(name: str, tmp_path: Path) -> None:
     found = load_result(target)
     assert found.experiment == name and found.to_json() == target.read_text()
     assert found.races[0].names[0] in (tmp_path / "u.html").read_text()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_is_said_of_draws_is_of_the_experiment(name: str) -> None:
+    found = drawn(name)
+    tables = [sureness_table(found, race) for race in found.races]
+    head = "algorithm" if name == "collective" else "scheme"
+    assert {each.columns[0].name for each in tables} == {head}
+    said = [note for race in found.races for note in notes(found, race)]
+    held = [note for note in said if note.startswith("Options and placements")]
+    assert len(held) == (name == "layer")
+
+
+def test_one_draw_of_one_run_says_no_more_than_there_is() -> None:
+    found = sureness(compared("layer").results[0], draws=1)
+    assert not [note for note in notes(found, found.races[0]) if note.startswith("Options")]
+    assert sureness_table(found, found.races[0]).title.startswith("How sure it is: 1 draw of ")
+
+
+def test_documents_that_are_no_results_are_named_by_their_format(tmp_path: Path) -> None:
+    target = tmp_path / "u.json"
+    drawn("collective").save(target)
+    message = "moereplay-uncertainty/1 is no result or comparison of an experiment"
+    with pytest.raises(UserError, match=message):
+        sureness(target, draws=1)
+    with pytest.raises(UserError, match=f"^{re.escape(str(target))}: {message}"):
+        explain(target, target)
 
 
 @pytest.mark.parametrize("name", [one for one in EXPERIMENTS if one not in DRAWN])

@@ -199,8 +199,8 @@ def summary(compared: Comparison) -> str:
     found = compared.uncertainty
     shares = [] if found is None else [one.first for one in found.bands if one.first is not None]
     if found is not None and shares:
-        lines.append(f"It is the fastest in {shares[0]:.0%} of {found.draws} draws of what is "
-                     "uncertain")  # fmt: skip
+        drawn = bands.draws_text(found.draws)
+        lines.append(f"It is the fastest in {shares[0]:.0%} of {drawn} of what is uncertain")
     return ". ".join(lines) + "."
 
 

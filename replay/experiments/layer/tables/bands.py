@@ -41,7 +41,12 @@ def bands_plot(compared: Comparison) -> Plot | None:
 
 
 def drawn_table(
-    found: Uncertainty, names: Sequence[str], of: str, per: int = 1, name: str = "bands"
+    found: Uncertainty,
+    names: Sequence[str],
+    of: str,
+    per: int = 1,
+    name: str = "bands",
+    head: str = "scheme",
 ) -> Table:
     """Bands and shares.
 
@@ -53,10 +58,12 @@ def drawn_table(
         What the times are of, and how many of these the results have.
     name
         Of the table.
+    head
+        What the results are named by.
     """
     return table(
         name,
-        f"How sure it is: {found.draws} draws of {_listed(found.drawn)}, seed {found.seed}",
+        f"How sure it is: {draws_text(found.draws)} of {_listed(found.drawn)}, seed {found.seed}",
         found.bands,
         (Column(of, "us", ",.1f"), lambda one: one.nominal_us / per),
         (told("5 %", "us", ",.1f", 1), lambda one: one.low_us / per),
@@ -65,6 +72,7 @@ def drawn_table(
         (told("fastest in", "", ".0%"), lambda one: one.first),
         (told("before the next in", "", ".0%"), lambda one: one.before_next),
         labels=names,
+        head=head,
     )
 
 
@@ -74,7 +82,7 @@ def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str
     ends = [min(x), max(x)]
     return Plot(
         name=name,
-        title=f"Times in {found.draws} draws of {', '.join(found.drawn)}",
+        title=f"Times in {draws_text(found.draws)} of {', '.join(found.drawn)}",
         x=Axis("time of the comparison, us", log=True),
         y=Axis("time in the draws, us", log=True),
         lines=[
@@ -92,8 +100,18 @@ def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str
     )
 
 
-def drawn_notes(found: Uncertainty, names: Sequence[str]) -> list[str]:
-    """How often the order holds, what decides it, and what could not be drawn."""
+def drawn_notes(
+    found: Uncertainty, names: Sequence[str], *, is_of_layers: bool = True
+) -> list[str]:
+    """How often the order holds, what decides it, and what could not be drawn.
+
+    Parameters
+    ----------
+    names
+        Of the results, in the order of the bands.
+    is_of_layers
+        Whether the results are of layers, whose comparison may have chosen options and placements.
+    """
     names = [name for name, band in zip(names, found.bands, strict=True) if band.first is not None]
     notes = []
     if len(names) > 2:
@@ -104,8 +122,14 @@ def drawn_notes(found: Uncertainty, names: Sequence[str]) -> list[str]:
         notes.append(
             "the rank correlation with the lead of the first, of a value or a part's time."
         )
-    notes.append("Options and placements are those of the comparison in every draw.")
+    if is_of_layers and len(found.bands) > 1:
+        notes.append("Options and placements are those of the comparison in every draw.")
     return [*notes, *(f"note: {note}." for note in found.notes)]
+
+
+def draws_text(number: int) -> str:
+    """How many draws."""
+    return f"{number} draw{'s' if number > 1 else ''}"
 
 
 def _listed(names: list[str]) -> str:
