@@ -126,7 +126,7 @@ def test_a_comparison_says_who_was_left_out_and_reads_back(
     with pytest.raises(UserError, match="is damaged"):
         EXPERIMENT.load_result(path)
     path.write_text(json.dumps({"format": "moereplay-tensor/1"}))
-    with pytest.raises(UserError, match="there are: infer, infer-comparison"):
+    with pytest.raises(UserError, match="this takes: moereplay-infer, moereplay-infer-comparison"):
         EXPERIMENT.load_result(path)
 
 
