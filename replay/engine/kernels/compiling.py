@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from numba import njit, types
@@ -114,7 +113,7 @@ def entry(memory: type[KernelMemory]) -> Callable[[Callable[..., Any]], Any]:
 
 def compile_all() -> None:
     """Compile every kernel of this folder that is not in the cache, and load the others."""
-    for module in iter_modules([str(Path(__file__).parent)]):
-        import_module(f"{__package__}.{module.name}")
+    for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+        import_module(f"{__package__}.{path.stem}")
     for kernel, memory in _ENTRIES:
         kernel.compile((MemoryType(memory),))
