@@ -3,6 +3,8 @@
 A `Replay` is everything that decides a schedule. Its `Strategy` lays the layers out: batch after
 batch (`OneBatch`), micro-batches in turns or one that overlaps with itself
 (`replay.chains.micro_batches`), or a forward beside a backward pass (`replay.chains.pass_pairs`).
+
+The module is long because a replay and its plainest strategy are read together.
 """
 
 from __future__ import annotations

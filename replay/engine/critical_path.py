@@ -1,4 +1,8 @@
-"""Why a schedule took as long as it did: the chain of tasks and waits that adds up to it."""
+"""Why a schedule took as long as it did: the chain of tasks and waits that adds up to it.
+
+The module is long because every cause of a wait (a task, a resource, credits, a table) is followed
+here, by one walk back through the schedule.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 
 Before these, what is to be known of each resource. And after the run: start and end of every task
 out of the records. The twin has nothing of it: it reads the graph as it is.
+
+The module is long because each record is packed and unpacked beside the other.
 """
 
 from __future__ import annotations

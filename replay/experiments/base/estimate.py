@@ -9,12 +9,15 @@ replayed as it is.
 
 Memory follows from the tasks by the constants below, time from what the sample took on this
 machine. Neither enters a result. `ESTIMATES.md` says how good this is and how it is tested.
+
+The module is long because the estimate of layers and what all estimates share stand together.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -186,7 +189,7 @@ class Asked:
         return self.pairs * self.num_layers >= LONG_PAIRS
 
 
-class Need:
+class Need(ABC):
     """What a replay takes.
 
     Attributes
@@ -201,28 +204,28 @@ class Need:
     unit: ClassVar[str]
 
     @property
+    @abstractmethod
     def number(self) -> int:
         """Its size."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def tasks(self) -> float:
         """Tasks in all."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def memory_bytes(self) -> float:
         """Memory beside that of the program and of the trace."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def seconds(self) -> float:
         """Time, on one core of this machine."""
-        raise NotImplementedError
 
+    @abstractmethod
     def what_fits(self, most_bytes: float) -> str:
         """Say what would fit, and how that is asked for."""
-        raise NotImplementedError
 
     def text(self) -> str:
         """Give size, tasks, memory and time in a line."""

@@ -2,6 +2,8 @@
 
 Whatever can be done with one question can be done with each of them, because it is written once:
 here, and in `replay.experiments.base.schemed` for those that several schemes answer.
+
+The module is long because it is the one interface of experiments, most of it docstrings.
 """
 
 from __future__ import annotations

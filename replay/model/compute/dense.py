@@ -7,6 +7,8 @@ out of requests do in serving (they run an idle batch).
 
 Sequence of kernels: sgl-project/sglang, ``models/deepseek_v2.py`` and ``models/qwen3_moe.py``;
 NVIDIA/Megatron-LM, ``multi_latent_attention.py``.
+
+The module is long because the kernels between two MoE layers are one sequence, in their order.
 """
 
 from __future__ import annotations
