@@ -68,6 +68,12 @@ class Browser:
         """Value of an expression of JavaScript."""
         return self.driver.execute_script(f"return ({script})", *arguments)
 
+    def wait(self, script: str, seconds: float = 60) -> None:
+        """Wait until an expression of JavaScript is true; fails where it does not get so."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self, seconds).until(lambda page: page.ask(script), script)
+
     def find(self, selector: str) -> Any:
         """First element that a selector finds."""
         return self.driver.find_element("css selector", selector)

@@ -121,7 +121,8 @@ def test_sections_fold_and_a_link_opens_its_section(shown: Any) -> None:
     first = shown.ask(are_open)
     assert first == [True, True, True, True, False, False]
     shown.find("nav a[href='#section-4']").click()
-    assert shown.ask(are_open)[4]
+    # A browser tells a page of its new address some time after the click.
+    shown.wait(f"{are_open}[4]")
     shown.find("#fold").click()
     assert all(shown.ask(are_open))
     shown.find("#fold").click()
