@@ -306,6 +306,13 @@ def test_a_node_alone_launches_neither_gathers_nor_their_sum() -> None:
     assert names == Counter([*gathers, "reduce-scatter of sums", "sums of all nodes"])
 
 
+def test_kernels_that_are_no_exchanges_say_what_they_move_or_where_they_are_from() -> None:
+    for is_backward in (False, True):
+        listed = typical_program(PANGU, is_backward=is_backward) or ()
+        silent = {one.name for one in listed if one.launches and not (one.moves or one.source)}
+        assert all(name.startswith("all-to-all of ") for name in silent)
+
+
 def test_the_host_waits_twice_and_rows_wait_for_it() -> None:
     waits = [one.name for one in typical_program(PANGU) or () if not one.launches]
     assert waits == ["splits to the host", "number of rows to the host"]

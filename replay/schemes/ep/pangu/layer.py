@@ -71,10 +71,14 @@ class PanguLayer:
             arrived = machine.small_kernels(
                 Kind.LAYOUT, 2 * SORT_BYTES * got, arrived, programs.ORDER
             )
-        arrived = machine.memory_kernel(Kind.PERMUTE, rows, arrived, programs.SORT)
+        arrived = machine.memory_kernel(
+            Kind.PERMUTE, rows, arrived, programs.SORT, moves="every received row"
+        )
         done = separate_kernels(machine, work, machine.sms.for_kernels(), shared(arrived))
         rows = MemoryTraffic(got * work.result_row_bytes, got * work.result_row_bytes, got)
-        done = yield machine.memory_kernel(Kind.UNPERMUTE, rows, done, programs.SORT)
+        done = yield machine.memory_kernel(
+            Kind.UNPERMUTE, rows, done, programs.SORT, moves="every result"
+        )
         done = yield self._combined(done)
         ends = self._finished(done)
         machine.notes.follow("combined", np.arange(layer.num_tokens), ends[layer.source_rank])
@@ -173,11 +177,14 @@ class PanguLayer:
             Kind.PERMUTE, MemoryTraffic(every * b_d, every * b_c), after, programs.ZEROS
         )
         moved = MemoryTraffic(part.wanted * b_d, rows * b_d, rows)
-        permuted = machine.memory_kernel(Kind.PERMUTE, moved, made)
+        permuted = machine.memory_kernel(Kind.PERMUTE, moved, made, programs.PERMUTE)
         if work.is_backward:
             # Times the results, gradients are those of the gate weights.
             moved = MemoryTraffic(rows * (b_d + work.result_row_bytes), rows * b_d)
-            permuted = machine.memory_kernel(Kind.PERMUTE, moved, permuted, programs.WEIGH)
+            permuted = machine.memory_kernel(
+                Kind.PERMUTE, moved, permuted, programs.WEIGH,
+                moves="gradients and results, weighed gradients",
+            )  # fmt: skip
         return permuted
 
     def _sent_inside(self, part: TokenPart, after: Ints) -> Ints:
@@ -231,9 +238,11 @@ class PanguLayer:
         b_c = work.combine_row_bytes
         if not work.is_backward:
             moved = MemoryTraffic(rows * b_c, rows * b_c)
-            after = machine.memory_kernel(Kind.UNPERMUTE, moved, after, programs.WEIGH)
+            after = machine.memory_kernel(
+                Kind.UNPERMUTE, moved, after, programs.WEIGH, moves="every returned row twice"
+            )
         moved = MemoryTraffic(2 * rows * b_c, rows * b_c, rows)
-        return machine.memory_kernel(Kind.UNPERMUTE, moved, after)
+        return machine.memory_kernel(Kind.UNPERMUTE, moved, after, programs.ADD)
 
     def _scatter(self, part: TokenPart, before: Ints, added: Ints) -> Ints:
         """Send the sums of a part to their owners' nodes: (rank,) tasks."""

@@ -7,12 +7,7 @@ assumed. Sizes of an operator that depend on values (NonZero) let the host wait.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from replay.model.machine.host import Operation
-
-if TYPE_CHECKING:
-    pass
 
 ID_BYTES = 4  # int32
 WEIGHT_BYTES = 2  # BF16
@@ -25,12 +20,18 @@ ROWS, SUMS = "all-gather of rows", "reduce-scatter of sums"
 WEIGHT_GRADIENTS = "reduce-scatter of gradients of gate weights"
 INSIDE, INSIDE_IDS = "all-to-all of rows", "all-to-all of expert ids"
 TELL = "all-to-all of counts"
-HISTOGRAM, ONE_HOT, ONE_HOT_SUM = "histogram of ids", "one-hot of ids", "counts by expert"
-ZEROS, WEIGH, SORT = "zeros for the sums", "weigh rows", "sort by expert"
-ADD_NODES = "sums of all nodes"
+WEIGH, SORT = "weigh rows", "sort by expert"
 SPLITS_WAIT, ROWS_WAIT = "splits to the host", "number of rows to the host"
 
 DISPATCHER = "mindformers token_dispatcher.py"
+EACH_SLOT = "a 4-byte value for each (gathered slot, expert)"
+HISTOGRAM = Operation("histogram of ids", moves="ids of all gathered slots")
+ONE_HOT = Operation("one-hot of ids", moves=EACH_SLOT)
+ONE_HOT_SUM = Operation("counts by expert", moves=EACH_SLOT)
+ZEROS = Operation("zeros for the sums", moves="gathered tokens, as many zeros")
+PERMUTE = Operation("permute", moves="a row for each slot of the node")
+ADD = Operation("unpermute", moves="every returned row; a sum for each, read and written")
+ADD_NODES = Operation("sums of all nodes", moves="sums of every node, their sum")
 SPLITS = Operation(
     "splits", 10,
     source=f"{DISPATCHER}: three sums, a cumulative sum, four casts, two copies",
