@@ -32,7 +32,7 @@ from hwmodel.tables import (
     SwitchSpec,
     WarpSpec,
 )
-from hwmodel.units import unit_of
+from hwmodel.units import BYTES_PER_MIB, unit_of
 from tracegen.shared.strict import StrictDocument
 
 _SUM_BYTES = 4  # of an FP32 value
@@ -83,7 +83,10 @@ class SystemSpec(StrictDocument):
 
     @model_validator(mode="after")
     def _a_cache_keeps_no_more_than_it_holds(self) -> Self:
-        if self.cache is not None and self.cache.kept_MiB.value * 2**20 > self.gpu.l2_bytes.value:
+        if (
+            self.cache is not None
+            and self.cache.kept_MiB.value * BYTES_PER_MIB > self.gpu.l2_bytes.value
+        ):
             message = (
                 f"cache.kept_MiB = {self.cache.kept_MiB.value:g} is more than gpu.l2_bytes = "
                 f"{self.gpu.l2_bytes.value}"

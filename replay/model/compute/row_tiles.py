@@ -123,7 +123,8 @@ def row_tiles(
             known = np.full(len(experts), mean, np.int64)
         height = tile_rows
         if layout == "masked":  # the lower one where it holds an expert's expected rows
-            height = MASKED_ROWS[int(known.max(initial=0)) > MASKED_ROWS[0]]
+            low, high = MASKED_ROWS
+            height = low if int(known.max(initial=0)) <= low else high
         grids.append(
             compute.gemm_tiles(
                 known, gemm.n, gemm.k, dtype,

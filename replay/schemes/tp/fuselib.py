@@ -194,7 +194,7 @@ class FuseLib(Overlapping):
         """Push the rows of every GPU to all others."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
         pushing = self.options.pushing_blocks
-        split = self.split(machine, pushing_blocks=pushing)
+        split = self.split(machine, "pushing_blocks")
         # Warps of the kernel's own SMs, which blocks hold as long as they push.
         sms = split.channels("fuselib-push", pushing, on="sm").ravel()
         blocks, costs = self._messages(layer), machine.costs

@@ -329,8 +329,7 @@ class LowLatencyDeepEp(StagedScheme):
         `start` are the (rank,) tasks after which GEMM-2 has its operands.
         """
         grid, costs, num_sms = self._grid(work, machine), machine.costs, self.options.overlap_sms
-        shares = {"overlap_sms": num_sms}
-        split = self.split(machine, rest="multiply", **shares)
+        split = self.split(machine, "overlap_sms", rest="multiply")
         pool = split.pool("sm-beside-combine", split.left)
         sms = split.channels("ll-combine-beside", num_sms)
         gemm = masked.signalling_kernel(machine, work, pool, start, split.left)

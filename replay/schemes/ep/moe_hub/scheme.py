@@ -111,6 +111,8 @@ class MoeHub(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the routing kernel's stores, the experts' tiles and the sums."""
+        # Blocks that store hold SMs of the same pool as all others; only their number is limited.
+        self.split(machine, "store_sms")
         return _Layer(self.options, work, machine, machine.kernel(start, "routing")).build()
 
 
@@ -127,8 +129,6 @@ class _Layer:
         self, options: MoeHubOptions, work: LayerWork, machine: Machine, begun: Ints
     ) -> None:
         self.options, self.work, self.machine, self.begun = options, work, machine, begun
-        # Blocks that store hold SMs of the same pool as all others; only their number is limited.
-        machine.sms.split("scheme 'moe-hub'", {"store_sms": options.store_sms})
         self.pool = machine.sms.pool("sm", machine.sms.count)
         self.blocks = BlockScheduler(machine, machine.sms.count)
         self.egress = Egress(

@@ -8,12 +8,15 @@ from replay.model.collectives import dma, point_to_point
 from replay.model.machine.communicators import communicators, runs_nccl
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hwmodel import System
     from replay.model.collectives.pair_rules import PairRules
     from replay.model.collectives.point_to_point import Exchanged
     from replay.model.machine.domains import Domains
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
     from replay.schemes.ep.pangu.options import PanguOptions
 
 Stream = Literal["inside", "rail"]
@@ -56,8 +59,8 @@ class Exchanges:
 
     Parameters
     ----------
-    owner
-        For messages, such as ``"scheme 'pangu'"``.
+    split
+        Declares SMs that a kernel holds, by what says of how many.
 
     Attributes
     ----------
@@ -66,7 +69,9 @@ class Exchanges:
         another have their SMs one after the other; where parts overlap, both are held together.
     """
 
-    def __init__(self, machine: Machine, options: PanguOptions, owner: str) -> None:
+    def __init__(
+        self, machine: Machine, options: PanguOptions, split: Callable[..., Split]
+    ) -> None:
         self._machine = machine
         both: tuple[Stream, ...] = ("inside", "rail")
         joined = [one for one in both if communicators(machine.domains, one).size > 1]
@@ -75,11 +80,9 @@ class Exchanges:
         }
         sms = {stream: found.num_channels for stream, found in self._rules.items()}
         if options.chunks > 1:
-            together = machine.sms.split(owner, {str(stream): held for stream, held in sms.items()})
+            together = split(**sms)
         self.splits = {
-            stream: together
-            if options.chunks > 1
-            else machine.sms.split(owner, {stream: sms.get(stream, 0)})
+            stream: together if options.chunks > 1 else split(**{stream: sms.get(stream, 0)})
             for stream in both
         }
 

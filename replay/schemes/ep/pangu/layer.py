@@ -18,7 +18,10 @@ from replay.schemes.ep.pangu.programs import ID_BYTES, SORT_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.pangu.routes import Routes, TokenPart
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.pangu.options import PanguOptions
@@ -32,8 +35,8 @@ class PanguLayer:
     ----------
     layer, carried
         The layer, and the one with equally many tokens on every rank.
-    owner
-        For messages, such as ``"scheme 'pangu'"``.
+    split
+        Declares SMs that a kernel holds, by what says of how many.
     """
 
     def __init__(
@@ -42,11 +45,11 @@ class PanguLayer:
         carried: Carried,
         machine: Machine,
         options: PanguOptions,
-        owner: str,
+        split: Callable[..., Split],
     ) -> None:
         self._layer, self._machine, self._work = layer, machine, carried.work
         self._options = options
-        self._exchanges = Exchanges(machine, options, owner)
+        self._exchanges = Exchanges(machine, options, split)
         self._routes = Routes(carried.work, machine.domains, options.chunks)
         self._parts, self._whole = self._routes.parts, self._routes.whole
         self._is_hierarchical = machine.domains.num > 1

@@ -21,6 +21,7 @@ mindspore-lab/mindformers 02ad951, ``MoEAlltoAllDeredundencyTokenDispatcher`` of
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -108,5 +109,5 @@ class Pangu(StagedScheme):
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add gathers, exchange inside, experts, exchange inside, scatter."""
-        owner = f"scheme {self.name!r}"
-        return PanguLayer(work, self.carries(work), machine, self.options, owner).stages(start)
+        split = partial(self.split, machine)
+        return PanguLayer(work, self.carries(work), machine, self.options, split).stages(start)
