@@ -57,7 +57,7 @@ class ExportedFiles:
     notes: tuple[str, ...] = ()
 
 
-class Operation(NamedTuple):
+class ProgramOperation(NamedTuple):
     """A row of `Programs`."""
 
     what: int
@@ -118,10 +118,10 @@ class Programs:
     def __len__(self) -> int:
         return int(self.what.size)
 
-    def operations(self, low: int, high: int) -> Iterator[Operation]:
+    def operations(self, low: int, high: int) -> Iterator[ProgramOperation]:
         """Some of the operations, one after the other."""
-        some = [getattr(self, name)[low:high].tolist() for name in Operation._fields]
-        return map(Operation._make, zip(*some, strict=True))
+        some = [getattr(self, name)[low:high].tolist() for name in ProgramOperation._fields]
+        return map(ProgramOperation._make, zip(*some, strict=True))
 
     def rows_of_ranks(self) -> list[tuple[int, int]]:
         """First row of each rank's program and the one behind its last, rank by rank."""

@@ -22,7 +22,7 @@ from replay.model.machine.kinds import ACKS, KIND_NAMES, Kind
 from replay.model.machine.machine import Ints, Machine
 from replay.model.work.transformer_layer import Enter, Leave, Norm, Product, Step, TensorLayer
 from replay.schemes.tp.base import GATHER, REDUCE
-from replay.schemes.tp.cais.kernels import PART_ROWS, KernelBlocks
+from replay.schemes.tp.cais.kernels import PART_ROWS, CaisBlocks
 from replay.schemes.tp.cais.moves import Moves
 from replay.schemes.tp.cais.norms import NORM_ROWS
 from replay.schemes.tp.cais.options import CaisOptions
@@ -116,13 +116,11 @@ def test_parts_that_share_rows_are_found_once() -> None:
     ]  # fmt: skip
 
 
-def blocks_of(order: str, machine: Machine) -> KernelBlocks:
+def blocks_of(order: str, machine: Machine) -> CaisBlocks:
     layer = TensorLayer(NUM, 8, HIDDEN, (), is_backward=False)
     options = CaisOptions()
     kernels = Kernels(machine, layer, layer.owned)
-    return KernelBlocks(
-        kernels, Moves(machine, options), options, is_coordinated=False, order=order
-    )
+    return CaisBlocks(kernels, Moves(machine, options), options, is_coordinated=False, order=order)
 
 
 @every(

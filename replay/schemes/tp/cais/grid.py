@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
 
 
-class BlockGrid:
+class CaisGrid:
     """Blocks of one kernel.
 
     Parameters

@@ -80,7 +80,7 @@ class Loading(NamedTuple):
     end: Ints
 
 
-class KernelBlocks:
+class CaisBlocks:
     """Blocks of the kernels of one layer.
 
     Parameters
@@ -119,7 +119,8 @@ class KernelBlocks:
         end = tiled.tasks.columns.reshape(machine.num_ranks, -1)
         tile = tiled.tasks.column_tile[: end.shape[1]]
         column = tiled.tasks.column_index[: end.shape[1]]
-        # A block that finds its rows in slices holds its SM from the last of them on.
+        # The claim of a block that loads nothing precedes its last slice alone: those before may be
+        # multiplied on an SM that it was not given. CAIS.md says what that changes.
         first = end.copy() if num_slices > 1 else tiled.tasks.begins.reshape(end.shape).copy()
         place = self.places(part, tile, column)
         for rank, order in enumerate(np.argsort(place, axis=1)):

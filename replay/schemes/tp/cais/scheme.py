@@ -26,8 +26,8 @@ import numpy as np
 from replay.model.machine.kinds import Kind
 from replay.model.work.transformer_layer import Enter, Leave, Norm
 from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme, is_plain
-from replay.schemes.tp.cais.grid import BlockGrid
-from replay.schemes.tp.cais.kernels import KernelBlocks
+from replay.schemes.tp.cais.grid import CaisGrid
+from replay.schemes.tp.cais.kernels import CaisBlocks
 from replay.schemes.tp.cais.moves import Moves
 from replay.schemes.tp.cais.norms import interleaved, normalise
 from replay.schemes.tp.cais.options import CaisOptions
@@ -97,10 +97,10 @@ class Cais(TensorScheme):
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
         """Load the rows of all tokens, in a kernel of its own."""
-        return self._loaded(kernels, "all-gather", KernelBlocks.load_alone, after)
+        return self._loaded(kernels, "all-gather", CaisBlocks.load_alone, after)
 
     def _loaded(
-        self, kernels: Kernels, name: str, load: Callable[[KernelBlocks], Loading], after: Ints
+        self, kernels: Kernels, name: str, load: Callable[[CaisBlocks], Loading], after: Ints
     ) -> Ints:
         """Launch a kernel of blocks that load rows: (rank,) tasks of its end."""
         machine = kernels.machine
@@ -176,17 +176,17 @@ class Cais(TensorScheme):
     def _is_coordinated(self) -> bool:
         return self.options.merge and self.options.coordination
 
-    def _blocks(self, kernels: Kernels) -> KernelBlocks:
+    def _blocks(self, kernels: Kernels) -> CaisBlocks:
         order = self.options.order
         if order == "auto":
             order = "spread" if self.options.merge else "rotated"
-        return KernelBlocks(
+        return CaisBlocks(
             kernels, Moves(kernels.machine, self.options), self.options,
             is_coordinated=self._is_coordinated, order=order,
         )  # fmt: skip
 
-    def _grid(self, machine: Machine) -> BlockGrid:
-        return BlockGrid(machine, GATHER, self.options.group_blocks if self._is_coordinated else 0)
+    def _grid(self, machine: Machine) -> CaisGrid:
+        return CaisGrid(machine, GATHER, self.options.group_blocks if self._is_coordinated else 0)
 
 
 def _ended(machine: Machine, tasks: Ints, begun: Ints) -> Ints:
