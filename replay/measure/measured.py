@@ -241,7 +241,7 @@ class Measured:
             exposure=alone.parts,
             sm_time_us=self._sm_times.result(sms_of(sums.share_ps, num_ranks)),
             bounds_us=_bounds(pools, classes, least, ports, chain_ps, separated),
-            critical_path=described(path),
+            critical_path=critical_path_of(path),
             mechanisms=self.explained(),
             network=carried_between_domains(
                 graph, classes, ports, share[pools.pool], machine.network.leaf
@@ -324,7 +324,7 @@ def _bounds(
     )
 
 
-def described(path: GraphPath) -> CriticalPath:
+def critical_path_of(path: GraphPath) -> CriticalPath:
     """Time of the critical path of a schedule, in microseconds, by what it was spent on."""
     by_kind = path.by_kind()
     causes = dict.fromkeys(CAUSES, 0)

@@ -59,7 +59,7 @@ class StageMemory:
     hops
         Rows that are sent to other stages and received of them, and gradients.
     exchange
-        Buffers of the scheme, which are not counted: nothing.
+        Always 0: buffers of the scheme are not counted, and results have the part all the same.
     """
 
     weights: int

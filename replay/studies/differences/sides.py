@@ -11,7 +11,7 @@ from replay.experiments.collective.replay import carry_out
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.setup import CollectiveSetup
 from replay.experiments.collective.spec import size_text
-from replay.measure.measured import described
+from replay.measure.measured import critical_path_of
 from replay.studies.differences.any_experiment import came_out
 from replay.studies.differences.gpus import of_gpus
 from replay.studies.differences.inputs import entered
@@ -99,7 +99,7 @@ def _of_collective(result: CollectiveResult) -> Side:
     spec = result.spec.changed(bytes=size_text(row.bytes), algorithm=[row.algorithm])
     carry_out(
         CollectiveSetup.of(spec),
-        Watch(observer=lambda timeline, _: paths.append(described(critical_path(timeline)))),
+        Watch(observer=lambda timeline, _: paths.append(critical_path_of(critical_path(timeline)))),
     )
     for (_, cause), time in of_paths(paths).items():
         path[ALONE, cause] = path.get((ALONE, cause), 0) + time
