@@ -11,12 +11,12 @@ HEAVY = ("numba", "llvmlite", "h5py", "networkx", "pandas", "scipy", "torch", "m
 
 
 def loaded_after(code: str) -> set[str]:
-    """Top-level modules in a fresh process after some code."""
+    """Modules in a fresh process after some code."""
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules, file=sys.stderr)"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return {name.partition(".")[0] for name in done.stderr.split()}
+    return set(done.stderr.split())
 
 
 @every(
@@ -32,3 +32,8 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
     loaded = loaded_after(code)
     assert "sys" in loaded
     assert not loaded & set(HEAVY)
+
+
+def test_commands_are_listed_without_the_code_of_schemes() -> None:
+    code = "import replay.cli\ntry: replay.cli.main(['--help'])\nexcept SystemExit: pass"
+    assert "replay.schemes.registry" not in loaded_after(code)

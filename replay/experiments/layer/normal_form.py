@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import hwmodel
 from replay.errors import UserError
 from replay.model.work.precision import Precision
-from replay.schemes import find
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -42,6 +41,9 @@ def changed_options(scheme: Scheme) -> dict[str, Any]:
 
     All options of a scheme that was made in memory, which no reference leads to.
     """
+    # Loaded here: results are read, and commands listed, without the code of all schemes.
+    from replay.schemes import find
+
     values = dataclasses.asdict(scheme.options)
     reference = scheme.origin or scheme.name
     try:
