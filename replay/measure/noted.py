@@ -116,14 +116,16 @@ class NotedTouches:
         if progress.touch_ids is None:
             return Touching(touch, self._parts[0].noted)
         ids = progress.touch_ids[touch]
-        owns, rows = [touch[:0]], [np.zeros(0, NOTED)]
+        owns, noted = [touch[:0]], np.empty(ids.size, NOTED)
         for part in self._parts:
             own = np.flatnonzero((ids >= part.first) & (ids < part.first + part.noted.size))
             part.num_left -= own.size
             owns.append(own)
-            rows.append(part.noted[ids[own] - part.first])
+            # Placed, not joined in the end: records are joined field by field, ten times slower.
+            noted[own] = part.noted[ids[own] - part.first]
         self._parts = [part for part in self._parts if part.num_left]
-        return Touching(touch[np.concatenate(owns)], np.concatenate(rows))
+        order = np.concatenate(owns)
+        return Touching(touch[order], noted[order])
 
 
 def _place(names: list[str], name: str) -> int:
