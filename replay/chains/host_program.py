@@ -55,14 +55,23 @@ def typical_layer(types: Precision, is_backward: bool) -> LayerWork:
     return LayerWork(ids, owner, placed, shape, types, is_backward=is_backward)
 
 
-def typical_program(scheme: Scheme, *, is_backward: bool = False) -> Program | None:
+def typical_program(
+    scheme: Scheme, *, is_backward: bool = False, system: System | None = None
+) -> Program | None:
     """List the kernels of a typical layer and the waits of its host, in their order.
+
+    Parameters
+    ----------
+    system
+        Machine that the layer is built for, since options may ask for more SMs than others have.
+        None, or one of fewer GPUs than the layer has, takes one of the scheme's platform.
 
     Returns
     -------
     None if the scheme builds none.
     """
-    system = hwmodel.load(SYSTEMS[scheme.platform or "cuda"])
+    if system is None or system.fabric.num_gpus < RANKS:
+        system = hwmodel.load(SYSTEMS[scheme.platform or "cuda"])
     for types in TYPES:
         with suppress(UserError):
             return program(scheme, typical_layer(types, is_backward), system)

@@ -73,7 +73,7 @@ def prepare(
         _with_sampled_nodes(every, settings.sample_nodes, system, ranks),
         system,
         scheme,
-        settings.launch or _launch(settings, scheme, batches[0]),
+        settings.launch or _launch(settings, scheme, system, batches[0]),
         strategy,
     )
 
@@ -177,9 +177,9 @@ def _sampled(link: ChainLink, domains: Domains, number: int) -> LayerWork:
     return thinned(work, choose(work, domains.of(ranks), domains.local(ranks), number))
 
 
-def _launch(settings: ChainSettings, scheme: Scheme, batch: Batch) -> Launch:
+def _launch(settings: ChainSettings, scheme: Scheme, system: System, batch: Batch) -> Launch:
     """Give how kernels are launched where it is not said: decode is captured if it can be."""
-    programs = (typical_program(scheme, is_backward=one) for one in settings.passes)
+    programs = (typical_program(scheme, is_backward=one, system=system) for one in settings.passes)
     captured = batch.phase == "decode" and all(map(can_be_captured, programs))
     return "graph" if captured else "eager"
 

@@ -9,6 +9,8 @@ import pytest
 from loops import every
 
 import hwmodel
+import replay
+import tracegen
 from replay.chains.chain import ChainLink
 from replay.chains.host_program import can_be_captured, num_kernels, program, typical_program
 from replay.chains.layer import build_layer, replay_layer
@@ -20,6 +22,7 @@ from replay.schemes import SCHEMES, Scheme, find
 from replay.schemes.contract.layers import draw, work
 
 SYSTEM = hwmodel.load("dgx-h100")
+DECODE = tracegen.load("gpt-oss-20b-decode", layers=[0])
 LAUNCH_US, GRAPH_US, STREAM_GAP_US = 4.5, 2.5, 2.0
 
 
@@ -140,6 +143,19 @@ def test_which_schemes_a_graph_can_hold() -> None:
     }
     # The calls of flux make their indices each time; FasterMoE synchronises at the end.
     assert waiting == {"flux", "fastermoe"}
+
+
+def test_decode_is_captured_with_more_sms_than_other_machines_have() -> None:
+    """An H100 has 132 SMs, a B200 148."""
+    asked = replay.RunSpec(
+        scheme="deepep", options={"cached_layout": True, "num_sms": 140}, system="hgx-b200",
+        phase="decode", ranks=8,
+    )  # fmt: skip
+    unsaid, graph, eager = (
+        replay.run(DECODE, asked.changed(launch=one)).headline_us
+        for one in (None, "graph", "eager")
+    )
+    assert unsaid == graph < eager
 
 
 @every(
