@@ -244,7 +244,7 @@ def _options(experiment: AnySchemeExperiment) -> dict[str, tuple[Any, Any]]:
         name: (Annotated[kind, typer.Option(f"--{name}", help=text)], None)
         for name, (kind, text) in texts.items()
     }
-    details = typer.Option("--details", help=f"Also {experiment.details}.")
+    details = typer.Option("--details", help=f"{experiment.details}.")
     return {**made, "details": (Annotated[bool, details], False), **COMMON}
 
 

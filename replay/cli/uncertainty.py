@@ -25,7 +25,9 @@ def uncertainty(
     ],
     draws: Annotated[
         int,
-        typer.Option("--draws", help=f"Each replays all that the file has, once more [{DRAWS}]."),
+        typer.Option(
+            "--draws", help="Draws, each of which replays all that the file has once more."
+        ),
     ] = DRAWS,
     of: Annotated[
         str | None,
@@ -34,9 +36,9 @@ def uncertainty(
             help="What is drawn: hardware; of layers of a trace also model and routing [all].",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="What the draws come from [0].")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="What the draws come from.")] = 0,
     jobs: Annotated[
-        int, typer.Option("--jobs", help="Processes that share the schemes of a draw [1].")
+        int, typer.Option("--jobs", help="Processes that share the schemes of a draw.")
     ] = 1,
     max_memory: MaxMemoryOption = None,
     allow_code: AllowCodeOption = False,

@@ -49,7 +49,7 @@ class SchemeExperiment(
     )
     usual: ClassVar[str] = "all that can"
     usual_jobs: ClassVar[str] = "1"
-    details: ClassVar[str] = "all tables"
+    details: ClassVar[str] = "All tables"
 
     # ---- what each says of itself ----------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class CollectiveSpec(Spec):
         If a setting does not exist or a value is not possible.
     """
 
-    op: Collective = Field("all_reduce", description="allreduce, allgather or reducescatter.")
+    op: Collective = Field("all_reduce", description="all_reduce, all_gather or reduce_scatter.")
     sizes: str = Field(
         "1M..1G",
         alias="bytes",

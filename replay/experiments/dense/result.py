@@ -1,4 +1,4 @@
-"""Results of replays of tensor parallelism: schemas ``moereplay-tensor/1`` and its comparison.
+"""Results of replays of tensor parallelism: schemas ``moereplay-tensor/2`` and its comparison.
 
 Times are microseconds (exact multiples of a picosecond), bytes are whole numbers, and lists have
 one entry per GPU. The same input gives the same bytes.

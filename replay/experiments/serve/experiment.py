@@ -27,7 +27,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
         "PREFILL+DECODE, each of them one."
     )
     usual = "deepep+deepep-ll, which is what deepep-ll stands for"
-    details = "nothing: all tables are shown anyway"
+    details = "All tables, which are shown without it, too"
     lacking: ClassVar[Words] = {
         "dry-run": "how many replays a batch takes follows from what the first of them give",
     }

@@ -1,4 +1,4 @@
-"""Results of serving: schemas ``moereplay-infer/1`` and its comparison.
+"""Results of serving: schemas ``moereplay-infer/2`` and its comparison.
 
 Times are microseconds, bytes are whole numbers. The same input gives the same bytes.
 """

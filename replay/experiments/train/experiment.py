@@ -28,7 +28,7 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
     comparison = TrainComparison
     baselines = ("deepep",)
     usual = "all that can train"
-    details = "causes by stage, and memory"
+    details = "Also causes by stage, and memory"
     code = CODE
     lacking: ClassVar[Words] = {
         "dry-run": "a step is composed of replays of its parts, and none says what all take",

@@ -1,4 +1,4 @@
-"""Results of training steps: schemas ``moereplay-train/1`` and its comparison.
+"""Results of training steps: schemas ``moereplay-train/2`` and its comparison.
 
 Times are microseconds (exact multiples of a picosecond). The same input gives the same bytes.
 """

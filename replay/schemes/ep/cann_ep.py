@@ -102,7 +102,7 @@ class CannEp(StagedScheme):
     combine_types = frozenset({"bf16"})
     passes = FORWARD
     interleaves = frozenset({"tbo", "dbo"})
-    validity = "decoding: CANN takes up to 512 tokens an NPU"
+    validity = "decoding: CANN takes up to 512 tokens per NPU"
 
     def communication_sms(self, system: System) -> int | None:
         """None: rows are moved by vector cores."""

@@ -46,7 +46,7 @@ class NcclEp(LowLatencyDeepEp):
     most_topk = 9  # kNumMaxTopK of the dispatch
     even_experts = True
     interleaves = frozenset({"tbo", "dbo"})  # no kernel of it waits for signals of a GEMM
-    validity = "decoding: up to 1024 tokens a GPU, 9 experts a token; 8 nodes of 8 GPUs at most"
+    validity = "decoding: up to 1024 tokens per GPU, 9 experts per token; 8 nodes of 8 GPUs at most"
 
     def refuses(self, work: LayerWork) -> str:
         """Say what of a layer the kernels have no code for; empty if nothing."""

@@ -125,7 +125,7 @@ class LowLatencyDeepEp(StagedScheme):
     most_topk = 11  # kNumMaxTopK
     releases = "hook"
     interleaves = frozenset({"tbo", "dbo", "sbo"})
-    validity = "decoding: up to 1024 tokens a GPU, 11 experts a token"
+    validity = "decoding: up to 1024 tokens per GPU, 11 experts per token"
     options: LowLatencyOptions = LowLatencyOptions()
 
     def refuses(self, work: LayerWork) -> str:
