@@ -18,7 +18,6 @@ from replay.experiments.train.spec import CODE, TrainSpec
 from replay.schemes.registry import find
 
 if TYPE_CHECKING:
-    from hwmodel import System
     from replay.schemes.outside import AllowCode
     from tracegen.models import ModelShape
 
@@ -93,7 +92,7 @@ class StepTask:
         return {
             "code": [code_identity(), code_of(CODE)],
             "candidate": {**one.settings, "model": one.shape().sizes()},
-            "system": _system(str(one.spec.system), tuple(one.spec.overrides.items())).describe(),
+            "system": hwmodel.load(str(one.spec.system), one.spec.overrides).describe(),
             "scheme": {"options": dataclasses.asdict(scheme.options), "code": scheme.code},
         }
 
@@ -130,8 +129,3 @@ def make_task(candidate: Candidate, allow_code: AllowCode = False) -> StepTask:
     """
     find(candidate.spec.scheme, allow_code=allow_code)
     return StepTask(candidate)
-
-
-@functools.lru_cache(maxsize=256)
-def _system(name: str, overrides: tuple[tuple[str, Any], ...]) -> System:
-    return hwmodel.load(name, dict(overrides))
