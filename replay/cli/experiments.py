@@ -257,20 +257,19 @@ def command_of(name: str) -> Callable[..., None]:
         Of the experiment.
     """
     experiment = EXPERIMENTS[name]
-
     if isinstance(experiment, SchemeExperiment):
 
+        @compares(name)
         def command(call: ComparisonCall) -> None:
             call.carry_out()
 
-        made = compares(name)
     else:
 
-        def command(call: ResultCall) -> None:  # type: ignore[misc]  # the one or the other
+        @asks(name)
+        def command(call: ResultCall) -> None:
             setup = call.setup()
             if not call.is_dry(setup):
                 show(experiment.shown(call.carry_out(setup), details=True))
 
-        made = asks(name)
     command.__doc__ = f"Find out: {experiment.title}."
-    return made(command)
+    return command

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -24,7 +25,7 @@ from replay.cli.screen import progress, tell
 from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS, Experiment, Given
 from replay.experiments.base.host_memory import parse_size
-from tracegen.cli.delivery import Delivery, delivers
+from tracegen.cli.delivery import Delivery, delivers, with_parameters
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment, Observer
@@ -266,9 +267,6 @@ def asks(
     return command_with(experiment, ResultCall, common, defaults=defaults or {})
 
 
-AnyCall = TypeVar("AnyCall", bound=Call)
-
-
 def command_with(
     experiment: AnyExperiment,
     kind: type[Call],
@@ -297,6 +295,7 @@ def command_with(
         taken = {one.name for one in own}
         words = {key: option for key, option in common.items() if key not in taken}
 
+        @functools.wraps(command)
         def filled(given: Mapping[str, Any], **values: Any) -> None:
             deliver = values.pop("deliver")
             found = {key: values.pop(key) for key in words}
@@ -312,9 +311,7 @@ def command_with(
             ),
             inspect.Parameter("deliver", only, annotation=Delivery),
         ]
-        filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by the next
-        filled.__name__, filled.__doc__ = command.__name__, command.__doc__
         makes = takes_settings(spec=experiment.spec, leave_out=leave_out, defaults=defaults)
-        return makes(delivers(filled))
+        return makes(delivers(with_parameters(filled, parameters)))
 
     return decorate
