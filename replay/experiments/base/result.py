@@ -155,6 +155,19 @@ class ResultBase(Document):
     version: str
 
     @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name that tables and charts give it."""
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One."""
+        return [result_row(self.name, self)]
+
+
+class TimedResult(ResultBase):
+    """A result of schemes with a time, by which it can be compared."""
+
+    @property
     def name(self) -> str:
         """Name among the results of a comparison: that of the scheme."""
         return self.schemes[0].name
@@ -168,14 +181,6 @@ class ResultBase(Document):
     def asked_options(self) -> dict[str, Mapping[str, Any]]:
         """Options that were asked for, by name of the scheme."""
         return {self.name: self.spec.options}  # type: ignore[attr-defined]  # of those with one
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """One."""
-        return [result_row(self.name, self)]
-
-
-class TimedResult(ResultBase):
-    """A result with a time, by which it can be compared."""
 
     @property
     @abstractmethod
