@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from hwmodel.units import PS_PER_US
 from replay.engine import GraphBuilder, schedule
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.dense.measure import directions, skew_of
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import Watch
     from replay.model.machine.machine import Ints
     from replay.schemes.tp.base import TensorScheme
-
-PS_PER_US = 1_000_000
 
 
 def carry_out(setup: Setup, watch: Watch) -> TensorResult:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodel.units import PS_PER_US
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement
 from replay.schemes.ep.deepep import notify, stack
-from replay.studies.validate.bench import PS_PER_US, Bench, Build, one_rank
+from replay.studies.validate.bench import Bench, Build, one_rank
 
 if TYPE_CHECKING:
     from hwmodel import System
