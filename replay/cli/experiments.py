@@ -13,6 +13,7 @@ from replay.cli.results import COMMON, Call, ResultCall, asks, beside, command_w
 from replay.cli.screen import progress, show, tell
 from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
+from replay.experiments.base.result import allowed_by
 from replay.experiments.base.schemed import AnySchemeExperiment, SchemeExperiment, with_schemes
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ComparisonCall(Call):
         experiment, (specs, results, baseline) = self.experiment, self.before
         named = [one for one in specs if results or "scheme" in one.settings()]
         schemes = list(dict.fromkeys(experiment.reference(one) for one in named))
-        execute(schemes, allow_code=self.words["allow_code"])
+        execute(schemes, allow_code=allowed_by(results, allow_code=self.words["allow_code"]))
         options: dict[str, Mapping[str, Any]] = {}
         for one in named:
             options |= {name: own for name, own in experiment.options_in(one).items() if own}

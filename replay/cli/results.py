@@ -25,6 +25,7 @@ from replay.cli.screen import progress, tell
 from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS, Experiment, Given
 from replay.experiments.base.host_memory import parse_size
+from replay.experiments.base.result import allowed_by
 from tracegen.cli.delivery import Delivery, delivers, with_parameters
 
 if TYPE_CHECKING:
@@ -173,9 +174,8 @@ class ResultCall(Call):
         allowed: AllowCode = self.words.get("allow_code", allow_code)
         if self.before is None or "scheme" in self.given:
             allowed = allowed or "scheme" in self.given  # the command line names it
-        elif allowed and "allow_code" in self.words and self.before.results:
-            made_with = self.before.results[0].schemes  # its files, and no others of that name
-            allowed = frozenset(one.code for one in made_with if one.code) or allowed
+        elif "allow_code" in self.words:
+            allowed = allowed_by(self.before.results, allow_code=allowed)
         return self.experiment.setup(self.spec, Given(allow_code=allowed))
 
     def is_dry(self, setup: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.measure.result import Measures
     from replay.schemes.base import AnyScheme
+    from replay.schemes.outside import AllowCode
 
 
 class SystemDescription(Strict):
@@ -250,6 +251,12 @@ class ComparisonBase(Document, Generic[AnyTimed]):
     def _rows(self) -> list[dict[str, Any]]:
         """One for each result."""
         return [row for one in self.results for row in one._rows()]
+
+
+def allowed_by(results: Iterable[TimedResult], *, allow_code: AllowCode) -> AllowCode:
+    """Files that results may have executed: where that is allowed, those they were made with."""
+    made_with = frozenset(scheme.code for one in results for scheme in one.schemes if scheme.code)
+    return made_with if allow_code and made_with else allow_code
 
 
 def scheme_of_old(scheme: Mapping[str, Any]) -> dict[str, Any]:
