@@ -73,8 +73,7 @@ def sweep(
     if json_ is not None and (dry_run or shard is not None):
         message = f"--json has nothing to write with {'--dry-run' if dry_run else '--shard'}"
         raise UserError(message)
-
-    if deliver != Delivery() and (list_ or dry_run or shard is not None):
+    if deliver != Delivery() and (dry_run or shard is not None):
         message = "a report needs the whole study: neither --dry-run nor --shard goes with it"
         raise UserError(message)
 
