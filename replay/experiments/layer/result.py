@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from replay.measure.result import Measures
 
 RESULT_FORMAT: Literal["moereplay-result/2"] = "moereplay-result/2"
-COMPARISON_FORMAT: Literal["moereplay-comparison/2"] = "moereplay-comparison/2"
 
 
 class TraceDescription(Strict):
@@ -231,7 +230,7 @@ class Result(TimedResult):
 class Comparison(ComparisonBase[Result]):
     """The same routing on the same system under several schemes, or with several placements."""
 
-    format: Literal["moereplay-comparison/2"] = COMPARISON_FORMAT
+    format: Literal["moereplay-comparison/2"] = "moereplay-comparison/2"
     LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"uncertainty"})
     uncertainty: Uncertainty | None = None
     """How sure it is, where that was asked for; the JSON has no such key where it was not."""
