@@ -38,13 +38,12 @@ class DocumentKind:
         self.made = made
         self.format = str(get_args(field.annotation)[0])
         self.name = self.format.partition("/")[0]
+        self._older: dict[str, Converter] = {}
         if "results" in made.model_fields:  # a comparison's schema is raised with its results'
-            self._older: Mapping[str, Converter] = {
-                f"{self.name}/{one.rpartition('/')[2]}": partial(self._compared, older[one])
-                for one in older
-            } | {one: older[one] for one in older if one.startswith(f"{self.name}/")}
-        else:
-            self._older = {one: older[one] for one in older if one.startswith(f"{self.name}/")}
+            for one, converter in older.items():
+                version = one.rpartition("/")[2]
+                self._older[f"{self.name}/{version}"] = partial(self._compared, converter)
+        self._older |= {one: older[one] for one in older if one.startswith(f"{self.name}/")}
 
     def _compared(self, converter: Converter, document: Mapping[str, Any]) -> dict[str, Any]:
         results = [converter(one) for one in document["results"]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import hwmodel
 import tracegen.models
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.identity import code_identity, code_of, identity, scheme_by_value
 from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.shapes import Sizes, changed
 from replay.experiments.train.experiment import run
@@ -93,7 +93,7 @@ class StepTask:
             "code": [code_identity(), code_of(CODE)],
             "candidate": {**one.settings, "model": one.shape().sizes()},
             "system": hwmodel.load(str(one.spec.system), one.spec.overrides).describe(),
-            "scheme": {"options": dataclasses.asdict(scheme.options), "code": scheme.code},
+            "scheme": scheme_by_value(scheme),
         }
 
     @property

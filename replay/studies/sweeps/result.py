@@ -36,8 +36,6 @@ class SweepResult(Shown):
     ----------
     plan
         What was asked for; its tables are filled.
-    identities
-        Identity of each point's replay, in the order of the points.
     num_reused, num_computed
         Replays that were found in the folder, and those that were not.
     num_refused
@@ -51,7 +49,6 @@ class SweepResult(Shown):
     """
 
     plan: Plan
-    identities: list[str]
     num_reused: int
     num_computed: int
     num_refused: int
@@ -59,6 +56,11 @@ class SweepResult(Shown):
     num_missing: int = 0
     rows: Sequence[Row] = ()
     columns: Mapping[str, type] = field(default_factory=dict)
+
+    @property
+    def identities(self) -> list[str]:
+        """Identity of each point's replay, in the order of the points."""
+        return self.plan.identities
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Make a data frame with a row per point, in their order; see `replay.studies.sweeps.rows`.
