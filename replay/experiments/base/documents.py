@@ -1,7 +1,8 @@
-"""Reading JSON documents back: their kinds, their older schemas, and damage said in a line."""
+"""JSON documents: their text, and reading them back, with older schemas and damage in a line."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,11 @@ DIFFERENCES = ("change_us", "difference_us")  # names of times that may be below
 
 One = TypeVar("One", bound=BaseModel)
 Converter = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """Write a document: sorted keys, a line for each value, the same bytes for the same values."""
+    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
 
 
 class DocumentKind:

@@ -7,15 +7,15 @@ gives the same bytes.
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from replay.chains.tuning import Trial
+from replay.experiments.base.documents import json_text
 from replay.experiments.base.names import check_baseline
 from replay.experiments.base.rows import result_row
 from replay.files import write_text
@@ -119,7 +119,7 @@ class Document(Strict, Shown):
     def to_json(self) -> str:
         """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
         absent = {name for name in self.LEFT_OUT_IF_NONE if getattr(self, name) is None}
-        return json_text(self, leave_out=absent)
+        return json_text(self.model_dump(mode="json", by_alias=True, exclude=absent))
 
     def save(self, path: str | Path) -> None:
         """Write the JSON, all of it or nothing.
@@ -130,12 +130,6 @@ class Document(Strict, Shown):
             If the file cannot be written.
         """
         write_text(path, self.to_json())
-
-
-def json_text(model: BaseModel, leave_out: set[str] | None = None) -> str:
-    """Write a model as the JSON that all documents have."""
-    document = model.model_dump(mode="json", by_alias=True, exclude=leave_out)
-    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
 
 
 class ResultBase(Document):

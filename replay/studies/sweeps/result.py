@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
 from replay.studies.sweeps.plan import Plan
@@ -99,7 +99,7 @@ class SweepResult(Shown):
                 for number, table in enumerate(self.plan.tables)
             ],
         }
-        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+        return json_text(document)
 
     def shown(self) -> list[RenderableType]:
         """Title, question and tables, as a terminal draws them."""
