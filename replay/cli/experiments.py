@@ -11,7 +11,7 @@ import typer
 from replay.cli.options import options_of, settings_of
 from replay.cli.results import COMMON, Call, ResultCall, asks, beside, command_with
 from replay.cli.screen import progress, show, tell
-from replay.errors import UserError
+from replay.errors import RefusedError, UserError
 from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
 from replay.experiments.base.result import allowed_by
 from replay.experiments.base.schemed import AnySchemeExperiment, SchemeExperiment, with_schemes
@@ -184,7 +184,6 @@ def estimates_table(
     UserError
         If the experiment cannot say, with the reason.
     """
-    from replay.errors import RefusedError
     from tracegen.shared.display.content import Column, Table
 
     if "dry-run" in experiment.lacking:

@@ -178,5 +178,4 @@ def _drawn(
 
 def _positions(result: Result) -> list[int]:
     """Positions of the layers that a result has replayed."""
-    layers = result.layers if result.chain is None else result.chain.layers
-    return [layer.layer_index for layer in layers]
+    return [layer.layer_index for layer in result.replayed_layers]
