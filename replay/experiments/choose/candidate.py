@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import hwmodel
 import tracegen.models
-from replay.experiments.base.identity import code_identity, code_of, identity, scheme_by_value
+from replay.experiments.base.identity import (
+    code_identity,
+    code_of,
+    identity,
+    model_by_value,
+    scheme_by_value,
+)
 from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.shapes import Sizes, changed
 from replay.experiments.train.experiment import run
@@ -91,7 +97,7 @@ class StepTask:
         scheme = find(one.spec.scheme, allow_code=False)  # `make_task` executed it
         return {
             "code": [code_identity(), code_of(CODE)],
-            "candidate": {**one.settings, "model": one.shape().sizes()},
+            "candidate": {**one.settings, "model": model_by_value(one.shape())},
             "system": hwmodel.load(str(one.spec.system), one.spec.overrides).describe(),
             "scheme": scheme_by_value(scheme),
         }
