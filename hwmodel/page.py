@@ -26,6 +26,15 @@ NUMBER_TYPES = ("fp32", "bf16", "fp8")
 LEAST, MOST = 1.0, 4096.0
 """Operations per byte between which the roofline is drawn."""
 
+VALUE_COLUMNS = (
+    Column("value"),
+    Column("is"),
+    Column("unit"),
+    Column("confidence", rank=1),
+    Column("source", rank=2),
+)
+"""Columns of a table of a machine's values."""
+
 
 def page(system: System) -> Page:
     """Make the page of a machine.
@@ -50,21 +59,15 @@ def page(system: System) -> Page:
 
 def values_table(system: System) -> Table:
     """Every value of a machine with its unit, how far it is trusted, and its source."""
-    columns = [
-        Column("value"),
-        Column("is"),
-        Column("unit"),
-        Column("confidence", rank=1),
-        Column("source", rank=2),
-    ]
     rows = [
-        (key, _text(value), unit, confidence, source)
+        (key, value_text(value), unit, confidence, source)
         for key, value, unit, source, confidence in system.spec.rows()
     ]
-    return Table("values", "Values of the machine", columns, rows)
+    return Table("values", "Values of the machine", VALUE_COLUMNS, rows)
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Text of a value of a machine."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)

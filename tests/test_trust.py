@@ -156,6 +156,21 @@ def test_a_result_is_run_again_with_the_file_that_it_was_made_with(
     assert (code, is_executed) == (0, True)
 
 
+def test_a_comparison_is_made_again_with_the_files_that_it_was_made_with(planted: Planting) -> None:
+    path = planted.folder / "comparison.json"
+    trace = ("gpt-oss-20b-decode", "--layer", "3")
+    words = ("--scheme", "ideal", "--scheme", "planted.py:Planted", "--json", str(path))
+    code, said, is_executed = planted.runs("compare", *trace, *words)
+    assert code == 0 and is_executed, said
+    recorded = json.loads(path.read_text())["results"][1]["scheme"]["code"]
+    code, said, is_executed = planted.runs("compare", "--spec", str(path), "--allow-code")
+    assert code == 0, said
+    planted.change("changed")
+    code, said, is_executed = planted.runs("compare", "--spec", str(path), "--allow-code")
+    assert code and not is_executed
+    assert recorded in said and "--scheme planted.py:Planted" in said
+
+
 def test_other_commands_execute_nothing(planted: Planting, result: Path) -> None:
     out = str(planted.folder / "page.html")
     for words in (

@@ -11,8 +11,9 @@ import typer
 from replay.cli.options import options_of, settings_of
 from replay.cli.results import COMMON, Call, ResultCall, asks, beside, command_with
 from replay.cli.screen import progress, show, tell
-from replay.errors import UserError
+from replay.errors import RefusedError, UserError
 from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
+from replay.experiments.base.result import allowed_by
 from replay.experiments.base.schemed import AnySchemeExperiment, SchemeExperiment, with_schemes
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ComparisonCall(Call):
         experiment, (specs, results, baseline) = self.experiment, self.before
         named = [one for one in specs if results or "scheme" in one.settings()]
         schemes = list(dict.fromkeys(experiment.reference(one) for one in named))
-        execute(schemes, allow_code=self.words["allow_code"])
+        execute(schemes, allow_code=allowed_by(results, allow_code=self.words["allow_code"]))
         options: dict[str, Mapping[str, Any]] = {}
         for one in named:
             options |= {name: own for name, own in experiment.options_in(one).items() if own}
@@ -183,7 +184,6 @@ def estimates_table(
     UserError
         If the experiment cannot say, with the reason.
     """
-    from replay.errors import RefusedError
     from tracegen.shared.display.content import Column, Table
 
     if "dry-run" in experiment.lacking:
@@ -257,20 +257,19 @@ def command_of(name: str) -> Callable[..., None]:
         Of the experiment.
     """
     experiment = EXPERIMENTS[name]
-
     if isinstance(experiment, SchemeExperiment):
 
+        @compares(name)
         def command(call: ComparisonCall) -> None:
             call.carry_out()
 
-        made = compares(name)
     else:
 
-        def command(call: ResultCall) -> None:  # type: ignore[misc]  # the one or the other
+        @asks(name)
+        def command(call: ResultCall) -> None:
             setup = call.setup()
             if not call.is_dry(setup):
                 show(experiment.shown(call.carry_out(setup), details=True))
 
-        made = asks(name)
     command.__doc__ = f"Find out: {experiment.title}."
-    return made(command)
+    return command

@@ -46,8 +46,7 @@ def explain(
     deliver: Delivery,
 ) -> None:
     """Say where the difference between two schemes comes from: phases and causes that add up."""
-    from replay.experiments.layer.spec import RunSpec
-    from replay.report.command import command
+    from replay.report.command import command, repeated
     from replay.studies.differences.explanation import explain as explained
     from replay.studies.differences.explanation_page import explanation_tables, page
 
@@ -56,7 +55,7 @@ def explain(
     if json_ is not None:
         found.save(json_)
     words = ["moereplay", "explain", one, other, *([] if trace is None else [trace])]
-    more = [word for each in option or [] for word in ("--option", each)]
+    more = repeated("--option", option or [])
     deliver(lambda: page(found, command(words, RunSpec(**settings), more=more)))
     show(explanation_tables(found))
 

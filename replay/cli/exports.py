@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hwmodel.units import PS_PER_US
 from replay.errors import UserError
 from tracegen.cli.outputs import claim, file_option
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from replay.engine import Timeline
     from replay.engine.export.scene import Scene
-
-_PS_PER_US = 1_000_000
 
 
 @dataclass
@@ -206,7 +205,7 @@ def check_token(token: int, num_tokens: int) -> None:
 def _window_ps(text: str) -> tuple[int, int]:
     start, _, end = text.partition(":")
     try:
-        low, high = (Decimal(part) * _PS_PER_US for part in (start, end))
+        low, high = (Decimal(part) * PS_PER_US for part in (start, end))
         if 0 <= low < high < 2**63:
             return int(low), int(high)
     except InvalidOperation:

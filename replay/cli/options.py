@@ -14,6 +14,7 @@ from replay.errors import UserError, unknown
 from replay.experiments.base.spec import PLACES, Flag
 from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.common import tell_assumed
+from tracegen.cli.delivery import with_parameters
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
@@ -80,11 +81,7 @@ def takes_settings(
             tell_assumed(given.get("model"))
             command({k: value for k, value in given.items() if value is not None}, **values)
 
-        parameters = [*made, *own]
-        del filled.__wrapped__  # typer would read the signature of the command itself
-        filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
-        filled.__annotations__ = {one.name: one.annotation for one in parameters}
-        return filled
+        return with_parameters(filled, [*made, *own])
 
     return decorate
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -24,7 +25,8 @@ from replay.cli.screen import progress, tell
 from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS, Experiment, Given
 from replay.experiments.base.host_memory import parse_size
-from tracegen.cli.delivery import Delivery, delivers
+from replay.experiments.base.result import allowed_by
+from tracegen.cli.delivery import Delivery, delivers, with_parameters
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment, Observer
@@ -172,9 +174,8 @@ class ResultCall(Call):
         allowed: AllowCode = self.words.get("allow_code", allow_code)
         if self.before is None or "scheme" in self.given:
             allowed = allowed or "scheme" in self.given  # the command line names it
-        elif allowed and "allow_code" in self.words and self.before.results:
-            made_with = self.before.results[0].schemes  # its files, and no others of that name
-            allowed = frozenset(one.code for one in made_with if one.code) or allowed
+        elif "allow_code" in self.words:
+            allowed = allowed_by(self.before.results, allow_code=allowed)
         return self.experiment.setup(self.spec, Given(allow_code=allowed))
 
     def is_dry(self, setup: Any) -> bool:
@@ -266,9 +267,6 @@ def asks(
     return command_with(experiment, ResultCall, common, defaults=defaults or {})
 
 
-AnyCall = TypeVar("AnyCall", bound=Call)
-
-
 def command_with(
     experiment: AnyExperiment,
     kind: type[Call],
@@ -297,6 +295,7 @@ def command_with(
         taken = {one.name for one in own}
         words = {key: option for key, option in common.items() if key not in taken}
 
+        @functools.wraps(command)
         def filled(given: Mapping[str, Any], **values: Any) -> None:
             deliver = values.pop("deliver")
             found = {key: values.pop(key) for key in words}
@@ -312,9 +311,7 @@ def command_with(
             ),
             inspect.Parameter("deliver", only, annotation=Delivery),
         ]
-        filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by the next
-        filled.__name__, filled.__doc__ = command.__name__, command.__doc__
         makes = takes_settings(spec=experiment.spec, leave_out=leave_out, defaults=defaults)
-        return makes(delivers(filled))
+        return makes(delivers(with_parameters(filled, parameters)))
 
     return decorate

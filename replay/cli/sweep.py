@@ -73,8 +73,7 @@ def sweep(
     if json_ is not None and (dry_run or shard is not None):
         message = f"--json has nothing to write with {'--dry-run' if dry_run else '--shard'}"
         raise UserError(message)
-
-    if deliver != Delivery() and (list_ or dry_run or shard is not None):
+    if deliver != Delivery() and (dry_run or shard is not None):
         message = "a report needs the whole study: neither --dry-run nor --shard goes with it"
         raise UserError(message)
 
@@ -174,9 +173,12 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
     if out is not None and out.is_dir():
         store = Store(out, kind_of_result)
         present = {task.id for task, _ in plan.tasks if store.read(task.id)[0] is not None}
-    identity = {id(point): task.id for task, points in plan.tasks for point in points}
     for number, table in enumerate(plan.tables):
-        points = [point for point in plan.points if point.grid == number]
+        points = [
+            (point, identity)
+            for point, identity in zip(plan.points, plan.identities, strict=True)
+            if point.grid == number
+        ]
         columns = [Column(name) for name in table.axes]
         columns += [Column("seed", form="d")] if table.grid.seeds else []
         columns += [Column("identity", rank=1), Column("there")]
@@ -184,10 +186,10 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
             [
                 *point.labels,
                 *([point.seed] if table.grid.seeds else []),
-                identity[id(point)][:12],
-                "yes" if identity[id(point)] in present else "no",
+                identity[:12],
+                "yes" if identity in present else "no",
             ]
-            for point in points
+            for point, identity in points
         ]
         show(Table(f"grid-{number}", f"{table.where}: {len(points)} points", columns, rows))
     show()

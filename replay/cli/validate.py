@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from replay.cli.options import entries_of
 from replay.cli.screen import progress, show
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
@@ -46,7 +47,7 @@ def validate(
     deliver: Delivery,
 ) -> None:
     """Predict published measurements and print the errors; exit code 1 if a bound is missed."""
-    from replay.errors import UserError, unknown
+    from replay.errors import unknown
     from replay.files import write_text
     from replay.studies.validate import report, validate
     from replay.studies.validate.catalog import TABLES, of_system
@@ -60,13 +61,7 @@ def validate(
         for name in names:
             print(f"{name}: {TABLES[name].title} ({len(TABLES[name].rows())} rows)")
         return
-    overrides = {}
-    for change in set_ or []:
-        key, equals, value = change.partition("=")
-        if not equals:
-            message = f"--set {change}: expected KEY=VALUE, such as link.links_per_gpu=8"
-            raise UserError(message)
-        overrides[key] = value
+    overrides = entries_of(set_ or [])
     if at:
         _print_at(names, at, overrides, markdown=markdown)
         return

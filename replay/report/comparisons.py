@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from replay.experiments.base.names import LACKING
-from replay.experiments.base.result import ComparisonBase, ResultBase
+from replay.experiments.base.result import ComparisonBase, TimedResult
 from replay.report.command import command, repeated, value_text
 from replay.report.provenance import assumptions, provenance
 from replay.report.words import explained
@@ -45,21 +45,21 @@ def proposed_text(scheme: SchemeDescription) -> str:
     return ", ".join(marks)
 
 
-def label(result: ResultBase) -> str:
+def label(result: TimedResult) -> str:
     """Name of a result as tables and charts print it."""
     return starred(result.name, *result.schemes)
 
 
-def labels(results: Iterable[ResultBase]) -> list[str]:
+def labels(results: Iterable[TimedResult]) -> list[str]:
     """Names of several."""
     return [label(one) for one in results]
 
 
-def beside(result: ResultBase | AnyComparison, kind: type[Comparison]) -> Comparison:
+def beside(result: TimedResult | AnyComparison, kind: type[Comparison]) -> Comparison:
     """A comparison as it is; a result alone as one of itself."""
     if isinstance(result, kind):
         return result
-    assert isinstance(result, ResultBase)
+    assert isinstance(result, TimedResult)
     return kind(baseline=result.name, results=[result])
 
 
@@ -87,7 +87,7 @@ def left_out_alike(compared: AnyComparison, head: str) -> dict[str, list[str]]:
     return reasons
 
 
-def built(compared: AnyComparison) -> tuple[str, ResultBase | None]:
+def built(compared: AnyComparison) -> tuple[str, TimedResult | None]:
     """Words on proposed hardware of the first of a ranking, and the fastest that needs none.
 
     Returns
@@ -125,14 +125,14 @@ def schemes_table(named: Iterable[tuple[str, SchemeDescription]]) -> Table:
     return Table("schemes", title, columns, list(rows.values()), notes)
 
 
-def described(results: Iterable[ResultBase]) -> Table:
+def described(results: Iterable[TimedResult]) -> Table:
     """The same table of all schemes of some results."""
     return schemes_table((starred(one.name, one), one) for each in results for one in each.schemes)
 
 
 def identities_table(
     names: Sequence[str],
-    results: Sequence[ResultBase],
+    results: Sequence[TimedResult],
     more: Mapping[str, Sequence[Cell]] | None = None,
 ) -> Table:
     """Options and identity of each result, and further columns behind its name."""
@@ -150,7 +150,7 @@ def identities_table(
     return Table("identities", "Each result: equal identities have equal results", columns, rows)
 
 
-def options_of(result: ResultBase) -> str:
+def options_of(result: TimedResult) -> str:
     """All options of a result's schemes in a line, each with its scheme where there are several."""
     found = {one.name: options_text(one.options) for one in result.schemes}
     if len(found) == 1:
@@ -167,17 +167,17 @@ def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def versions(results: Iterable[ResultBase]) -> str:
+def versions(results: Iterable[TimedResult]) -> str:
     """Versions of moereplay that made some results."""
     return ", ".join(sorted({one.version for one in results}))
 
 
 def rests_on(
     system: SystemDescription | None,
-    results: Sequence[ResultBase],
+    results: Sequence[TimedResult],
     entries: Mapping[str, Cell],
     command: str,
-    ranking: Sequence[ResultBase] = (),
+    ranking: Sequence[TimedResult] = (),
 ) -> Iterator[Section]:
     """Make the last sections of a page: what is taken to be so, and what entered some results.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hwmodel import UserError
+from hwmodel.page import VALUE_COLUMNS, value_text
 from hwmodel.units import unit_of
 from tracegen.shared.display.content import Cell, Column, Section, Table
 
@@ -81,13 +82,6 @@ def preset(name: str, overrides: Mapping[str, Any] | None = None) -> System | No
         return None
 
 
-def shown_value(value: Any) -> Cell:
-    """A hardware value as a cell's text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def changed_values(system: SystemDescription) -> dict[str, tuple[Any, Any]]:
     """Values that are not those of the machine's name, by key, and what they are there.
 
@@ -106,7 +100,7 @@ def changed_values(system: SystemDescription) -> dict[str, tuple[Any, Any]]:
 def changes_table(system: SystemDescription) -> Table | None:
     """Hardware values that were changed; None where none was."""
     rows = [
-        (f"{key} *", shown_value(value), shown_value(usual), unit_of(key))
+        (f"{key} *", value_text(value), value_text(usual), unit_of(key))
         for key, (value, usual) in changed_values(system).items()
     ]
     if not rows:
@@ -123,13 +117,6 @@ def machine_table(system: SystemDescription) -> Table:
     """
     named = preset(system.name)
     known = {} if named is None else {row[0]: row for row in named.spec.rows()}
-    columns = [
-        Column("value"),
-        Column("is"),
-        Column("unit"),
-        Column("confidence", rank=1),
-        Column("source", rank=2),
-    ]
     rows = []
     for key, value in sorted(system.values.items()):
         confidence, source = "-", UNKNOWN
@@ -138,7 +125,7 @@ def machine_table(system: SystemDescription) -> Table:
             confidence, source = known[key][4] if is_own else "user", known[key][3]
             source = source if is_own else CHANGED
         star = " *" if source == CHANGED else ""
-        rows.append((f"{key}{star}", shown_value(value), unit_of(key), confidence, source))
+        rows.append((f"{key}{star}", value_text(value), unit_of(key), confidence, source))
     title = f"{system.name}: every value of the machine"
     notes = [f"* {CHANGED}."] if any(row[-1] == CHANGED for row in rows) else []
-    return Table("machine", title, columns, rows, notes)
+    return Table("machine", title, VALUE_COLUMNS, rows, notes)

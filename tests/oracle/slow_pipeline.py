@@ -58,7 +58,7 @@ def run(schedule: Schedule, shape: Shape, times: Mapping[str, int], hop: int = 0
     def ready(op: Op) -> int | None:
         """When the input of a pass is there; None if nobody knows yet."""
         known = [0]
-        for needed in _needed(op, shape.model_chunks):
+        for needed in _needed(op, shape.stages * shape.chunks):
             done = next((ends[one] for one in needed if one in ends), None)
             if done is None:
                 return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,7 +115,20 @@ def delivers(command: Callable[..., None]) -> Callable[..., None]:
             check()  # before the work, which may take long
         command(*arguments, deliver=Delivery(**taken), **values)
 
-    del filled.__wrapped__  # typer would read the signature of the command itself
-    filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
-    filled.__annotations__ = {one.name: one.annotation for one in parameters}
-    return filled
+    return with_parameters(filled, parameters)
+
+
+def with_parameters(
+    command: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Let typer read a command's options off these parameters, in place of its own.
+
+    Parameters
+    ----------
+    command
+        Takes the values of the parameters by their names.
+    """
+    vars(command).pop("__wrapped__", None)  # whose signature typer would read
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command

@@ -1,7 +1,8 @@
-"""Reading JSON documents back: their kinds, their older schemas, and damage said in a line."""
+"""JSON documents: their text, and reading them back, with older schemas and damage in a line."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,11 @@ One = TypeVar("One", bound=BaseModel)
 Converter = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
+def json_text(document: Mapping[str, Any]) -> str:
+    """Write a document: sorted keys, a line for each value, the same bytes for the same values."""
+    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+
 class DocumentKind:
     """A kind of document: its class, its present format, and what older ones become.
 
@@ -38,13 +44,12 @@ class DocumentKind:
         self.made = made
         self.format = str(get_args(field.annotation)[0])
         self.name = self.format.partition("/")[0]
+        self._older: dict[str, Converter] = {}
         if "results" in made.model_fields:  # a comparison's schema is raised with its results'
-            self._older: Mapping[str, Converter] = {
-                f"{self.name}/{one.rpartition('/')[2]}": partial(self._compared, older[one])
-                for one in older
-            } | {one: older[one] for one in older if one.startswith(f"{self.name}/")}
-        else:
-            self._older = {one: older[one] for one in older if one.startswith(f"{self.name}/")}
+            for one, converter in older.items():
+                version = one.rpartition("/")[2]
+                self._older[f"{self.name}/{version}"] = partial(self._compared, converter)
+        self._older |= {one: older[one] for one in older if one.startswith(f"{self.name}/")}
 
     def _compared(self, converter: Converter, document: Mapping[str, Any]) -> dict[str, Any]:
         results = [converter(one) for one in document["results"]]

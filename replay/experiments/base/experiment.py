@@ -98,7 +98,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     spec, result
         Classes of its settings and of its result.
     headline
-        Path of `ResultBase.headline_us` in the JSON of a result; empty where it has no one time.
+        Path of `TimedResult.headline_us` in the JSON of a result; empty where it has no one time.
     objects
         Settings in whose place an object may be given, such as a trace that is in memory.
     code

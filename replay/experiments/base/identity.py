@@ -27,6 +27,8 @@ from replay.model.work.placement import identify
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
+    from pydantic import BaseModel
+
     from hwmodel import System
     from replay.experiments.base.spec import Spec
     from replay.experiments.layer.spec import RunSpec
@@ -117,6 +119,11 @@ def scheme_by_value(scheme: AnyScheme) -> dict[str, Any]:
         "options": dataclasses.asdict(scheme.options),
         "code": scheme.code,
     }
+
+
+def model_by_value(shape: BaseModel) -> dict[str, Any]:
+    """All sizes of a model by name, without prose."""
+    return shape.model_dump(mode="json", exclude={"title", "notes", "sources"})
 
 
 def describe(

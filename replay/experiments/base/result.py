@@ -7,15 +7,15 @@ gives the same bytes.
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from replay.chains.tuning import Trial
+from replay.experiments.base.documents import json_text
 from replay.experiments.base.names import check_baseline
 from replay.experiments.base.rows import result_row
 from replay.files import write_text
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.measure.result import Measures
     from replay.schemes.base import AnyScheme
+    from replay.schemes.outside import AllowCode
 
 
 class SystemDescription(Strict):
@@ -118,7 +119,7 @@ class Document(Strict, Shown):
     def to_json(self) -> str:
         """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
         absent = {name for name in self.LEFT_OUT_IF_NONE if getattr(self, name) is None}
-        return json_text(self, leave_out=absent)
+        return json_text(self.model_dump(mode="json", by_alias=True, exclude=absent))
 
     def save(self, path: str | Path) -> None:
         """Write the JSON, all of it or nothing.
@@ -129,12 +130,6 @@ class Document(Strict, Shown):
             If the file cannot be written.
         """
         write_text(path, self.to_json())
-
-
-def json_text(model: BaseModel, leave_out: set[str] | None = None) -> str:
-    """Write a model as the JSON that all documents have."""
-    document = model.model_dump(mode="json", by_alias=True, exclude=leave_out)
-    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
 
 
 class ResultBase(Document):
@@ -155,6 +150,19 @@ class ResultBase(Document):
     version: str
 
     @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name that tables and charts give it."""
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One."""
+        return [result_row(self.name, self)]
+
+
+class TimedResult(ResultBase):
+    """A result of schemes with a time, by which it can be compared."""
+
+    @property
     def name(self) -> str:
         """Name among the results of a comparison: that of the scheme."""
         return self.schemes[0].name
@@ -168,14 +176,6 @@ class ResultBase(Document):
     def asked_options(self) -> dict[str, Mapping[str, Any]]:
         """Options that were asked for, by name of the scheme."""
         return {self.name: self.spec.options}  # type: ignore[attr-defined]  # of those with one
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """One."""
-        return [result_row(self.name, self)]
-
-
-class TimedResult(ResultBase):
-    """A result with a time, by which it can be compared."""
 
     @property
     @abstractmethod
@@ -245,6 +245,12 @@ class ComparisonBase(Document, Generic[AnyTimed]):
     def _rows(self) -> list[dict[str, Any]]:
         """One for each result."""
         return [row for one in self.results for row in one._rows()]
+
+
+def allowed_by(results: Iterable[TimedResult], *, allow_code: AllowCode) -> AllowCode:
+    """Files that results may have executed: where that is allowed, those they were made with."""
+    made_with = frozenset(scheme.code for one in results for scheme in one.schemes if scheme.code)
+    return made_with if allow_code and made_with else allow_code
 
 
 def scheme_of_old(scheme: Mapping[str, Any]) -> dict[str, Any]:

@@ -211,11 +211,11 @@ class SchemeExperiment(
             If a scheme does not exist or stands twice, or options are of none of them.
         """
         check_options(options)
-        asked = [Asked(*self.under(shared, one, options)) for one in schemes]
-        check_once([one.name for one in asked])
-        known = {part for one in asked for part in self.schemes_in(one.name, one.spec)}  # type: ignore[arg-type]  # `under` made it
+        asked = [self.under(shared, one, options) for one in schemes]
+        check_once([name for name, _ in asked])
+        known = {part for name, spec in asked for part in self.schemes_in(name, spec)}
         check_known(options, sorted(known))
-        return asked
+        return [Asked(name, spec) for name, spec in asked]
 
     def compared(
         self,
@@ -297,9 +297,9 @@ def several(what: str, given: object, kinds: tuple[type, ...], possible: str) ->
     UserError
         If it is neither, or empty.
     """
-    ones = [given] if isinstance(given, kinds) else given
+    ones: Any = [given] if isinstance(given, kinds) else given
     check_kind(what, ones, Iterable, possible)
-    found: list[Any] = list(ones)  # type: ignore[call-overload] # checked just now
+    found = list(ones)
     for one in found:
         check_kind(what, one, kinds, possible)
     if not found:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import hwmodel
 import tracegen.models
-from replay.experiments.base.identity import code_identity, code_of, identity
+from replay.experiments.base.identity import (
+    code_identity,
+    code_of,
+    identity,
+    model_by_value,
+    scheme_by_value,
+)
 from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.shapes import Sizes, changed
 from replay.experiments.train.experiment import run
@@ -18,7 +24,6 @@ from replay.experiments.train.spec import CODE, TrainSpec
 from replay.schemes.registry import find
 
 if TYPE_CHECKING:
-    from hwmodel import System
     from replay.schemes.outside import AllowCode
     from tracegen.models import ModelShape
 
@@ -92,9 +97,9 @@ class StepTask:
         scheme = find(one.spec.scheme, allow_code=False)  # `make_task` executed it
         return {
             "code": [code_identity(), code_of(CODE)],
-            "candidate": {**one.settings, "model": one.shape().sizes()},
-            "system": _system(str(one.spec.system), tuple(one.spec.overrides.items())).describe(),
-            "scheme": {"options": dataclasses.asdict(scheme.options), "code": scheme.code},
+            "candidate": {**one.settings, "model": model_by_value(one.shape())},
+            "system": hwmodel.load(str(one.spec.system), one.spec.overrides).describe(),
+            "scheme": scheme_by_value(scheme),
         }
 
     @property
@@ -130,8 +135,3 @@ def make_task(candidate: Candidate, allow_code: AllowCode = False) -> StepTask:
     """
     find(candidate.spec.scheme, allow_code=allow_code)
     return StepTask(candidate)
-
-
-@functools.lru_cache(maxsize=256)
-def _system(name: str, overrides: tuple[tuple[str, Any], ...]) -> System:
-    return hwmodel.load(name, dict(overrides))

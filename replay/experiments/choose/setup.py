@@ -9,7 +9,7 @@ import hwmodel
 import tracegen.models
 from replay.errors import UserError
 from replay.experiments.base.experiment import NOTHING, Given
-from replay.experiments.base.identity import identity_of, scheme_by_value
+from replay.experiments.base.identity import identity_of, model_by_value, scheme_by_value
 from replay.experiments.choose import search
 from replay.experiments.choose import space as spaces
 from replay.experiments.choose.spec import CODE
@@ -62,7 +62,7 @@ class ChooseSetup:
         schemes = [find(one.scheme, allow_code=False) for one in self.space.systems]
         entered = {
             "space": self.space.model_dump(mode="json"),
-            "model": tracegen.models.load(self.space.model).sizes(),
+            "model": model_by_value(tracegen.models.load(self.space.model)),
             "systems": [hwmodel.load(one.system).describe() for one in self.space.systems],
             "schemes": [scheme_by_value(one) for one in schemes],
         }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hwmodel.units import PS_PER_US
 from replay.engine import schedule
 from replay.experiments.base.result import SystemDescription, package_version
 from replay.experiments.collective.result import CollectiveResult, CollectiveRow, PortUse
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from replay.experiments.collective.setup import CollectiveSetup
     from replay.model.collectives.algorithm import Algorithm, Collective
     from replay.model.machine.machine import Ints
-
-PS_PER_US = 1_000_000
 
 
 def carry_out(setup: CollectiveSetup, watch: Watch) -> CollectiveResult:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodel.units import PS_PER_US
 from replay.experiments.dense.result import Direction, Quantiles, Skew
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
     from replay.measure.result import Measures
     from replay.model.machine.machine import Ints, Machine
-
-PS_PER_US = 1_000_000
 
 
 def directions(found: Measures) -> tuple[Direction, Direction]:

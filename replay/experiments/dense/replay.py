@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from hwmodel.units import PS_PER_US
 from replay.engine import GraphBuilder, schedule
+from replay.experiments.base.identity import model_by_value
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.dense.measure import directions, skew_of
 from replay.experiments.dense.result import TensorResult
-from replay.experiments.dense.setup import Setup, sizes_of
+from replay.experiments.dense.setup import Setup
 from replay.measure.measured import measures
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import Watch
     from replay.model.machine.machine import Ints
     from replay.schemes.tp.base import TensorScheme
-
-PS_PER_US = 1_000_000
 
 
 def carry_out(setup: Setup, watch: Watch) -> TensorResult:
@@ -35,7 +35,7 @@ def carry_out(setup: Setup, watch: Watch) -> TensorResult:
         run_id=setup.run_id,
         version=package_version(),
         spec=setup.spec,
-        model=sizes_of(setup.shape),
+        model=model_by_value(setup.shape),
         system=SystemDescription.of(setup.system),
         scheme=SchemeDescription.of(setup.scheme, setup.system),
         sequence_parallel=setup.scheme.sequence_parallel,

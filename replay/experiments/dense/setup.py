@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from replay.errors import RefusedError, UserError
 from replay.experiments.base.experiment import NOTHING, Given
-from replay.experiments.base.identity import identity_of, scheme_by_value
+from replay.experiments.base.identity import identity_of, model_by_value, scheme_by_value
 from replay.experiments.dense.spec import CODE, PASSES, TensorSpec
 from replay.model.work.transformer_layer import Sizes, TensorLayer, layer_of
 from replay.model.work.transformer_shape import load
@@ -98,7 +98,7 @@ class Setup:
     def run_id(self) -> str:
         """Identity of the replay: of everything that decides its result."""
         entered = {
-            "model": sizes_of(self.shape),
+            "model": model_by_value(self.shape),
             "system": self.system.describe(),
             "scheme": scheme_by_value(self.scheme),
         }
@@ -111,11 +111,6 @@ class Setup:
             sequence=self.sizes.sequence,
             launch=self.launch,
         )
-
-
-def sizes_of(shape: LayerShape) -> dict[str, Any]:
-    """Sizes of a model by name, without prose."""
-    return shape.model_dump(mode="json", exclude={"title", "notes", "sources"})
 
 
 def _sizes(spec: TensorSpec, shape: LayerShape, system: System) -> Sizes:

@@ -28,7 +28,7 @@ from replay.experiments.base.rows import COLUMNS, row_of
 from replay.experiments.layer.bands import Uncertainty
 from replay.experiments.layer.spec import RunSpec
 from replay.measure.parts import Room
-from replay.measure.result import ChainResult, LayerResult
+from replay.measure.result import ChainedLayer, ChainResult, LayerResult
 from replay.model.work.precision import NUMBER_TYPES, Precision
 from tracegen.shared.display.frames import data_frame, flat
 from tracegen.shared.strict import Strict
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from replay.measure.result import Measures
 
 RESULT_FORMAT: Literal["moereplay-result/2"] = "moereplay-result/2"
-COMPARISON_FORMAT: Literal["moereplay-comparison/2"] = "moereplay-comparison/2"
 
 
 class TraceDescription(Strict):
@@ -196,7 +195,7 @@ class Result(TimedResult):
 
     @model_validator(mode="after")
     def _has_layers(self) -> Result:
-        if not (self.layers if self.chain is None else self.chain.layers):
+        if not self.replayed_layers:
             message = "layers: none are there, and no result is without"
             raise ValueError(message)
         return self
@@ -205,6 +204,11 @@ class Result(TimedResult):
     def headline_us(self) -> float:
         """Time of all layers."""
         return self.totals.makespan_us
+
+    @property
+    def replayed_layers(self) -> Sequence[LayerResult | ChainedLayer]:
+        """Layers by themselves, or those of the chain."""
+        return self.layers if self.chain is None else self.chain.layers
 
     @property
     def parts(self) -> Sequence[LayerResult | ChainResult]:
@@ -219,9 +223,8 @@ class Result(TimedResult):
     def _rows(self) -> list[dict[str, Any]]:
         """One for each layer, with its measures."""
         same = {"scheme": self.scheme.name, "system": self.system.name}
-        layers = self.layers if self.chain is None else self.chain.layers
         rows = []
-        for layer in layers:
+        for layer in self.replayed_layers:
             document = layer.model_dump(mode="json", by_alias=True)
             measures = document.pop("measures", {})
             rows.append(same | flat(document) | flat(measures))
@@ -231,7 +234,7 @@ class Result(TimedResult):
 class Comparison(ComparisonBase[Result]):
     """The same routing on the same system under several schemes, or with several placements."""
 
-    format: Literal["moereplay-comparison/2"] = COMPARISON_FORMAT
+    format: Literal["moereplay-comparison/2"] = "moereplay-comparison/2"
     LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"uncertainty"})
     uncertainty: Uncertainty | None = None
     """How sure it is, where that was asked for; the JSON has no such key where it was not."""

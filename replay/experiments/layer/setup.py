@@ -27,7 +27,6 @@ from replay.schemes.registry import COMPARED
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.replay import Replay
-    from replay.experiments.layer.result import Result
     from replay.model.work.batch import Batch
     from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
@@ -225,13 +224,6 @@ def set_up(
     if scheme.is_tuned(spec.tune) == scheme.is_tuned(None):
         changes["tune"] = None
     return Setup(spec.changed(**changes), trace_identity, system, scheme)
-
-
-def allowed_by(result: Result, *, allow_code: bool) -> AllowCode:
-    """Files that a result may have executed: where that is allowed, those it was made with."""
-    if allow_code and result.scheme.code:
-        return frozenset({result.scheme.code})
-    return allow_code
 
 
 def find_scheme(reference: str | None, *, allow_code: AllowCode) -> Scheme:

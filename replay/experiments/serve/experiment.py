@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from replay.experiments.base.experiment import NOTHING, AnySetup, Given, Older, Watch, Words
 from replay.experiments.base.result import AnyTimed
 from replay.experiments.base.schemed import AnyCompared, SchemeExperiment
-from replay.experiments.serve.result import InferComparison, InferResult, named, result_of_old
+from replay.experiments.serve.result import (
+    InferComparison,
+    InferResult,
+    named,
+    options_by_scheme,
+    result_of_old,
+)
 from replay.experiments.serve.spec import CODE, InferSpec
 
 if TYPE_CHECKING:
@@ -35,10 +41,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
 
     def options_in(self, spec: AnyServed) -> Mapping[str, Mapping[str, Any]]:
         """Those of prompts are their scheme's, whether it is named or implied."""
-        prompts, decoding = _names_of(spec)
-        if prompts == decoding:
-            return {decoding: {**spec.options, **spec.prefill_options}}
-        return {prompts: spec.prefill_options, decoding: spec.options}
+        return options_by_scheme(spec, *_names_of(spec))
 
     def usual_schemes(self, shared: AnyServed, given: Mapping[str, Any]) -> Sequence[str]:
         """The spec's own: engines differ in more than a scheme."""

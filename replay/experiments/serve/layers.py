@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hwmodel.units import PS_PER_US
 from replay.chains.memory import largest
 from replay.errors import UserError
 from replay.experiments.layer.setup import check_domain, check_needs
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from replay.model.machine.host import Launch
     from replay.model.work.batch import Phase
 
-PS_PER_US = 1_000_000
 MOST_CUTS = 3  # of a stretch between two numbers of tokens, one a power of 2 of the other
 
 

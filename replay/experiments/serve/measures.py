@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from hwmodel.units import PS_PER_S, PS_PER_US
 from replay.errors import UserError
 from replay.experiments.serve.book import Group, ServedRun
 from replay.experiments.serve.requests import Ints
 from tracegen.shared.strict import Strict
 
-PS_PER_US = 10**6
-PS_PER_S = 10**12
 MOMENTS = 200
 """Points of a timeline that a result keeps of a group."""
 

@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from hwmodel.units import PS_PER_S
 from replay.errors import UserError, shown
 from replay.experiments.serve.requests import (
     LONGEST_S,
     MOST_LENGTH,
     MOST_REQUESTS,
-    PS_PER_S,
     Requests,
 )
 from replay.files import parse_json, read_text

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from hwmodel.units import PS_PER_S
 from replay.errors import UserError, shown
 from tracegen.trace.tables import DECODE, TraceData
 
 Ints = npt.NDArray[np.int64]
 
-PS_PER_S = 10**12
 MOST_REQUESTS = 5_000_000  # drawn at one a second, they stay within whole picoseconds of 64 bits
 MOST_LENGTH = 10_000_000
 """Tokens of a prompt or an output, several times the longest context that models take."""

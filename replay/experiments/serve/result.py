@@ -27,6 +27,13 @@ def named(prompts: str, decoding: str) -> str:
     return decoding if is_usual else f"{prompts}+{decoding}"
 
 
+def options_by_scheme(spec: InferSpec, prompts: str, decoding: str) -> dict[str, Mapping[str, Any]]:
+    """Options of a spec by the names of its schemes; those of prompts override, where it is one."""
+    if prompts == decoding:
+        return {decoding: {**spec.options, **spec.prefill_options}}
+    return {prompts: spec.prefill_options, decoding: spec.options}
+
+
 def asked_of_both(
     schemes: Sequence[SchemeDescription], spec: InferSpec
 ) -> dict[str, Mapping[str, Any]]:
@@ -34,9 +41,7 @@ def asked_of_both(
     prompts, decoding = (
         (schemes[0].name, schemes[-1].name) if schemes else (spec.of_prompts, spec.scheme)
     )
-    if prompts == decoding:
-        return {decoding: {**spec.options, **spec.prefill_options}}
-    return {prompts: spec.prefill_options, decoding: spec.options}
+    return options_by_scheme(spec, prompts, decoding)
 
 
 class Memory(Strict):

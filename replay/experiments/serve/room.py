@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hwmodel.units import BYTES_PER_GB
 from replay.errors import UserError
 from replay.model.work.precision import VALUE_BYTES
 from replay.steps.parameters import key_and_value, kv_heads_per_gpu, of_embedding, of_head, of_layer
@@ -21,7 +22,6 @@ from replay.steps.parameters import key_and_value, kv_heads_per_gpu, of_embeddin
 if TYPE_CHECKING:
     from tracegen import ModelShape
 
-GB = 10**9
 CACHE_BYTES = VALUE_BYTES["bf16"]
 
 
@@ -115,4 +115,4 @@ def _cached(shape: ModelShape, tp: int) -> int:
 
 
 def _gb(nbytes: int) -> str:
-    return f"{nbytes / GB:,.1f} GB"
+    return f"{nbytes / BYTES_PER_GB:,.1f} GB"

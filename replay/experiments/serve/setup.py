@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from replay.errors import UserError
 from replay.experiments.base.experiment import NOTHING, Given
-from replay.experiments.base.identity import identity_of
+from replay.experiments.base.identity import identity_of, model_by_value
 from replay.experiments.layer.setup import Setup as Replay
 from replay.experiments.layer.setup import check_needs, set_up
 from replay.experiments.layer.spec import RunSpec
@@ -194,7 +194,7 @@ class Setup:
     def run_id(self) -> str:
         """Identity: of everything that decides the result."""
         entered = {
-            "model": self.shape.model_dump(mode="json", exclude={"title", "notes", "sources"}),
+            "model": model_by_value(self.shape),
             "trace": None if self.trace is None else self.trace.content_id,
             "systems": [self.prefill.system.describe(), self.decode.system.describe()],
             "schemes": [one.description["scheme"] for one in self.replays.values()],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from hwmodel.units import PS_PER_S, PS_PER_US
 from replay.chains.jitter import read
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.train.composed import compose
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from replay.experiments.train.composed import Composed
     from replay.experiments.train.setup import SchemedStep, Setup
 
-PS_PER_US, PS_PER_S = 1_000_000, 1_000_000_000_000
 MOE = ("experts", "exchange", "peers")
 """What a step would not spend on a model without experts."""
 

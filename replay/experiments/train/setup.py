@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError
 from replay.experiments.base.experiment import NOTHING, Given
-from replay.experiments.base.identity import identity_of, scheme_by_value
+from replay.experiments.base.identity import identity_of, model_by_value, scheme_by_value
 from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape
@@ -130,7 +130,7 @@ class Setup:
             else {"content_id": self.trace.content_id}
         )
         entered = {
-            "model": self.shape.model_dump(mode="json", exclude={"title", "notes", "sources"}),
+            "model": model_by_value(self.shape),
             "system": self.system.describe(),
             "scheme": scheme_by_value(scheme),
             "plan": self.plan.model_dump(mode="json"),

@@ -43,12 +43,6 @@ class Carried(NamedTuple):
     location: Ints
     expert: Ints | None = None
 
-    @property
-    def num_shadowed(self) -> int:
-        """Experts of the layer whose weights every rank has."""
-        held = np.zeros(0, np.int64) if self.expert is None else self.expert[self.expert >= 0]
-        return int((np.bincount(held) > 1).sum())
-
     def experts_of_layer(self) -> Ints:
         """(token of the layer, slot): experts of the layer that are carried out, -1 for none."""
         ids = self.work.expert_ids[self.token].astype(np.int64)

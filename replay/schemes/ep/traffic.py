@@ -69,17 +69,14 @@ class NetworkTraffic(NamedTuple):
     moves
         What travels, in words.
     out, in_
-        Rows that the NIC of GPU g sends and receives in the dispatch; those of the combine are the
-        same the other way round, but for `reroutes`.
-    reroutes
-        Whether rows back take the way that rows to their rank would take, and not the same way
-        back.
+        Rows that the NIC of GPU g sends and receives in the dispatch. Those of the combine are the
+        same the other way round, but that rows of classes direct and rail go back as rows to their
+        rank would go there.
     """
 
     moves: str
     out: str
     in_: str
-    reroutes: bool = False
 
 
 NETWORK = {
@@ -89,13 +86,11 @@ NETWORK = {
         "each row from the NIC of its GPU to that of the GPU it is for",
         "sum e(t) or r(t) of other domains",
         "Ein(g) or In(g) of other domains' tokens",
-        reroutes=True,
     ),
     "rail": NetworkTraffic(
         "each row over NVLink to the GPU with its target's index, from whose NIC it goes there",
         "rows of g's domain for GPUs of g's index in other domains",
         "Ein(g) or In(g) of other domains' tokens",
-        reroutes=True,
     ),
     "node": NetworkTraffic(
         "one row per (token, domain) to the GPU of the same index, forwarded from there",

@@ -43,10 +43,9 @@ def diff(before: Given, after: Given) -> Difference:
     outcomes = [outcome(each) for each in pairs]
     now = [each.name for each in sorted(pairs, key=lambda each: each.after.headline_us)]
     alone = paired.only_before + paired.only_after
-    same_out = not alone and all(is_same(each) for each in pairs)
     return Difference(
         experiment=experiment.name,
-        is_same=same_out and not inputs,
+        is_same=not (alone or inputs) and all(is_same(each) for each in pairs),
         inputs=inputs,
         outcomes=outcomes,
         only_before=paired.only_before,
@@ -54,7 +53,7 @@ def diff(before: Given, after: Given) -> Difference:
         order_before=[each.name for each in pairs],
         order_after=now,
         swapped=_swapped(outcomes),
-        notes=list(_notes(pairs, inputs, same_out=same_out)),
+        notes=_notes(pairs, inputs),
     )
 
 
@@ -85,11 +84,9 @@ def _swapped(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
     ]
 
 
-def _notes(pairs: Sequence[Pair], inputs: Sequence[Change], *, same_out: bool) -> list[str]:
+def _notes(pairs: Sequence[Pair], inputs: Sequence[Change]) -> list[str]:
     if not pairs:
         return ["the files have no scheme in common"]
-    if same_out or not pairs:
-        return []
     moved = [one.name for one in pairs if not is_same(one)]
     if moved and not [one for one in inputs if not one.what.startswith("version")]:
         if all(one.before.run_id == one.after.run_id for one in pairs):

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from replay.experiments.collective.result import CollectiveRow
     from replay.experiments.layer.result import Result
 
-EXPLANATION_FORMAT: Literal["moereplay-explanation/1"] = "moereplay-explanation/1"
-
 DESCRIBED = ("scheme", "option")
 """Parts of the names of inputs that are of the scheme."""
 OF_THE_SCHEME = ("sequence_parallel", "is_paired")
@@ -95,7 +93,7 @@ class Explanation(Document):
 
     LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"experiment"})
 
-    format: Literal["moereplay-explanation/1"] = EXPLANATION_FORMAT
+    format: Literal["moereplay-explanation/1"] = "moereplay-explanation/1"
     experiment: str | None = None
     one: str
     other: str

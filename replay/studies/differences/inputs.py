@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hwmodel.units import unit_of
@@ -80,8 +80,7 @@ def _unit(what: str) -> str:
 
 def _layers(result: Result) -> list[int]:
     """Positions of the layers, in order, each once."""
-    layers: Iterator[Any] = iter(result.layers if result.chain is None else result.chain.layers)
-    return list(dict.fromkeys(layer.layer_index for layer in layers))
+    return list(dict.fromkeys(layer.layer_index for layer in result.replayed_layers))
 
 
 def _dotted(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replay.engine import critical_path
 from replay.experiments.base.experiment import Watch
+from replay.experiments.base.result import TimedResult
 from replay.experiments.collective.replay import carry_out
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.setup import CollectiveSetup
@@ -20,7 +21,7 @@ from replay.studies.differences.path import by_phase_and_cause, of_paths, ps
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment
-    from replay.experiments.base.result import ResultBase, TimedResult
+    from replay.experiments.base.result import ResultBase
     from replay.measure.parts import CriticalPath
     from replay.studies.differences.any_experiment import Numbers
 
@@ -63,11 +64,12 @@ def side_of(experiment: AnyExperiment, result: ResultBase) -> Side:
     """Take what an explanation needs of a result; a collective has one row."""
     if isinstance(result, CollectiveResult):
         return _of_collective(result)
-    found: TimedResult = result  # type: ignore[assignment]  # all others that are explained
-    if found.measured:
-        return _of_schedules(found, experiment.phases)
-    path = {part: ps(time) for part, time in found.composed_us.items()}
-    return Side(found.name, ps(found.headline_us), path, {}, {}, came_out(found), entered(found))
+    assert isinstance(result, TimedResult)  # as all others that are explained
+    if result.measured:
+        return _of_schedules(result, experiment.phases)
+    path = {part: ps(time) for part, time in result.composed_us.items()}
+    time_ps = ps(result.headline_us)
+    return Side(result.name, time_ps, path, {}, {}, came_out(result), entered(result))
 
 
 def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:

@@ -104,10 +104,8 @@ class Book:
 
     def result(self, num_missing: int) -> SweepResult:
         """What is known now."""
-        identity = {id(point): task.id for task, points in self._plan.tasks for point in points}
         return SweepResult(
             plan=self._plan,
-            identities=[identity[id(point)] for point in self._plan.points],
             num_reused=self._num_found,
             num_computed=self._num_computed,
             num_refused=sum(row["refused"] is not None for row in self._rows.values()),

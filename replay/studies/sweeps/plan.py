@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,12 @@ class Plan:
     tables: list[GridTable]
     points: list[Point]
     tasks: list[tuple[AnyTask, list[Point]]]
+
+    @cached_property
+    def identities(self) -> list[str]:
+        """Identity of each point's replay, in the order of the points."""
+        found = {id(point): task.id for task, points in self.tasks for point in points}
+        return [found[id(point)] for point in self.points]
 
 
 def plan_sweep(study: Study | str | Path, *, allow_code: AllowCode = False) -> Plan:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
 from replay.studies.sweeps.plan import Plan
@@ -36,8 +36,6 @@ class SweepResult(Shown):
     ----------
     plan
         What was asked for; its tables are filled.
-    identities
-        Identity of each point's replay, in the order of the points.
     num_reused, num_computed
         Replays that were found in the folder, and those that were not.
     num_refused
@@ -51,7 +49,6 @@ class SweepResult(Shown):
     """
 
     plan: Plan
-    identities: list[str]
     num_reused: int
     num_computed: int
     num_refused: int
@@ -59,6 +56,11 @@ class SweepResult(Shown):
     num_missing: int = 0
     rows: Sequence[Row] = ()
     columns: Mapping[str, type] = field(default_factory=dict)
+
+    @property
+    def identities(self) -> list[str]:
+        """Identity of each point's replay, in the order of the points."""
+        return self.plan.identities
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Make a data frame with a row per point, in their order; see `replay.studies.sweeps.rows`.
@@ -97,7 +99,7 @@ class SweepResult(Shown):
                 for number, table in enumerate(self.plan.tables)
             ],
         }
-        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+        return json_text(document)
 
     def shown(self) -> list[RenderableType]:
         """Title, question and tables, as a terminal draws them."""

@@ -75,9 +75,7 @@ def traced_task(point: Point, allow_code: AllowCode = False) -> TracedTask:
     settings, given = grouped(point.settings)
     groups = {name: given.get(name, {}) for name in (*GROUPS, "system", *COMPARED)}
     scheme = _scheme(settings.pop("scheme", None), groups, allow_code)
-    system = _system(
-        settings.pop("system", DEFAULT_SYSTEM), tuple(sorted(groups["system"].items()))
-    )
+    system = _system(settings.pop("system", DEFAULT_SYSTEM), groups["system"])
     if "total_tokens" in settings:
         _share_tokens(settings, system)
     spec, _, _ = spec_of(None, {**settings, "system": system, "scheme": scheme})
@@ -101,8 +99,15 @@ def _scheme(name: Any, groups: Mapping[str, Mapping[str, Scalar]], allow_code: A
     return chosen
 
 
+def _system(name: str, overrides: Mapping[str, Scalar]) -> System:
+    """A machine: one that comes with the package is made once, and a file may have changed."""
+    if name in hwmodel.names():
+        return _preset(name, tuple(sorted(overrides.items())))
+    return hwmodel.load(name, overrides)
+
+
 @functools.lru_cache(maxsize=64)
-def _system(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> System:
+def _preset(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> System:
     return hwmodel.load(name, dict(overrides))
 
 

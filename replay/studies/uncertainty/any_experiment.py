@@ -25,11 +25,11 @@ from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.load import load_result
 from replay.experiments.base.names import row_names
 from replay.experiments.base.outcomes import Asked, carried_out
-from replay.experiments.base.result import ComparisonBase, ResultBase
+from replay.experiments.base.result import ComparisonBase, ResultBase, allowed_by
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
-from replay.experiments.layer.setup import allowed_by, load_trace
+from replay.experiments.layer.setup import load_trace
 from replay.studies.uncertainty.assess import EVERYTHING, assess, held
 from replay.studies.uncertainty.bands import Draw, Row, check, summary
 from replay.studies.uncertainty.draws import deviation
@@ -142,7 +142,7 @@ def _of_layers(
     trace, _ = load_trace(None, first.spec)
     setups: dict[str, Any] = {}
     for name, one in zip(row_names(compared.results, marked=False), compared.results, strict=True):
-        allowed = allowed_by(one, allow_code=allow_code)
+        allowed = allowed_by([one], allow_code=allow_code)
         like = next(iter(setups.values()), None)
         setups[name] = LAYER.setup(one.spec, Given({"trace": trace}, like, allowed))
     LAYER.check_fit(setups, max_memory)
@@ -168,8 +168,7 @@ def _allowed(experiment: AnyExperiment, results: Sequence[Any], *, allow_code: b
     """
     if not isinstance(experiment, SchemeExperiment):
         return False
-    made_with = frozenset(scheme.code for one in results for scheme in one.schemes if scheme.code)
-    allowed = made_with if allow_code and made_with else allow_code
+    allowed = allowed_by(results, allow_code=allow_code)
     references = {experiment.reference(one.spec) for one in results}
     execute(sorted(references), allow_code=allowed)
     return allowed

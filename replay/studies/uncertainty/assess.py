@@ -11,8 +11,9 @@ import numpy as np
 
 from hwmodel import draws as machines
 from replay.errors import UserError, check_kind
+from replay.experiments.base.result import allowed_by
 from replay.experiments.layer.result import Comparison
-from replay.experiments.layer.setup import allowed_by, find_scheme
+from replay.experiments.layer.setup import find_scheme
 from replay.schemes.outside import is_file
 from replay.studies.uncertainty import routing
 from replay.studies.uncertainty.bands import Draw, Row, check, rivals_of, summary
@@ -127,7 +128,7 @@ def _from_files(
     """Schemes of files that results refer to, but for those that are given."""
     given = {scheme.name for scheme in schemes}
     return [
-        find_scheme(one.spec.scheme, allow_code=allowed_by(one, allow_code=allow_code))
+        find_scheme(one.spec.scheme, allow_code=allowed_by([one], allow_code=allow_code))
         for one in results
         if one.scheme.name not in given and is_file(str(one.spec.scheme))
     ]
@@ -177,5 +178,4 @@ def _drawn(
 
 def _positions(result: Result) -> list[int]:
     """Positions of the layers that a result has replayed."""
-    layers = result.layers if result.chain is None else result.chain.layers
-    return [layer.layer_index for layer in layers]
+    return [layer.layer_index for layer in result.replayed_layers]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from hwmodel.units import PS_PER_US
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -23,7 +24,6 @@ Made = TypeVar("Made")
 Build = Callable[[Machine, "Ints"], Any]
 """Adds tasks to a machine; the second argument is (rank,) marks of the start."""
 
-PS_PER_US = 1_000_000
 POOL = 4096  # tokens that an evenly spread routing is drawn from
 SEED = 20260821  # of the routing
 MOST_GROUPS = 4  # groups of experts that a token keeps to

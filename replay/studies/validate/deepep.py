@@ -14,18 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodel.units import PS_PER_US
 from replay.schemes.ep.deepep import internode_notify
 from replay.schemes.ep.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.schemes.ep.staged import Stages, through
-from replay.studies.validate.bench import (
-    PS_PER_US,
-    Bench,
-    Build,
-    even_work,
-    uniform_work,
-)
+from replay.studies.validate.bench import Bench, Build, even_work, uniform_work
 from replay.studies.validate.table import Bound, Row, Table, has
 
 if TYPE_CHECKING:

@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodel.units import PS_PER_US
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement
 from replay.schemes.ep.deepep import notify, stack
-from replay.studies.validate.bench import PS_PER_US, Bench, Build, one_rank
+from replay.studies.validate.bench import Bench, Build, one_rank
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.compute.weight_gradients import Projection
     from replay.model.machine.machine import Ints, Machine
 
 GPUS, EXPERTS, TOPK, TOKENS = 64, 256, 8, 4096
@@ -160,9 +162,9 @@ def backward(profile: Profile) -> list[Line]:
     one = one_rank([rows], SHAPE, "fp8", is_backward=True)
     for name, projection in (("up", UP), ("down", DOWN)):
 
-        def build(machine: Machine, start: Ints, of: str = projection) -> Ints:
+        def build(machine: Machine, start: Ints, of: Projection = projection) -> Ints:
             pool = machine.sms.pool("sm", machine.sms.count)
-            return weight_gradient_kernel(machine, one, of, pool, start)  # type: ignore[arg-type]
+            return weight_gradient_kernel(machine, one, of, pool, start)
 
         inner = one.shape.gemm1_columns if name == "up" else one.shape.intermediate
         nbytes = rows * (inner + SHAPE.hidden) + 2 * 4 * inner * SHAPE.hidden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from replay.experiments.choose import replay, search
 from replay.experiments.choose.candidate import Candidate, make_task, simulated
 from replay.experiments.choose.result import SearchResult
 from replay.experiments.choose.search import Possible, everywhere
+from replay.experiments.choose.setup import ChooseSetup
 from replay.experiments.choose.space import load
 from replay.experiments.choose.spec import ChooseSpec, share_of
 from replay.experiments.train.experiment import run
@@ -150,6 +152,22 @@ def test_identity_is_of_everything_that_decides_the_cost(space: Path) -> None:
     slower = one.with_overrides({"link.efficiency": 0.5})
     assert make_task(slower).id not in ids
     assert make_task(one).id in ids
+
+
+def test_identity_is_of_what_parameters_alone_depend_on(tmp_path: Path) -> None:
+    """A larger vocabulary is more work for the head."""
+    model, ids, steps = tmp_path / "model.toml", [], []
+    text = (resources.files("tracegen.models") / "olmoe-1b-7b.toml").read_text("utf-8")
+    path = tmp_path / "space.toml"
+    path.write_text(SPACE.replace("olmoe-1b-7b", str(model)), encoding="utf-8")
+    for size in ("value = 50304", "value = 400000"):
+        model.write_text(text.replace("value = 50304", size), encoding="utf-8")
+        one = candidates_of(path).bounded[0].candidate
+        ids.append(make_task(one).id)
+        ids.append(ChooseSetup.of(ChooseSpec(space=str(path))).run_id)
+        steps.append(simulated(one).step_us)
+    assert len(set(ids)) == 4
+    assert steps[0] < steps[1]
 
 
 def test_a_step_is_on_the_machine_that_is_asked_for(space: Path, folder: Path) -> None:

@@ -8,9 +8,10 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 
 import hwmodel
-from replay.chains.layer import build_layer, replay_layer
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 
 import hwmodel
 from hwmodel import System
-from replay.chains.layer import replay_layer
 from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
 from replay.errors import UserError
 from replay.model.compute.experts import activation_bytes

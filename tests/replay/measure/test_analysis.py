@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loops import every
+from one_layer import replay_layer
 from tiers import mostly_extended
 
-from replay.chains.layer import build_layer, replay_layer
+from replay.chains.layer import build_layer
 from replay.engine import schedule
 from replay.measure.exposure import Intervals, union
 from replay.model.machine.kinds import Kind

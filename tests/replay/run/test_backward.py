@@ -7,9 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 
 import hwmodel
-from replay.chains.layer import build_layer, replay_layer
+from replay.chains.layer import build_layer
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 
 import hwmodel
 import replay
-from replay.chains.layer import replay_layer
 from replay.chains.memory import largest, memory_of, room
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.precision import Precision

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 
 import hwmodel
-from replay.chains.layer import replay_layer
 from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 from packets import write_packets
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
-from replay.chains.layer import build_layer, replay_layer
+from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.errors import UserError
 from replay.model.machine.kinds import KIND_NAMES, Kind

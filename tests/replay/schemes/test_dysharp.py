@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 from packets import response_packets, write_packets
 from round_machine import NS, ROUND, US, round_machine
 
@@ -17,7 +18,7 @@ import replay
 import tracegen
 from hwmodel import System
 from replay.chains.chain import Built
-from replay.chains.layer import build_layer, replay_layer
+from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, TaskGraph, Timeline, Touched, schedule
 from replay.errors import UserError
 from replay.experiments.base.names import row_names

@@ -8,10 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 from packets import write_packets
 
 import hwmodel
-from replay.chains.layer import build_layer, replay_layer
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
 from replay.model.machine.kinds import Kind

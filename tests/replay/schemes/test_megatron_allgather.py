@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from loops import every
+from one_layer import replay_layer
 
 import hwmodel
 from replay.chains.host_program import program
-from replay.chains.layer import build_layer, replay_layer
+from replay.chains.layer import build_layer
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES

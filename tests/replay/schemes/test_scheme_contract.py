@@ -15,10 +15,11 @@ import engine_oracle
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 from tiers import mostly_extended
 
 from hwmodel import System
-from replay.chains.layer import build_layer, replay_layer
+from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
 from replay.model.machine.kinds import Kind

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from one_layer import replay_layer
 
 import hwmodel
 import replay
 import tracegen
 from replay.chains.chain import ChainLink
 from replay.chains.host_program import can_be_captured, num_kernels, program, typical_program
-from replay.chains.layer import build_layer, replay_layer
+from replay.chains.layer import build_layer
 from replay.chains.replay import Replay
 from replay.engine import schedule
 from replay.model.machine.kinds import Kind

@@ -271,6 +271,17 @@ def test_an_altered_trace_has_no_share_in_finished_points(tmp_path: Path, synthe
     assert found[0] == (0, 2), "another trace in the same place is replayed anew"
 
 
+def test_a_system_is_what_its_file_says_now(tmp_path: Path) -> None:
+    path = tmp_path / "machine.toml"
+    text = (resources.files("hwmodel.presets") / "dgx-h100.toml").read_text("utf-8")
+    asked = study(STUDY.replace('"dgx-h100"', f"{str(path)!r}"))
+    found = []
+    for value in ("82.0", "83.0"):
+        path.write_text(text.replace("value = 82.0", f"value = {value}"))
+        found.append(plan_sweep(asked).identities)
+    assert not set(found[0]) & set(found[1])
+
+
 def test_a_trace_that_is_altered_meanwhile_is_no_property_of_a_point(
     tmp_path: Path, synthetic
 ) -> None:
@@ -827,7 +838,7 @@ def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
     """Prose, headings, labels and settings agree; the numbers take minutes and are not checked."""
     plan = plan_sweep(name)
     shipped = (resources.files("replay.studies") / f"{name}.md").read_text("utf-8").splitlines()
-    empty = SweepResult(plan, [task.id for task, _ in plan.tasks], 0, 0, 0).markdown().splitlines()
+    empty = SweepResult(plan, 0, 0, 0).markdown().splitlines()
     label_columns = []  # of every table in the document
     for table in plan.tables:
         label_columns.append(len(table.axes) - (table.grid.across is not None))

@@ -56,7 +56,7 @@ def times(layers: int, hop: StageHop = NO_HOP, head: int = 0, **others: object) 
 
 
 def chunks(shape: Shape, each: int = 1) -> list[range]:
-    return [range(each * chunk, each * (chunk + 1)) for chunk in range(shape.model_chunks)]
+    return [range(each * chunk, each * (chunk + 1)) for chunk in range(shape.stages * shape.chunks)]
 
 
 def shapes(schedule: Schedule) -> Shape:
@@ -248,8 +248,8 @@ def test_any_times_give_the_ends_of_the_slow_twin(name: str, seed: int) -> None:
             some() if pairs else None,
         )  # fmt: skip
 
-    num_layers = 2 * shape.model_chunks - 1
-    cut = [range(2 * c, min(2 * c + 2, num_layers)) for c in range(shape.model_chunks)]
+    num_layers = 2 * shape.stages * shape.chunks - 1
+    cut = [range(2 * c, min(2 * c + 2, num_layers)) for c in range(shape.stages * shape.chunks)]
     layers = [[part() for _ in range(num_layers)] for _ in range(2)]
     step = StepTimes(RANKS, layers, part(splits=False), part(splits=False), StageHop(0, 13))
     slow = slow_step.run(schedule, shape, step, cut)
@@ -305,6 +305,8 @@ def test_equal_times_give_the_ends_of_the_plain_executor_of_schedules(name: str,
     spans = {kind: int(of.own[0] + of.met[0]) for kind, of in each.items()}
     spans["FB"] = int(one.beside.own[0] + one.beside.met[0])
     ran = slow_pipeline.run(schedule, shape, spans, hop)
-    made = compose(schedule, shape, times(shape.model_chunks, StageHop(0, hop)), chunks(shape))
+    made = compose(
+        schedule, shape, times(shape.stages * shape.chunks, StageHop(0, hop)), chunks(shape)
+    )
     assert made.step_ps == max(ran.finishes)
     assert (made.spent["pipeline"] == made.step_ps - np.array(ran.busy)[:, None]).all()

@@ -54,7 +54,7 @@ def test_every_pass_is_made_once_and_on_its_stage(name: str, data: st.DataObject
                     op._replace(kind=kind) for kind in ("IW" if op.kind == "B" else op.kind)
                 )
                 assert op.kind not in "IW" or schedule.splits_backward
-    each = [(c, m) for c in range(shape.model_chunks) for m in range(shape.micro_batches)]
+    each = [(c, m) for c in range(shape.stages * shape.chunks) for m in range(shape.micro_batches)]
     assert seen == {Op(kind, c, m): 1 for kind in ("F", "I", "W") for c, m in each}
 
 
@@ -67,7 +67,7 @@ def test_no_deadlock_and_no_less_than_the_work(
     schedule = SCHEDULES[name]
     shape = data.draw(st.sampled_from(shapes(name)))
     ran = run(schedule, shape, times, hop)
-    one_there_and_back = shape.model_chunks * (times["F"] + times["I"])
+    one_there_and_back = shape.stages * shape.chunks * (times["F"] + times["I"])
     assert max(ran.finishes) >= max(*ran.busy, one_there_and_back)
 
 

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 from loops import every
+from one_layer import replay_layer
 
-from replay.chains.layer import replay_layer
 from replay.schemes import SCHEMES
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.studies.validate import deepep

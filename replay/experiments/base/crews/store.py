@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from replay.errors import UserError
+from replay.experiments.base.documents import json_text, validated
 from replay.files import ManagedFolder, parse_json
 
 FORMAT = "moereplay-point/1"
@@ -164,7 +165,7 @@ class Store:
             "host": failure.host,
         }
         with self._failures.made():
-            self._failures.write_text(f"{identity}.json", _json(document))
+            self._failures.write_text(f"{identity}.json", json_text(document))
 
 
 def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) -> str:
@@ -177,7 +178,7 @@ def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) 
         "refused": outcome.refused,
     }
     document["sha256"] = _checksum(document)
-    return _json(document)
+    return json_text(document)
 
 
 def read_point(
@@ -190,8 +191,6 @@ def read_point(
     kind_of
         Gives the class of its result.
     """
-    from replay.experiments.base.documents import validated
-
     try:
         document = parse_json(text)
     except ValueError:
@@ -213,10 +212,6 @@ def read_point(
     except UserError as error:
         return None, f"is not believed: {error}"
     return Outcome(result, refused), ""
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

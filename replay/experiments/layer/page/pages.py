@@ -20,8 +20,8 @@ from tracegen.shared.display.content import Column, Section, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.experiments.layer.result import Comparison, Result
-    from tracegen.shared.display.content import Cell, Page, Section, Table
+    from replay.experiments.layer.result import Comparison
+    from tracegen.shared.display.content import Cell, Page
 
 
 def page(result: Result | Comparison) -> Page:

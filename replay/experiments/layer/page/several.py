@@ -63,14 +63,13 @@ def as_comparison(results: Sequence[Any]) -> Comparison | None:
 
 def _work(result: Result) -> tuple[Any, ...]:
     """What results must have in common to be compared: routing, machine, layers, numbers."""
-    layers = result.layers if result.chain is None else result.chain.layers
     return (
         result.trace.content_id,
         result.system,
         result.batch,
         result.types,
         result.chain is None,
-        [(layer.step, layer.layer_index, layer.is_backward) for layer in layers],
+        [(layer.step, layer.layer_index, layer.is_backward) for layer in result.replayed_layers],
     )
 
 

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from hwmodel.units import PS_PER_US
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.times import bound_us, count, time_us, unit_of
 from replay.model.machine.kinds import PHASES
@@ -42,8 +43,6 @@ MOST_LONGER = 5
 
 SMALL = 0.004
 """Share of the time below which steps of a waterfall are put together."""
-
-PS_PER_US = 1e6
 
 
 def gpu_bars(results: Sequence[Result]) -> Bars:

@@ -63,11 +63,6 @@ class Shape(NamedTuple):
         """Take them from a parallel plan."""
         return cls(plan.pp, plan.vpp, plan.micro_batches)
 
-    @property
-    def model_chunks(self) -> int:
-        """Chunks that the model is cut into."""
-        return self.stages * self.chunks
-
 
 class Schedule(ABC):
     """An order of passes.
