@@ -206,6 +206,28 @@ def test_who_comes_early_waits_for_its_neighbours() -> None:
     adds_up(made)
 
 
+@every("stages", [1, 4])
+def test_gpus_that_never_meet_are_pipelines_of_their_own(stages: int) -> None:
+    """A dense model: each GPU waits for its like on the next stage alone, whoever is slower."""
+    ahead, back, batches = np.array([30, 33, 41]), np.array([70, 61, 82]), 6
+    dense = PassTimes(timed(ahead.tolist(), [0] * RANKS), timed(back.tolist(), [0] * RANKS))
+    shape = Shape(stages, 1, batches)
+    step = replace(times(stages), layers=[[dense] * stages])
+    made = compose(SCHEDULES["1f1b"], shape, step, chunks(shape))
+    ends = (batches + stages - 1) * (ahead + back)
+    assert made.step_ps == ends.max()
+    busy = batches * (ahead + back)
+    assert (made.spent["attention"] == busy).all()
+    # All of a stage have come when gradients are added up: until then the first wait for the last.
+    bubble = (stages - 1) * (ahead + back)
+    assert (made.spent["pipeline"][0] == bubble).all()
+    assert (made.spent["peers"][0] == ends.max() - ends).all()
+    adds_up(made)
+    late = replace(step, hop=StageHop(0, 7))
+    one = compose(SCHEDULES["1f1b"], Shape(stages, 1, 1), late, chunks(shape))
+    assert one.step_ps == (stages * (ahead + back)).max() + 2 * (stages - 1) * 7
+
+
 def test_micro_batches_have_the_routing_of_their_sample_in_turn() -> None:
     step = replace(times(1), layers=[[layer()], [layer(F + 9, B + 1)]])
     made = compose(SCHEDULES["1f1b"], Shape(1, 1, 5), step, [range(1)])
@@ -232,12 +254,14 @@ def test_random_delays_are_a_cause_of_their_own() -> None:
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_any_times_give_the_ends_of_the_slow_twin(name: str, seed: int) -> None:
-    """GPUs that differ, layers that differ, some of which cannot be paired, two samples."""
+    """GPUs and layers that differ, not all of which meet or can be paired; two samples."""
     draw = np.random.default_rng(seed)
+    meeting = draw.integers(0, 3)  # of the layers: none, some, all
     schedule = SCHEDULES[name]
     shape = shapes(schedule)
 
     def some(meets: bool = True) -> Timed:
+        meets = meets and bool(draw.integers(0, 2) < meeting)
         return timed(draw.integers(0, 50, RANKS).tolist(),
                      (draw.integers(1, 50, RANKS) * meets).tolist())  # fmt: skip
 
