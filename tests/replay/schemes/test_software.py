@@ -16,6 +16,7 @@ from replay.chains.replay import Replay
 from replay.engine import schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES, Scheme, find
 from replay.schemes.contract.layers import draw, work
 
@@ -90,9 +91,9 @@ def test_kernels_and_waits_are_those_of_the_sources(
 
 
 #: Kernels that FP8 rows and GEMMs add to those of BF16, forward and backward, where each kernel is
-#: for itself: tokens are cast; Megatron-LM quantises what its activation wrote; engines bring scales
-#: of a GEMM's input into columns, and SGLang quantises that of GEMM-2 in a kernel of its own, vLLM
-#: in the activation. Gradients are cast and nothing else.
+#: for itself. Tokens are cast; Megatron-LM quantises what its activation wrote; engines bring the
+#: scales of a GEMM's input into columns, and SGLang quantises that of GEMM-2 in a kernel of its
+#: own, vLLM in the activation. Gradients are cast and nothing else.
 FP8_ADDS: list[tuple[str, dict[str, Any], int, int]] = [
     ("nccl-alltoall", {}, 1 + 1, 1 + 1),
     ("hybrid-ep", {}, 1 + 1, 1 + 1),
@@ -135,6 +136,19 @@ def test_fp8_adds_its_kernels_with_every_option(
             for one in ("bf16", "fp8")
         )
         assert fp8 - bf16 == more
+
+
+SEPARATE = {"nccl-alltoall", "hybrid-ep", "deepep", "deepep-v2", "nvls", "pangu", "plain"}
+
+
+@every(("name", "options", "more"), [(*one[:3],) for one in FP8_ADDS if one[0] in SEPARATE])
+def test_rows_in_bf16_are_cast_for_fp8_gemms_in_place_of_tokens(
+    name: str, options: dict[str, Any], more: int
+) -> None:
+    scheme = find(name).with_options(options)
+    layers = (small(), small(precision=Precision("bf16", gemm="fp8")))
+    bf16, fp8 = (num_kernels(program(scheme, layer, SYSTEM)) for layer in layers)
+    assert fp8 - bf16 == more
 
 
 @variants
