@@ -106,6 +106,20 @@ def test_both_halves_of_a_backward_pass_are_about_all_of_it(plain: StepTimes) ->
     assert (moe.inputs.met < moe.backward.met).all()
 
 
+def test_experts_weights_are_launched_while_those_of_attention_are_at_work() -> None:
+    """However long a launch takes, as long as GPUs take longer."""
+    routed = []
+    for launch_us in (1.0, 4.5):
+        system = hwmodel.load("dgx-h100", {"overheads.launch_us": launch_us})
+        replays = StepReplays(
+            SHAPE, system, ParallelPlan(**BASE), TOKENS, "bf16", layers=1, splits_backward=True
+        )
+        part = replays.under("nccl-alltoall").layers[0][1].weights
+        assert part is not None
+        routed.append(part.causes["experts"].tolist())
+    assert routed[0] == routed[1]
+
+
 def test_an_embedding_has_no_gradients_of_inputs_to_make_first(plain: StepTimes) -> None:
     assert whole(plain.embedding.inputs) == 0
     assert whole(plain.embedding.weights) == whole(plain.embedding.backward) > 0
@@ -324,8 +338,11 @@ def test_gradients_and_weights_go_round_once(plain: StepTimes) -> None:
 
 
 def test_gpus_of_other_nodes_take_the_times_of_those_that_stand_for_them() -> None:
-    """In every pass and by every cause, what is made again included."""
-    machine = hwmodel.load("dgx-h100", {"fabric.num_gpus": 2, "fabric.num_domains": 4})
+    """In every pass and by every cause, what is made again included; GPUs wait for their hosts."""
+    machine = hwmodel.load(
+        "dgx-h100",
+        {"fabric.num_gpus": 2, "fabric.num_domains": 4, "overheads.launch_us": 20.0},
+    )
     shape = SHAPE.model_copy(update={"num_layers": 2})
     replays = StepReplays(
         shape, machine, ParallelPlan(ep=8, dp=8, recompute="selective"), 32, "bf16", layers=1,
