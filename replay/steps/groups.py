@@ -25,6 +25,7 @@ from replay.engine import GraphBuilder, schedule
 from replay.model.collectives import dma, point_to_point
 from replay.model.collectives.nccl import NCCL
 from replay.model.collectives.pair_rules import rules_on
+from replay.model.machine.communicators import runs_nccl
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.steps.times import StageHop
@@ -132,7 +133,8 @@ def spread(system: System, size: int, stride: int) -> System:
     """
     domain = system.fabric.gpus_per_domain
     in_domain = max(1, domain // stride)
-    if size <= in_domain or (in_domain == domain and system.num_gpus >= size):
+    fills = size % domain == 0 or not runs_nccl(system)  # rings of NCCL need whole nodes
+    if size <= in_domain or (in_domain == domain and system.num_gpus >= size and fills):
         return system
     # As many in each node as divide the group, so that all nodes are alike.
     members = next(count for count in range(in_domain, 0, -1) if size % count == 0)

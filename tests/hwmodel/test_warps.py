@@ -33,3 +33,11 @@ def test_a_sum_of_more_rows_takes_longer_and_a_full_cache_too():
 def test_a_single_sum_waits_for_its_sources():
     one, eight = (WARPS.reduce_latency_ps(sources, 14336) for sources in (1, 8))
     assert eight - one == 28 * 7 * WARPS.reduce_wait_ps
+
+
+def test_rows_that_come_in_bulk_come_from_memory_step_by_step():
+    """28 steps of 512 bytes, each of which waits for a load that misses the cache, and its sum."""
+    latencies = {"hbm.latency_ns": 700.0, "gpu.l2_latency_ns": 200.0, "warp.reduce_wait_ns": 10.0}
+    warps = hwmodel.load("dgx-h100", latencies).warps
+    assert warps.bulk_latency_ps(3, 14336) == 28 * (700 + 3 * 10) * 1000
+    assert warps.reduce_latency_ps(3, 14336) == 28 * (200 + 3 * 10) * 1000

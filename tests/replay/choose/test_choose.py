@@ -13,6 +13,7 @@ from replay.errors import UserError
 from replay.experiments.choose import experiment as choose_experiment
 from replay.experiments.choose import replay, search
 from replay.experiments.choose.candidate import Candidate, make_task, simulated
+from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.result import SearchResult
 from replay.experiments.choose.search import Possible, everywhere
 from replay.experiments.choose.setup import ChooseSetup
@@ -88,6 +89,16 @@ def test_a_cost_is_that_of_the_training_step(space: Path, folder: Path) -> None:
     assert result.model["num_layers"] == first.sizes["num_layers"]
     rate = result.tokens_per_step / result.step_us * 1e6
     assert first.cost.tokens_per_s == pytest.approx(rate)
+
+
+def test_memory_of_a_candidate_is_that_of_its_fullest_stage(space: Path) -> None:
+    one = next(
+        one.candidate for one in candidates_of(space).bounded if "pp=2" in one.candidate.spec.plan
+    )
+    result = run(one.spec, given={"model": one.shape()})
+    first, second = (sum(stage.values()) for stage in result.memory)
+    assert first != second
+    assert Cost.of(result).memory_gib * 2**30 == pytest.approx(max(first, second))
 
 
 def test_the_share_of_the_peak_is_that_of_the_training_step(space: Path, folder: Path) -> None:

@@ -18,6 +18,7 @@ from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES, find
 from replay.schemes.contract import layers as small_layers
+from replay.schemes.options import about
 from replay.schemes.registry import EXAMPLES
 
 HIDDEN = 200
@@ -233,6 +234,35 @@ def test_every_stack_of_deepep_casts(stack: str) -> None:
     graph = graph_of("deepep", work("fp8", "fp8"), stack=stack)
     expected = (TOKENS * (BYTES["bf16"] + BYTES["fp8"])).tolist()
     assert spent(graph, Kind.TOKEN_CAST, in_memory=True) == expected
+
+
+def variants() -> list[tuple[str, dict[str, object]]]:
+    """Schemes whose rows travel as FP8, with each flag turned and each word of each choice."""
+    found: list[tuple[str, dict[str, object]]] = []
+    # Warps of deepep-ll cast a token as they send it, which its own tests tell; a tile's turn is
+    # behind the dispatch.
+    for name, scheme in SCHEMES.items():
+        if "fp8" not in scheme.dispatch_types or name in {*NOTHING, "deepep-ll"}:
+            continue
+        found.append((name, {}))
+        for one in about(scheme.options):
+            held = getattr(scheme.options, one.name)
+            others = [not held] if isinstance(held, bool) else one.examples
+            if one.name != "tile_order":
+                found += [(name, {one.name: other}) for other in others if other != held]
+    return found
+
+
+@every(("name", "options"), variants())
+def test_no_option_leaves_the_cast_of_tokens_out(name: str, options: dict[str, object]) -> None:
+    """Each token is read in BF16 once, and written in FP8 where no kernel sends it at once."""
+    written = 0 if name in {*SENT_ROWS, "flashinfer-push"} else BYTES["fp8"]
+    expected = (TOKENS * (BYTES["bf16"] + written)).tolist()
+    back = "fp8" if name == "flashinfer-push" else "bf16"
+    for is_backward in (False, True)[: len(find(name).passes)]:
+        layer = work("fp8", "fp8", back=back, is_backward=is_backward)
+        graph = graph_of(name, layer, **options)
+        assert spent(graph, Kind.TOKEN_CAST, in_memory=True) == expected
 
 
 @every("is_backward", [False, True])

@@ -141,6 +141,29 @@ def test_a_tile_that_begins_later_finds_nothing_of_what_has_left(slices: int) ->
         assert read_bytes(used["weights"]) == columns_read * BLOCK
 
 
+def one_tile_ps(**changes: object) -> int:
+    graph, machine, _ = graph_of(machine_of(1, **changes), [TILE], 1)
+    return run(graph, machine)[0].makespan_ps
+
+
+@every("slices", [1, 2, 4])
+def test_memory_takes_a_picosecond_a_byte_whatever_the_cache_has_room_for(slices: int) -> None:
+    """Rows, weights and results, also where a block is four times as large as the cache."""
+    nbytes = 2 * BLOCK + 2 * TILE * TILE
+    assert one_tile_ps(**cache(1 << 40, slices)) == nbytes
+    assert one_tile_ps(**cache(BLOCK // 4, slices)) == nbytes
+
+
+@every(("slices", "later_ns"), [(1, 40), (2, 0), (4, 0)])
+def test_the_end_of_a_tile_is_behind_all_that_it_reads_or_beside_its_last_slice(
+    slices: int, later_ns: int
+) -> None:
+    """A tile that waits for memory: read as one, nothing of its end is done before all is there."""
+    room = cache(1 << 40, slices)
+    more_ps = one_tile_ps(**room, **{"compute.tile_overhead_ns": 40.0}) - one_tile_ps(**room)
+    assert more_ps == 1000 * later_ns
+
+
 @every("seed", range(6))
 def test_slices_are_served_as_the_twin_serves_them(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -19,6 +19,7 @@ from replay.chains.replay import Replay
 from replay.engine import schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES, Scheme, find
 from replay.schemes.contract.layers import draw, work
 
@@ -91,6 +92,67 @@ def test_kernels_and_waits_are_those_of_the_sources(
             found = program(scheme, small(is_backward=is_backward), SYSTEM)
             waits = sum(not one.launches for one in found)
             assert (num_kernels(found), waits) == expected
+
+
+#: Kernels that FP8 rows and GEMMs add to those of BF16, forward and backward, where each kernel is
+#: for itself. Tokens are cast; Megatron-LM quantises what its activation wrote; engines bring the
+#: scales of a GEMM's input into columns, and SGLang quantises that of GEMM-2 in a kernel of its
+#: own, vLLM in the activation. Gradients are cast and nothing else.
+FP8_ADDS: list[tuple[str, dict[str, Any], int, int]] = [
+    ("nccl-alltoall", {}, 1 + 1, 1 + 1),
+    ("hybrid-ep", {}, 1 + 1, 1 + 1),
+    ("hybrid-ep", {"non_blocking": True}, 1 + 1, 1 + 1),
+    ("hybrid-ep", {"cached_layout": True}, 1 + 1, 1 + 1),
+    ("deepep", {}, 1 + 1, 1),
+    ("deepep", {"cached_layout": True}, 1 + 1, 1),
+    ("deepep", {"stack": "sglang"}, 1 + 1 + 1 + 1, 1),
+    ("deepep", {"stack": "bare"}, 1, 1),
+    ("deepep-v2", {}, 1, 1),
+    ("deepep-v2", {"cached_layout": True}, 1, 1),
+    ("deepep-v2", {"do_expand": False}, 1 + 1, 1),
+    ("deepep-v2", {"do_expand": False, "stack": "sglang"}, 1 + 1 + 1 + 1, 1),
+    ("deepep-v2", {"do_expand": False, "stack": "bare"}, 1, 1),
+    ("deepep-ll", {}, 1, 0),
+    ("deepep-ll", {"hook": True}, 1, 0),
+    ("nvls", {}, 1, 1),
+    ("nvls", {"loopback": False}, 1, 1),
+    ("pangu", {}, 1, 1),
+    ("pangu", {"counts": "histogram"}, 1, 1),
+    ("comet", {}, 1, 1),
+    ("comet", {"rows_of": "gpus"}, 1, 1),
+    ("flux", {}, 1, 1),
+    ("flux", {"rows_of": "gpus"}, 1, 1),
+    ("megamoe", {}, 1 - 1, 0),  # in place of the copy of rows
+    ("plain", {}, 1, 1),
+    *((name, {}, 0, 0) for name in ("flashdmoe", "dysharp", "dysharp-basic", "moe-hub")),
+    ("moe-hub", {"dam": False}, 0, 0),
+]
+
+
+@every(("name", "options", "forward", "backward"), FP8_ADDS)
+def test_fp8_adds_its_kernels_with_every_option(
+    name: str, options: dict[str, Any], forward: int, backward: int
+) -> None:
+    scheme = find(name).with_options(options)
+    for is_backward, more in ((False, forward), (True, backward))[: len(scheme.passes)]:
+        bf16, fp8 = (
+            num_kernels(program(scheme, small(is_backward=is_backward, precision=one), SYSTEM))
+            for one in ("bf16", "fp8")
+        )
+        assert fp8 - bf16 == more
+
+
+SEPARATE = {"nccl-alltoall", "hybrid-ep", "deepep", "deepep-v2", "nvls", "pangu", "plain"}
+
+
+@every(("name", "options", "more"), [(*one[:3],) for one in FP8_ADDS if one[0] in SEPARATE])
+def test_rows_in_bf16_are_cast_for_fp8_gemms_in_place_of_tokens(
+    name: str, options: dict[str, Any], more: int
+) -> None:
+    scheme = find(name).with_options(options)
+    layers = (small(), small(precision=Precision("bf16", gemm="fp8")))
+    bf16, fp8 = (num_kernels(program(scheme, layer, SYSTEM)) for layer in layers)
+    assert fp8 - bf16 == more
 
 
 @variants

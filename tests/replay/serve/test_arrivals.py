@@ -120,6 +120,18 @@ def test_what_cannot_be_served_is_refused() -> None:
     for number in (float("nan"), float("-inf"), 0.0):
         with pytest.raises(UserError, match=r"^burstiness must be above 0"):
             ArrivalSpec(burstiness=number)
+    for number in (1e40, 1e300, 1e-40, 5e-324):  # not drawn, or not a number of a result
+        with pytest.raises(UserError, match=r"^burstiness must be from 1e-12 to 1e\+12, or inf"):
+            ArrivalSpec(burstiness=number)
+
+
+def test_gaps_are_drawn_up_to_the_largest_burstiness() -> None:
+    asked = SMALL.changed(arrivals="50", count=1001, burstiness=1e12)
+    gaps = np.diff(requests_of(asked).arrival_ps) / 1e12
+    assert gaps.sum() == pytest.approx(1000 / 50)
+    # The squared coefficient of variation of a gamma distribution is the inverse of its shape.
+    assert gaps.std() / gaps.mean() == pytest.approx(1e-6, rel=0.1)
+    assert ArrivalSpec.from_toml(asked.to_toml()) == asked
 
 
 def test_equal_gaps_are_asked_for_and_come_back(tmp_path: Path) -> None:

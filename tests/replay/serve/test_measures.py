@@ -97,6 +97,18 @@ def test_throughput_and_goodput(served: Served, tokens: list[list[int]]) -> None
     assert not served.goodput.is_met
 
 
+def test_a_limit_is_kept_by_who_takes_just_as_long(served: Served) -> None:
+    assert served.tpot is not None
+    slowest = Limits(ttft_us=served.ttft.max_us, tpot_us=served.tpot.max_us, percentile=100)
+    just = measure(run(ARRIVING), slowest).goodput
+    assert just is not None
+    assert (just.share, just.is_met) == (1.0, True)
+    less = slowest.model_copy(update={"ttft_us": served.ttft.max_us - 1e-6})
+    missed = measure(run(ARRIVING), less).goodput
+    assert missed is not None
+    assert missed.share < 1 and not missed.is_met
+
+
 def test_use_over_time(served: Served) -> None:
     """Means over time are sums over requests, by Little's law."""
     (group,) = served.groups

@@ -15,8 +15,10 @@ from replay.model.compute.slices import Slices
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.context import Context
+from replay.schemes import find
 from replay.steps.copies import ChunkParameters, synchronise_ps, update_ps
 from replay.steps.ends import EndKernels
+from replay.steps.layer_passes import LayerPasses
 from replay.steps.plan import ParallelPlan
 from replay.steps.shared import Shared
 from replay.steps.times import StageHop
@@ -181,6 +183,36 @@ def test_both_ends_by_hand(noted: Noted) -> None:
     assert noted == [("exchange", AG, ROWS * row), ("memory", ROWS * 2048 * (2 + 2 * 4))]
 
 
+def test_a_token_is_joined_with_the_next_one_by_hand(noted: Noted) -> None:
+    """Norms of both; rows of the tensor group, each GPU half of the columns, which are gathered."""
+    parts = Between(SHAPE, "bf16", slices=slices(2, 4))
+    context = Context(np.array([OWN]), np.array([POSITIONS]), np.array([PAIRS]))
+    passes = LayerPasses(H100, find("ideal"), None, parts, context)
+    machine = Machine(H100, GraphBuilder(KIND_NAMES), 1)
+    passes._joined(machine, machine.mark(machine.ranks), parts)
+    row = 2048 * 2
+    assert noted == [
+        ("memory", 2 * OWN * row),
+        ("memory", 2 * OWN * row),
+        ("exchange", AG, ROWS * 2 * row),
+        ("gemm", ROWS, 1024, 2 * 2048),
+        ("exchange", AG, ROWS * row),
+    ]
+
+
+def test_a_head_is_multiplied_in_fp32_where_layers_are() -> None:
+    plan = ParallelPlan()
+    narrow, wide = (
+        Shared(SHAPE, H100, plan, SEQUENCE, one).head.forward.own[0] for one in ("bf16", "fp32")
+    )
+    gemms = [
+        H100.compute.gemm_time_ps(SEQUENCE, 32_000, 2048, one, H100.sm.num_sms)
+        for one in ("bf16", "fp32")
+    ]
+    assert wide - narrow == pytest.approx(gemms[1] - gemms[0], rel=0.01)
+    assert gemms[1] > 1.5 * gemms[0]
+
+
 # ---- groups, hops and copies -------------------------------------------------------------------
 
 
@@ -198,6 +230,9 @@ def test_a_stage_hands_on_the_rows_that_a_gpu_owns() -> None:
     one, groups = shared(ParallelPlan(cp=2, pp=4, micro_batch=3))
     assert one.hop.duration_ps == 3 * 256 * 2048 * 2
     assert groups.noted == [(3 * 256 * 2048 * 2, 2, False)]
+    one, groups = shared(ParallelPlan(dp=8, pp=2))  # each stage has a domain of its own
+    assert one.hop.latency_ps == 7
+    assert groups.noted == [(512 * 2048 * 2, 8, True)]
 
 
 def test_gradients_and_weights_go_over_all_that_have_them() -> None:

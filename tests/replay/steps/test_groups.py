@@ -68,6 +68,18 @@ def test_nodes_of_a_group_are_alike() -> None:
     assert spread(ATLAS, 8, 4).fabric.gpus_per_domain == 2
 
 
+def test_neighbours_that_fill_no_nodes_are_as_many_in_each() -> None:
+    """Twelve on two nodes of eight: NCCL wants six in each, engines take them as they lie."""
+    links = {"fabric.links_per_plane": [5, 4, 4, 5]}
+    six = hwmodel.load("dgx-h100", {"fabric.num_gpus": 6, "fabric.num_domains": 2, **links})
+    found = GroupTimes(TWO).collective_ps("all_gather", NBYTES, 12)
+    assert found == replayed(six, "all_gather", NBYTES, 12)
+    assert spread(TWO, 16, 1) is TWO
+    atlas = hwmodel.load("atlas-800t-a2-x2")
+    assert spread(atlas, 12, 1) is atlas
+    assert GroupTimes(atlas).collective_ps("all_gather", NBYTES, 12) > 0
+
+
 COPY, PUSH, VISIBLE = 40, 10, 280 * NS  # ps a byte of one block; until a store is visible
 
 

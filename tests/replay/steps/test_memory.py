@@ -197,6 +197,18 @@ def test_activations_are_those_in_flight_and_hops_those_of_a_pipeline() -> None:
     assert last.weights == 2 * (sum(totals[14:]) + ends + 2048)
 
 
+def test_zero_experts_are_chosen_and_keep_no_rows() -> None:
+    """LongCat: of 768 experts 256 compute nothing, so that a third of twelve choices is no row."""
+    shape = models.load("longcat-flash")
+    assert (shape.num_experts, shape.num_ffn_experts, shape.topk) == (768, 512, 12)
+    kept = sum(
+        activations.of_layer(shape, layer, BF16, "none", 256, 8 * 256)[0]
+        for layer in range(shape.num_layers)
+    )
+    found = memory.stages(shape, ParallelPlan(), BF16, 256, [Kept((0,), 1)])[0]
+    assert found.activations == kept
+
+
 def test_both_ends_of_a_pipeline_have_tied_weights_and_one_stage_has_them_once() -> None:
     tied = LITE.model_copy(update={"tied_embeddings": True})
     ends, held = 2 * 102400 * 2048, [Kept((0,), 1), Kept((1,), 1)]

@@ -106,6 +106,37 @@ def test_both_halves_of_a_backward_pass_are_about_all_of_it(plain: StepTimes) ->
     assert (moe.inputs.met < moe.backward.met).all()
 
 
+def test_experts_weights_are_launched_while_those_of_attention_are_at_work() -> None:
+    """However long a launch takes, as long as GPUs take longer."""
+    routed = []
+    for launch_us in (1.0, 4.5):
+        system = hwmodel.load("dgx-h100", {"overheads.launch_us": launch_us})
+        replays = StepReplays(
+            SHAPE, system, ParallelPlan(**BASE), TOKENS, "bf16", layers=1, splits_backward=True
+        )
+        part = replays.under("nccl-alltoall").layers[0][1].weights
+        assert part is not None
+        routed.append(part.causes["experts"].tolist())
+    assert routed[0] == routed[1]
+
+
+def test_an_embedding_has_no_gradients_of_inputs_to_make_first(plain: StepTimes) -> None:
+    assert whole(plain.embedding.inputs) == 0
+    assert whole(plain.embedding.weights) == whole(plain.embedding.backward) > 0
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_is_made_again_is_made_once_where_a_backward_pass_is_split(
+    recompute: str, plain: StepTimes
+) -> None:
+    """With the gradients of inputs, which need it first: those of weights find it there."""
+    step = made("nccl-alltoall", splits_backward=True, recompute=recompute)
+    for part in step.layers[0][:2]:
+        parts = whole(part.inputs) + whole(part.weights)
+        assert parts == pytest.approx(whole(part.backward), rel=0.05)
+    assert whole(step.layers[0][0].weights) == whole(plain.layers[0][0].weights)
+
+
 def test_schemes_without_stages_cannot_put_weights_off() -> None:
     part = made("dysharp", splits_backward=True).layers[0][1]
     assert part.inputs is None
@@ -123,6 +154,22 @@ def test_a_forward_pass_beside_a_backward_pass_is_quicker_than_both() -> None:
     assert whole(part.beside) < 1.05 * (whole(part.forward) + whole(part.backward))
     assert part.beside.causes["attention"].min() > 0
     assert made("dysharp", beside="dualpipe").layers[0][1].beside is None
+
+
+def test_passes_beside_each_other_with_what_is_made_again() -> None:
+    """Before both meet others; all of a forward pass again would meet them on its way."""
+    none, some, every = (
+        made("nccl-alltoall", beside="megatron", recompute=one).layers[0][1]
+        for one in ("none", "selective", "full")
+    )
+    assert none.beside is not None
+    assert some.beside is not None
+    assert every.beside is None
+    assert not none.beside.own.any()
+    assert some.beside.met.tolist() == none.beside.met.tolist()
+    again = some.backward.own - none.backward.own
+    # Its first kernel is launched when the passes before are over.
+    assert ((again <= some.beside.own) & (some.beside.own < again + 4_500_000)).all()
 
 
 # ---- recomputation -----------------------------------------------------------------------------
@@ -222,6 +269,14 @@ def test_slices_take_their_part_of_the_work(plain: StepTimes) -> None:
     assert (halves.causes["dense"] < one.causes["dense"]).all()  # of half of the tokens
 
 
+def test_groups_of_experts_within_a_group_of_slices_do_alike() -> None:
+    """Eight GPUs that slice attention are two groups of four that experts are spread over."""
+    routing = DrawnRouting("zipf", {"skew": 1.0})
+    met = made("nccl-alltoall", tp=2, cp=4, dp=1, pp=1, routing=routing).layers[0][1].forward.met
+    assert met[:4].tolist() == met[4:].tolist()
+    assert len(set(met.tolist())) > 2
+
+
 # ---- ends and copies ---------------------------------------------------------------------------
 
 
@@ -253,6 +308,19 @@ def test_a_chunk_has_its_layers_and_its_ends() -> None:
     assert last.dense == two + of_head(SHAPE)
 
 
+def test_a_tied_head_is_a_copy_of_the_embedding_on_another_stage_alone() -> None:
+    tied, plan = SHAPE.model_copy(update={"tied_embeddings": True}), ParallelPlan(**BASE)
+    layers = sum(of_layer(tied, number, 1, 4).without_experts for number in range(4))
+    embedding = 32_000 * 2048
+    one = copies.held(tied, plan, range(4), first=True, last=True)
+    assert one.dense == layers + embedding
+    ends = [
+        copies.held(tied, plan, mine, first=not number, last=bool(number)).dense
+        for number, mine in enumerate((range(2), range(2, 4)))
+    ]
+    assert sum(ends) == layers + 2 * embedding
+
+
 def test_gradients_and_weights_go_round_once(plain: StepTimes) -> None:
     """Of the dense weights, since four GPUs have all experts once."""
     plan = ParallelPlan(**BASE)
@@ -270,13 +338,20 @@ def test_gradients_and_weights_go_round_once(plain: StepTimes) -> None:
 
 
 def test_gpus_of_other_nodes_take_the_times_of_those_that_stand_for_them() -> None:
-    machine = hwmodel.load("dgx-h100", {"fabric.num_gpus": 2, "fabric.num_domains": 4})
+    """In every pass and by every cause, what is made again included; GPUs wait for their hosts."""
+    machine = hwmodel.load(
+        "dgx-h100",
+        {"fabric.num_gpus": 2, "fabric.num_domains": 4, "overheads.launch_us": 20.0},
+    )
     shape = SHAPE.model_copy(update={"num_layers": 2})
     replays = StepReplays(
-        shape, machine, ParallelPlan(ep=8, dp=8), 32, "bf16", layers=1, sample_nodes=1,
-        routing=DrawnRouting("zipf", {"skew": 0.5}),
+        shape, machine, ParallelPlan(ep=8, dp=8, recompute="selective"), 32, "bf16", layers=1,
+        sample_nodes=1, splits_backward=True, routing=DrawnRouting("zipf", {"skew": 0.5}),
     )  # fmt: skip
-    met = replays.under("nccl-alltoall").layers[0][1].forward.met
-    assert met.shape == (8,)
-    assert (met.reshape(4, 2) == met[:2]).all()
+    part = replays.under("nccl-alltoall").layers[0][1]
+    for timed in (part.forward, part.backward, part.inputs, part.weights):
+        assert timed is not None
+        for times in (timed.own, timed.met, *timed.causes.values()):
+            assert times.shape == (8,)
+            assert (times.reshape(4, 2) == times[:2]).all()
     assert replays.facts["sampled_nodes"] == 1

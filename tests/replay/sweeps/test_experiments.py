@@ -208,3 +208,23 @@ def test_a_step_that_does_not_fit_is_refused_and_not_an_end(tmp_path: Path) -> N
     assert "GiB" in next(iter(found.plan.tables[0].refused.values()))
     assert sweep(study(text), tmp_path).num_reused == 1
     assert make_task(found.plan.points[0]).id == found.identities[0]
+
+
+def test_requests_at_even_gaps_are_a_point_of_a_study() -> None:
+    """Infinity is a word, as in a result's file; no number that a table or a file cannot hold."""
+    text = """
+    title = "t"
+    question = "q"
+    experiment = "arrivals"
+    fixed = { model = "deepseek-v2-lite", count = 2 }
+    axes.burstiness = [1.0, "inf"]
+    columns = [{ header = "us", path = "served.e2e.mean_us" }]
+    """
+    drawn, even = plan_sweep(study(text)).points
+    assert (drawn.settings["burstiness"], even.settings["burstiness"]) == (1.0, "inf")
+    for number, says in (("inf", "expected a finite number"), ("1e40", "from 1e-12 to 1e+12")):
+        with pytest.raises(
+            UserError, match=r"^study 'test': grid 0: axis 'burstiness': "
+        ) as caught:
+            plan_sweep(study(text.replace('"inf"', number)))
+        assert says in str(caught.value)

@@ -120,6 +120,35 @@ def test_a_gpu_sends_one_message_after_the_other() -> None:
     adds_up(made)
 
 
+class BothWays(Schedule):
+    """Three stages; the one in the middle makes rows and gradients at the same time."""
+
+    name = summary = source = "both ways"
+
+    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
+        return chunk
+
+    def slots(self, shape: Shape, stage: int) -> list[Slot]:
+        one, two = ((Op("F", stage, m), Op("B", stage, m)) for m in range(2))
+        turns: tuple[Slot, ...] = (
+            ((one[0],), (two[0],), (one[1],), (two[1],)),
+            ((one[0],), (two[0], one[1]), (two[1],)),
+            ((one[0],), (one[1],), (two[0],), (two[1],)),
+        )[stage]
+        return list(turns)
+
+
+def test_rows_and_gradients_of_a_gpu_share_its_port() -> None:
+    shape, long = Shape(3, 1, 2), 1000
+    made = compose(BothWays(), shape, times(3, StageHop(long, 0)), chunks(shape))
+    # The first micro-batch goes up, its gradients come down to the stage in the middle.
+    both_made = 3 * F + B + 3 * long + B
+    # Which sends them on, and then the rows of the second.
+    gone = both_made + 2 * long
+    assert made.step_ps == gone + F + B + 2 * (long + B)
+    adds_up(made)
+
+
 def test_embedding_comes_before_the_first_layer_and_the_head_behind_the_last() -> None:
     shape = Shape(2, 1, 1)
     made = compose(SCHEDULES["1f1b"], shape, times(2, head=HEAD), chunks(shape))
@@ -160,34 +189,42 @@ def test_gradients_of_one_chunk_are_summed_while_the_stage_works_on_another() ->
     schedule = SCHEDULES["interleaved"]
     shape = Shape(2, 2, 2)
     sums = {(chunk, chunk + 1): B for chunk in range(4)}
-    made = compose(schedule, shape, times(4, synchronise=sums), chunks(shape))
+    updates = {(chunk, chunk + 1): 10**chunk for chunk in range(4)}
+    made = compose(schedule, shape, times(4, synchronise=sums, update=updates), chunks(shape))
     assert made.spent["synchronise"][0].tolist() == [B] * RANKS  # of the lower chunk alone
+    assert made.spent["optimiser"][:, 0].tolist() == [101, 1010]  # of both
     adds_up(made)
 
 
 class Copies(Schedule):
-    """Both stages hold the one chunk, and take micro-batches in turn, the second stage first."""
+    """Both stages hold the one chunk, and take micro-batches in turn."""
 
     name = summary = source = "copies"
     copies = 2
 
+    def __init__(self, first: int) -> None:
+        self.first = first
+
     def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
-        return 1 - micro_batch % 2
+        return (self.first + micro_batch) % 2
 
     def slots(self, shape: Shape, stage: int) -> list[Slot]:
         return [
             (Op(kind, 0, m),)  # type: ignore[arg-type]  # a letter of the two
-            for m in range(1 - stage, shape.micro_batches, 2)
+            for m in range(shape.micro_batches)
+            if self.stage_of(shape, 0, m) == stage
             for kind in "FB"
         ]
 
 
-def test_a_chunk_that_two_stages_hold_is_summed_when_both_are_done() -> None:
+@every("first", [0, 1])
+def test_a_chunk_that_two_stages_hold_is_summed_when_both_are_done(first: int) -> None:
     step = times(1, synchronise={(0, 1): 400})
-    made = compose(Copies(), Shape(2, 1, 3), step, [range(1)])
+    made = compose(Copies(first), Shape(2, 1, 3), step, [range(1)])
     assert made.step_ps == 2 * (F + B) + 400
     assert made.spent["synchronise"].tolist() == [[400] * RANKS] * 2
-    assert made.spent["pipeline"][:, 0].tolist() == [F + B, 0]
+    waited = made.spent["pipeline"][:, 0]
+    assert (waited[first], waited[1 - first]) == (0, F + B)
     adds_up(made)
 
 
@@ -204,6 +241,28 @@ def test_who_comes_early_waits_for_its_neighbours() -> None:
     assert made.spent["attention"].tolist() == [[30, 24, 33]]
     assert not made.spent["pipeline"].any()
     adds_up(made)
+
+
+@every("stages", [1, 4])
+def test_gpus_that_never_meet_are_pipelines_of_their_own(stages: int) -> None:
+    """A dense model: each GPU waits for its like on the next stage alone, whoever is slower."""
+    ahead, back, batches = np.array([30, 33, 41]), np.array([70, 61, 82]), 6
+    dense = PassTimes(timed(ahead.tolist(), [0] * RANKS), timed(back.tolist(), [0] * RANKS))
+    shape = Shape(stages, 1, batches)
+    step = replace(times(stages), layers=[[dense] * stages])
+    made = compose(SCHEDULES["1f1b"], shape, step, chunks(shape))
+    ends = (batches + stages - 1) * (ahead + back)
+    assert made.step_ps == ends.max()
+    busy = batches * (ahead + back)
+    assert (made.spent["attention"] == busy).all()
+    # All of a stage have come when gradients are added up: until then the first wait for the last.
+    bubble = (stages - 1) * (ahead + back)
+    assert (made.spent["pipeline"][0] == bubble).all()
+    assert (made.spent["peers"][0] == ends.max() - ends).all()
+    adds_up(made)
+    late = replace(step, hop=StageHop(0, 7))
+    one = compose(SCHEDULES["1f1b"], Shape(stages, 1, 1), late, chunks(shape))
+    assert one.step_ps == (stages * (ahead + back)).max() + 2 * (stages - 1) * 7
 
 
 def test_micro_batches_have_the_routing_of_their_sample_in_turn() -> None:
@@ -232,12 +291,14 @@ def test_random_delays_are_a_cause_of_their_own() -> None:
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_any_times_give_the_ends_of_the_slow_twin(name: str, seed: int) -> None:
-    """GPUs that differ, layers that differ, some of which cannot be paired, two samples."""
+    """GPUs and layers that differ, not all of which meet or can be paired; two samples."""
     draw = np.random.default_rng(seed)
+    meeting = draw.integers(0, 3)  # of the layers: none, some, all
     schedule = SCHEDULES[name]
     shape = shapes(schedule)
 
     def some(meets: bool = True) -> Timed:
+        meets = meets and bool(draw.integers(0, 2) < meeting)
         return timed(draw.integers(0, 50, RANKS).tolist(),
                      (draw.integers(1, 50, RANKS) * meets).tolist())  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from replay.experiments.serve.rules import Policy, Router
 from replay.experiments.serve.spec import InferSpec
@@ -16,12 +16,26 @@ if TYPE_CHECKING:
 MOST_MS = 1e12
 """Of a limit: decades."""
 
-Unbounded = Annotated[
+MOST_BURSTINESS = 1e12
+"""Above it, gaps are even to a millionth; below its inverse, all that are drawn are zero."""
+
+
+def _drawable(shape: float) -> float:
+    if not (1 / MOST_BURSTINESS <= shape <= MOST_BURSTINESS or shape == math.inf):
+        possible = f"from {1 / MOST_BURSTINESS:g} to {MOST_BURSTINESS:g}, or inf"
+        message = f"burstiness must be {possible}, not {shape:g}"
+        raise ValueError(message)
+    return shape
+
+
+Burstiness = Annotated[
     float,
+    Field(gt=0),
     BeforeValidator(lambda given: math.inf if given == "inf" else given),
+    AfterValidator(_drawable),
     PlainSerializer(lambda number: "inf" if number == math.inf else number, when_used="json"),
 ]
-"""A number that may be infinite, which is text in JSON."""
+"""A shape that gaps can be drawn with, or infinity, which is text in JSON."""
 
 
 class ArrivalSpec(InferSpec):
@@ -41,9 +55,8 @@ class ArrivalSpec(InferSpec):
         "1", description="Requests per second, `once` for all at once, or a file of requests."
     )
     count: int = Field(1000, ge=1, le=5_000_000, description="Requests: drawn, or taken of a file.")
-    burstiness: Unbounded = Field(
+    burstiness: Burstiness = Field(
         1.0,
-        gt=0,
         description="Shape of the gaps' gamma distribution: 1 is a Poisson process, inf is even.",
     )
     prompts: str | None = Field(
