@@ -31,7 +31,7 @@ import replay.cli.uncertainty
 import replay.cli.validate
 import tracegen.cli
 from replay.cli.experiments import command_of
-from replay.errors import UserError
+from replay.errors import UserError, shown
 from replay.experiments.base.experiment import EXPERIMENTS
 from tracegen.shared import screen
 
@@ -189,5 +189,7 @@ def _explain(error: Any, words: Sequence[str]) -> None:
     if not words or not text:
         error.show()
         return
+    given = getattr(error.__cause__, "errors", list)()  # of pydantic, which the text lacks
+    got = f"; got {shown(given[0]['input'])}" if given else ""
     help_of = f". See `{error.ctx.command_path} --help`" if error.ctx else ""
-    _complain(f"{text.rstrip('.')}{help_of}")
+    _complain(f"{text.rstrip('.')}{got}{help_of}")

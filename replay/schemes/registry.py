@@ -191,9 +191,13 @@ def _not_found(reference: str, kind: SchemeKind | None, plugins: list[str]) -> U
         return UserError(
             f"unknown scheme {reference!r}; {near[0]!r} {_belongs(EVERY[near[0]].kind)}"
         )
-    of_kind = [name for name, scheme in EVERY.items() if kind in (None, scheme.kind)]
     what = f"scheme of {KINDS[kind]}" if kind == "tp" else "scheme"
-    return unknown(what, reference, [*of_kind, *plugins])
+    return unknown(what, reference, [*names(kind), *plugins])
+
+
+def names(kind: SchemeKind | None = None) -> list[str]:
+    """Names of all schemes of a kind, or of both, that come with the package, sorted."""
+    return sorted(name for name, scheme in EVERY.items() if kind in (None, scheme.kind))
 
 
 def usable_plugins(kind: SchemeKind | None = None) -> Iterator[AnyScheme | str]:
