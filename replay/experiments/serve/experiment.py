@@ -28,9 +28,10 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
     )
     usual = "deepep+deepep-ll, which is what deepep-ll stands for"
     details = "nothing: all tables are shown anyway"
-    lacking: ClassVar[Words] = {
-        "dry-run": "how many replays a batch takes follows from what the first of them give",
-    }
+    lacking: ClassVar[Words] = dict.fromkeys(
+        ("dry-run", "max-memory"),
+        "how many replays a batch takes follows from what the first of them give",
+    )
     code = CODE
 
     def options_in(self, spec: AnyServed) -> Mapping[str, Mapping[str, Any]]:
