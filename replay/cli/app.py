@@ -33,6 +33,7 @@ import tracegen.cli
 from replay.cli.experiments import command_of
 from replay.errors import UserError, shown
 from replay.experiments.base.experiment import EXPERIMENTS
+from tracegen.cli.outputs import refuse_inputs
 from tracegen.shared import screen
 
 if TYPE_CHECKING:
@@ -127,7 +128,22 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 @cache
 def _parser() -> Any:
     """All commands with their options; made once, which takes longer than most commands."""
-    return typer.main.get_command(app)
+    return guarded(typer.main.get_command(app))
+
+
+def guarded(command: Any) -> Any:
+    """Have a command, and all commands in it, refuse to write over what they are to read."""
+    for inner in getattr(command, "commands", {}).values():
+        guarded(inner)
+    if not hasattr(command, "commands"):
+        invoke = command.invoke
+
+        def checked(ctx: typer.Context) -> Any:
+            refuse_inputs(ctx)
+            return invoke(ctx)
+
+        command.invoke = checked
+    return command
 
 
 def _carry_out(argv: Sequence[str] | None) -> int:
