@@ -33,7 +33,7 @@ import tracegen.cli
 from replay.cli.experiments import command_of
 from replay.errors import UserError, shown
 from replay.experiments.base.experiment import EXPERIMENTS
-from tracegen.cli.outputs import refuse_inputs
+from tracegen.cli.outputs import refuse_inputs, refuse_unused
 from tracegen.shared import screen
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _parser() -> Any:
 
 
 def guarded(command: Any) -> Any:
-    """Have a command, and all commands in it, refuse to write over what they are to read."""
+    """Have a command, and all commands in it, refuse outputs that are inputs or get nothing."""
     for inner in getattr(command, "commands", {}).values():
         guarded(inner)
     if not hasattr(command, "commands"):
@@ -140,6 +140,7 @@ def guarded(command: Any) -> Any:
 
         def checked(ctx: typer.Context) -> Any:
             refuse_inputs(ctx)
+            refuse_unused(ctx)
             return invoke(ctx)
 
         command.invoke = checked

@@ -118,6 +118,27 @@ def refuse_inputs(ctx: typer.Context) -> None:
                     raise UserError(message)
 
 
+def refuse_unused(ctx: typer.Context) -> None:
+    """Refuse options that name what to write where ``--dry-run`` has nothing to write.
+
+    Parameters
+    ----------
+    ctx
+        Of a command whose line is read in full.
+
+    Raises
+    ------
+    UserError
+        If there is such an option; the folder of a study or a search is one to continue.
+    """
+    if not ctx.params.get("dry_run"):
+        return
+    for option in {**ctx.meta.get(_FOLDERS, {}), **ctx.meta.get(_CLAIMS, {})}.values():
+        if option != "-o":
+            message = f"{option} has nothing to write with --dry-run"
+            raise UserError(message)
+
+
 def _refuse_shared(ctx: typer.Context, path: str | Path) -> None:
     """Refuse a file that is a folder for another option."""
     taken, filled = ctx.meta.get(_CLAIMS, {}), ctx.meta.get(_FOLDERS, {})

@@ -155,6 +155,30 @@ def test_what_is_to_be_read_is_not_written_over(
     assert [one.name for one in tmp_path.iterdir()] == ["in.h5"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run toy-zipf --scheme ideal --json out",
+        "run toy-zipf --scheme ideal --export goal:out",
+        "compare toy-zipf --html out",
+        "tensor run --trace-events out",
+        "train --plots out",
+        "choose pangu --tables out",
+        "choose pangu -o other --json out",
+        "sweep moe-hub-ablation --html out",
+    ],
+)
+def test_a_dry_run_writes_nothing_and_says_so(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert end_of(*words.split(), "--dry-run") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert "has nothing to write with --dry-run" in said.err
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_empty_folder_name_is_not_the_present_folder(capsys: Any) -> None:
     assert end_of("sweep", "schemes", "-o", "") == 2
     assert "-o: the name is empty" in capsys.readouterr().err
