@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING, Literal, overload
 
 from replay.errors import UserError, unknown
@@ -126,6 +127,10 @@ COMMANDS: dict[SchemeKind, str] = {"ep": "moereplay compare", "tp": "moereplay t
 """Command that compares schemes of a kind."""
 
 
+_USABLE = re.compile(r"[^\s*+=,]+")
+"""Names of schemes: others are taken for several, for options or for a mark of a table."""
+
+
 def supported(system: System, kind: SchemeKind = "ep") -> list[str]:
     """Names of the schemes of a kind whose needs the system meets, in the order of reports."""
     return [name for name, scheme in LISTED[kind].items() if not scheme.lacks(system)]
@@ -173,6 +178,12 @@ def find(
         message = (
             f"{reference}: the scheme calls itself {scheme.name!r}, which is a scheme of "
             "moereplay: give it another name"
+        )
+        raise UserError(message)
+    if not _USABLE.fullmatch(scheme.name):
+        message = (
+            f"{reference}: the scheme calls itself {scheme.name!r}: expected a name without spaces "
+            "and signs that mean something beside it (* + = ,)"
         )
         raise UserError(message)
     if kind not in (None, scheme.kind):

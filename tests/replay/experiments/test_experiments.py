@@ -557,6 +557,12 @@ def test_one_draw_of_one_run_says_no_more_than_there_is() -> None:
 
 
 def test_documents_that_are_no_results_are_named_by_their_format(tmp_path: Path) -> None:
+    validation = Path(__file__).parents[2] / "data/written/c2a2446/validate.json"
+    said = "moereplay-validation/1 is no result or comparison of an experiment"
+    with pytest.raises(UserError, match=said):
+        sureness(validation, draws=1)
+    with pytest.raises(UserError, match=f"^{re.escape(str(validation))}: {said}"):
+        diff(validation, validation)
     target = tmp_path / "u.json"
     drawn("collective").save(target)
     message = "moereplay-uncertainty/1 is no result or comparison of an experiment"
