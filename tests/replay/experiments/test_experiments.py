@@ -141,6 +141,17 @@ def test_numbers_of_numpy_are_numbers(name: str) -> None:
     assert kind(options={option: np.int64(8)}).options == {option: 8}
 
 
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_path_is_its_text(name: str) -> None:
+    kind = EXPERIMENTS[name].spec
+    fields = {"trace", "model", "system", "space", "loads", "arrivals"} & {*kind.model_fields}
+    assert fields
+    for field in fields:
+        text, path = (kind(**{field: one("some/file")}) for one in (str, Path))
+        assert path == text
+        assert field != "loads" or kind(loads=[Path("some/file")]) == text
+
+
 @every
 def test_a_mistake_says_what_is_possible_in_one_line(name: str) -> None:
     case, experiment = CASES[name], EXPERIMENTS[name]
