@@ -206,7 +206,7 @@ def _explain(error: Any, words: Sequence[str]) -> None:
     if not words or not text:
         error.show()
         return
-    given = getattr(error.__cause__, "errors", list)()  # of pydantic, which the text lacks
+    given: Any = getattr(error.__cause__, "errors", list)()  # of pydantic, which the text lacks
     got = f"; got {shown(given[0]['input'])}" if given else ""
     help_of = f". See `{error.ctx.command_path} --help`" if error.ctx else ""
     _complain(f"{text.rstrip('.')}{got}{help_of}")

@@ -161,7 +161,7 @@ def _options_of_one(given: Sequence[str], scheme: str | None) -> dict[str, str]:
 
 def entries_of(given: Sequence[str]) -> dict[str, str]:
     """Hardware values of the form ``KEY=VALUE``."""
-    entries = {}
+    entries: dict[str, str] = {}
     for change in given:
         key, equals, value = change.partition("=")
         if not equals:
