@@ -101,6 +101,7 @@ def test_lengths_and_rates(tmp_path: Path) -> None:
             {"arrivals": "none.csv"},
             "cannot read requests from none.csv: .*; possible: requests per",
         ),
+        ({"lengths": "trace", "prompts": "3"}, "give no prompts and outputs, or even"),
         ({"prompts": ""}, "lengths '': expected a number of tokens"),
         ({"outputs": ""}, "lengths '': expected a number of tokens"),
         ({"arrivals": "nan"}, "rate nan"),

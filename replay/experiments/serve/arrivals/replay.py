@@ -131,7 +131,10 @@ def requests_of(spec: ArrivalSpec) -> Requests:
             message = f"{spec.arrivals}: its requests have lengths of their own; give no others"
             raise UserError(message)
         return request_files.read(spec.arrivals, most=spec.count)
-    if spec.lengths == "trace" and not is_given:
+    if spec.lengths == "trace" and is_given:
+        message = "lengths are those of the trace's requests: give no prompts and outputs, or even"
+        raise UserError(message)
+    if spec.lengths == "trace":
         import tracegen
 
         if spec.trace is None:
