@@ -207,6 +207,7 @@ def _first(error: ValueError) -> str:
     if problem["type"] == "missing":
         return f"{where} is missing"
     if problem["type"] == "extra_forbidden":
-        table = {"budget": Budget, "systems": Where}.get(str(problem["loc"][0]), Space)
+        tables: dict[str, type[StrictDocument]] = {"budget": Budget, "systems": Where}
+        table = tables.get(str(problem["loc"][0]), Space)
         return f"{where}: extra inputs are not permitted; known: {listed(table.model_fields)}"
     return f"{where}: {problem['msg'].lower()}; got {shown(problem['input'])}"
