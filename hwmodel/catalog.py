@@ -218,10 +218,12 @@ def _parsed(key: str, value: Any) -> Any:
         return value
     try:
         return regular.parse_toml(f"value = {value}")["value"]
-    except ValueError:
+    except tomllib.TOMLDecodeError:
         possible = [*words(key), "a number, true, false, a [list]"]
         message = f"override: {key}={value} is not {', '.join(possible)} or a {{ table }}"
         raise UserError(message) from None
+    except ValueError as error:
+        raise UserError(f"override: {key}: {error}") from None
 
 
 def _follow_links(flat: Flat, given: set[str], where: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from tracegen.shared.errors import UserError as UserError
 from tracegen.shared.errors import check_kind as check_kind
 from tracegen.shared.errors import listed as listed
@@ -38,6 +40,6 @@ def check_jobs(jobs: object) -> None:
     UserError
         If it is no whole number, or less than 1.
     """
-    if not isinstance(jobs, int) or jobs < 1:
+    if not isinstance(jobs, Integral) or int(jobs) < 1:
         message = f"jobs must be at least 1, a whole number, not {shown(jobs)}"
         raise UserError(message)

@@ -31,8 +31,9 @@ import replay.cli.uncertainty
 import replay.cli.validate
 import tracegen.cli
 from replay.cli.experiments import command_of
-from replay.errors import UserError
+from replay.errors import UserError, shown
 from replay.experiments.base.experiment import EXPERIMENTS
+from tracegen.cli.outputs import refuse_inputs, refuse_unused
 from tracegen.shared import screen
 
 if TYPE_CHECKING:
@@ -127,7 +128,23 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 @cache
 def _parser() -> Any:
     """All commands with their options; made once, which takes longer than most commands."""
-    return typer.main.get_command(app)
+    return guarded(typer.main.get_command(app))
+
+
+def guarded(command: Any) -> Any:
+    """Have a command, and all commands in it, refuse outputs that are inputs or get nothing."""
+    for inner in getattr(command, "commands", {}).values():
+        guarded(inner)
+    if not hasattr(command, "commands"):
+        invoke = command.invoke
+
+        def checked(ctx: typer.Context) -> Any:
+            refuse_inputs(ctx)
+            refuse_unused(ctx)
+            return invoke(ctx)
+
+        command.invoke = checked
+    return command
 
 
 def _carry_out(argv: Sequence[str] | None) -> int:
@@ -189,5 +206,7 @@ def _explain(error: Any, words: Sequence[str]) -> None:
     if not words or not text:
         error.show()
         return
+    given: Any = getattr(error.__cause__, "errors", list)()  # of pydantic, which the text lacks
+    got = f"; got {shown(given[0]['input'])}" if given else ""
     help_of = f". See `{error.ctx.command_path} --help`" if error.ctx else ""
-    _complain(f"{text.rstrip('.')}{help_of}")
+    _complain(f"{text.rstrip('.')}{got}{help_of}")

@@ -158,13 +158,13 @@ def _options_of_one(given: Sequence[str], scheme: str | None) -> dict[str, str]:
 
 def entries_of(given: Sequence[str]) -> dict[str, str]:
     """Hardware values of the form ``KEY=VALUE``."""
-    entries = {}
+    entries: dict[str, str] = {}
     for change in given:
         key, equals, value = change.partition("=")
         if not equals:
             message = f"--set {change}: expected KEY=VALUE, such as link.links_per_gpu=8"
             raise UserError(message)
-        entries[key] = value
+        _put(entries, key, value, f"--set {change}")
     return entries
 
 
@@ -184,5 +184,12 @@ def options_of(given: Sequence[str], schemes: Sequence[str]) -> dict[str, dict[s
             form = "K=V" if len(schemes) == 1 else "SCHEME.K=V, such as deepep.num_sms=20"
             message = f"--option {text}: expected {form}"
             raise UserError(message)
-        found.setdefault(scheme if dot else schemes[0], {})[key] = value
+        _put(found.setdefault(scheme if dot else schemes[0], {}), key, value, f"--option {text}")
     return found
+
+
+def _put(entries: dict[str, str], key: str, value: str, given: str) -> None:
+    """Add a value, refusing a second one; the option as it was given is for the error."""
+    if key in entries:
+        raise UserError(f"{given}: {key}={entries[key]} was given before it; give one of them")
+    entries[key] = value

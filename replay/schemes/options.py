@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST = 2**31 - 1
-"""Upper end of every whole number: its products with the sizes of a layer still fit 64 bits."""
+"""Upper end of every number: its products with the sizes of a layer still fit 64 bits."""
 
 UNITS = ("blocks", "bytes", "columns", "ns", "packets", "rows", "tokens", "us", "values")
 """Last words of names that are units."""
@@ -134,8 +134,8 @@ class About:
             return "must be a finite number"
         if self.least is not None and value < self.least:
             return f"must be at least {self.least}"
-        most = MOST if self.most is None and isinstance(value, int) else self.most
-        if most is not None and value > most:
+        most = MOST if self.most is None else self.most
+        if value > most:
             return f"must be at most {most}"
         if isinstance(value, int) and value % self.multiple_of:
             even = self.multiple_of == 2

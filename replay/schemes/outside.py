@@ -180,6 +180,15 @@ class BuildFailed(UserError):
         self.sentence = failure(scheme, error)
         super().__init__(f"scheme {scheme.name!r}: {self.sentence}")
 
+    def __reduce__(self) -> tuple[Any, ...]:  # what it was made from stays in its process
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[BuildFailed], args: tuple[str], state: dict[str, str]) -> BuildFailed:
+    made = kind.__new__(kind, *args)
+    made.__dict__ |= state
+    return made
+
 
 def failure(scheme: AnyScheme, error: Exception) -> str:
     """Sentence about an error that was raised while a scheme built a layer."""
@@ -224,7 +233,9 @@ def _made(found: Any, reference: str) -> AnyScheme:
         raise UserError(message)
     try:
         return found()
-    except (TypeError, AttributeError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # whatever the file does
         message = f"scheme {reference!r}: {found.__name__} cannot be made: {said(error)}"
         raise UserError(message) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING, Literal, overload
 
 from replay.errors import UserError, unknown
@@ -126,6 +127,10 @@ COMMANDS: dict[SchemeKind, str] = {"ep": "moereplay compare", "tp": "moereplay t
 """Command that compares schemes of a kind."""
 
 
+_USABLE = re.compile(r"[^\s*+=,]+")
+"""Names of schemes: others are taken for several, for options or for a mark of a table."""
+
+
 def supported(system: System, kind: SchemeKind = "ep") -> list[str]:
     """Names of the schemes of a kind whose needs the system meets, in the order of reports."""
     return [name for name, scheme in LISTED[kind].items() if not scheme.lacks(system)]
@@ -175,6 +180,12 @@ def find(
             "moereplay: give it another name"
         )
         raise UserError(message)
+    if not _USABLE.fullmatch(scheme.name):
+        message = (
+            f"{reference}: the scheme calls itself {scheme.name!r}: expected a name without spaces "
+            "and signs that mean something beside it (* + = ,)"
+        )
+        raise UserError(message)
     if kind not in (None, scheme.kind):
         raise UserError(f"{reference!r} {_belongs(scheme.kind)}")
     return scheme
@@ -191,9 +202,13 @@ def _not_found(reference: str, kind: SchemeKind | None, plugins: list[str]) -> U
         return UserError(
             f"unknown scheme {reference!r}; {near[0]!r} {_belongs(EVERY[near[0]].kind)}"
         )
-    of_kind = [name for name, scheme in EVERY.items() if kind in (None, scheme.kind)]
     what = f"scheme of {KINDS[kind]}" if kind == "tp" else "scheme"
-    return unknown(what, reference, [*of_kind, *plugins])
+    return unknown(what, reference, [*names(kind), *plugins])
+
+
+def names(kind: SchemeKind | None = None) -> list[str]:
+    """Names of all schemes of a kind, or of both, that come with the package, sorted."""
+    return sorted(name for name, scheme in EVERY.items() if kind in (None, scheme.kind))
 
 
 def usable_plugins(kind: SchemeKind | None = None) -> Iterator[AnyScheme | str]:

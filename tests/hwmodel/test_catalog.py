@@ -169,6 +169,7 @@ def test_capabilities():
         ("dgx-h100", {"link.efficiency": 1.5}, "link.efficiency: .*less than or equal to 1"),
         ("dgx-h100", {"hbm.latency_ns": "nan"}, "hbm.latency_ns: .*finite"),
         ("dgx-h100", {"hbm.peak_GB_per_s": "fast"}, "hbm.peak_GB_per_s=fast is not a number"),
+        ("dgx-h100", {"hbm.peak_GB_per_s": "9" * 30}, "peak_GB_per_s: 9.* of more than 64 bits"),
         ("dgx-h100", {"switch.multicast": 1}, "switch.multicast: .*boolean; got 1"),
         ("dgx-h100", {"compute.bf16_blocks": "[[128]]"}, "compute.bf16_blocks: .*2 items"),
         ("dgx-h100", {"fabric.links_per_plane": "[]"}, "fabric.links_per_plane: .*1 item"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from tracegen.shared import output
+from tracegen.shared import output, regular
 from tracegen.shared.errors import UserError
 
 _CLAIMS = "tracegen.cli.outputs"
@@ -87,6 +87,56 @@ def claim(ctx: typer.Context, option: str, path: str | Path, *, is_folder: bool 
         _refuse_shared(ctx, path)
     if is_stdout:
         ctx.with_resource(contextlib.redirect_stdout(sys.stderr))
+
+
+def refuse_inputs(ctx: typer.Context) -> None:
+    """Refuse to write over a file that the same command line names as one to read.
+
+    Parameters
+    ----------
+    ctx
+        Of a command whose line is read in full.
+
+    Raises
+    ------
+    UserError
+        If an option writes such a file.
+    """
+    taken: dict[str, str] = ctx.meta.get(_CLAIMS, {})
+    for param in ctx.command.params:
+        given = ctx.params.get(param.name or "")
+        values = given if isinstance(given, list | tuple) else [given]
+        texts = [str(one) for one in values if isinstance(one, str | Path)]
+        if not texts or param.opts[0] in taken.values():
+            continue
+        for text in texts:
+            # As placements name their map, and files of schemes stand before the scheme.
+            for path in (text, text.removeprefix("file:"), text.rpartition(":")[0]):
+                writes = taken.get(os.path.realpath(path)) if regular.is_file(path) else None
+                if writes is not None:
+                    message = f"{writes} would write over {path}, which is to be read"
+                    raise UserError(message)
+
+
+def refuse_unused(ctx: typer.Context) -> None:
+    """Refuse options that name what to write where ``--dry-run`` has nothing to write.
+
+    Parameters
+    ----------
+    ctx
+        Of a command whose line is read in full.
+
+    Raises
+    ------
+    UserError
+        If there is such an option; the folder of a study or a search is one to continue.
+    """
+    if not ctx.params.get("dry_run"):
+        return
+    for option in {**ctx.meta.get(_FOLDERS, {}), **ctx.meta.get(_CLAIMS, {})}.values():
+        if option != "-o":
+            message = f"{option} has nothing to write with --dry-run"
+            raise UserError(message)
 
 
 def _refuse_shared(ctx: typer.Context, path: str | Path) -> None:

@@ -316,8 +316,8 @@ def open_trace(source: str | Path | BinaryIO) -> Iterator[TraceFile]:
     name = str(source) if isinstance(source, str | Path) else getattr(source, "name", "stream")
     if isinstance(source, str | Path):
         path = Path(source)
-        if not regular.is_file(path):
-            msg = f"{name}: no such file"
+        if reason := regular.why_no_file(path):
+            msg = f"{name}: {reason}"
             raise UserError(msg)
         refuse_journal(path)
         opened, size, calls = path, path.stat().st_size, contextlib.nullcontext

@@ -125,12 +125,11 @@ def fetch(
     present = settings.Settings(offline)
     place = resolve.resolve(name, catalogue, present)
     path = _have(place, present, on_bytes)
-    if isinstance(place, Found):
-        if isinstance(place.location, Path):
-            with _opened(place, present, path) as file:
-                file.verify()  # as what is downloaded was, before it came into the cache
-        if place.catalogue != catalogues.BUILT_IN:
-            fetched.note(present.cache, place.catalogue, place.entry)
+    if isinstance(place.location if isinstance(place, Found) else place, Path):
+        with _opened(place, present, path) as file:
+            file.verify()  # as what is downloaded was, before it came into the cache
+    if isinstance(place, Found) and place.catalogue != catalogues.BUILT_IN:
+        fetched.note(present.cache, place.catalogue, place.entry)
     return path if out is None else _copy(path, out, place)
 
 

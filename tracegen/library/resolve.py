@@ -113,8 +113,8 @@ def resolve(
         return check_url(name)
     path = Path(name)
     if is_path(name):
-        if not regular.is_file(path):
-            msg = f"{text}: no such file"
+        if reason := regular.why_no_file(path):
+            msg = f"{text}: {reason}"
             raise UserError(msg)
         return path
     found = lookup(name, catalogue, present)

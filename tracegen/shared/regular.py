@@ -166,7 +166,24 @@ def is_file(path: str | Path) -> bool:
     path
         Of the file.
     """
-    return exists(path) and Path(path).is_file()
+    return not why_no_file(path)
+
+
+def why_no_file(path: str | Path) -> str:
+    """Say why a name is not that of a regular file; empty if it is.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    """
+    if not exists(path):
+        return "no such file"
+    try:
+        check(path)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def is_folder(path: str | Path) -> bool:

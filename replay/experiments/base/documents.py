@@ -101,7 +101,7 @@ def format_of(document: Any) -> str:
 
 def written_format(found: object) -> str | None:
     """Format that an object is written with; None for one that is no document."""
-    given = getattr(found, "format", None)
+    given = getattr(found, "format", getattr(found, "schema_", None))  # as validations call it
     return given if isinstance(given, str) else None
 
 

@@ -321,7 +321,11 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         ------
         UnfitError
             Saying what it needs, what is there and what would fit.
+        UserError
+            If bytes are given and nothing says how many a replay takes, with the reason.
         """
+        if max_memory is not None:
+            self.check_offers("max-memory")
         room, tells = limit_of(max_memory) / jobs, report is not None
         needs, unfit = [], {}
         for name, setup in setups.items():

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from numbers import Real
 from pathlib import Path
 
 from replay.errors import UserError, check_kind
@@ -118,6 +119,9 @@ def _text(path: Path) -> str:
 def limit_of(max_memory: float | None) -> float:
     """Bytes that may be taken: those given, else what the machine has left."""
     if max_memory is not None:
-        check_kind("max_memory", max_memory, (int, float), "a number of bytes")
-    free = free_bytes() if max_memory is None else max_memory
+        possible = "a number of bytes above 0"
+        check_kind("max_memory", max_memory, Real, possible)
+        if not max_memory > 0:
+            raise UserError(f"max_memory = {max_memory}: expected {possible}")
+    free = free_bytes() if max_memory is None else float(max_memory)
     return math.inf if free is None else free

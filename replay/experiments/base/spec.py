@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
@@ -57,7 +58,11 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 def _as_list(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list):
+        return [str(one) if isinstance(one, PurePath) else one for one in given]
+    return given
 
 
 Several = Annotated[list[str], BeforeValidator(_as_list)]
@@ -119,8 +124,13 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plain_numbers(cls, given: Any) -> Any:
-        """Take numbers of numpy for numbers."""
-        return plain(given)
+        """Take numbers of numpy for numbers, and paths for their text; placements know paths."""
+        if not isinstance(given, Mapping):
+            return given
+        return {
+            name: str(one) if isinstance(one, PurePath) and name != "placement" else plain(one)
+            for name, one in given.items()
+        }
 
     @field_validator("overrides", mode="before", check_fields=False)
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from replay.errors import UserError, shown, unknown
+from replay.errors import UserError, listed, shown, unknown
 from replay.experiments.base.spec import MOST
 from tracegen.shared import regular
 from tracegen.shared.strict import StrictDocument
@@ -204,4 +204,10 @@ def _first(error: ValueError) -> str:
         return str(error)
     problem = error.errors(include_url=False)[0]
     where = ".".join(str(word) for word in problem["loc"] if isinstance(word, str))
-    return f"{where}: {problem['msg'].lower()}"
+    if problem["type"] == "missing":
+        return f"{where} is missing"
+    if problem["type"] == "extra_forbidden":
+        tables: dict[str, type[StrictDocument]] = {"budget": Budget, "systems": Where}
+        table = tables.get(str(problem["loc"][0]), Space)
+        return f"{where}: extra inputs are not permitted; known: {listed(table.model_fields)}"
+    return f"{where}: {problem['msg'].lower()}; got {shown(problem['input'])}"

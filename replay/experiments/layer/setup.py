@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from replay.chains.preparation import prepare
 from replay.chains.settings import ChainSettings
-from replay.errors import UserError, check_kind
+from replay.errors import UserError, check_kind, listed
 from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import describe, identity
 from replay.experiments.layer.normal_form import (
@@ -22,7 +22,7 @@ from replay.experiments.layer.normal_form import (
 from replay.experiments.layer.spec import RunSpec
 from replay.schemes import Scheme, find, supported
 from replay.schemes.ep.base import LayerRefusedError
-from replay.schemes.registry import COMPARED
+from replay.schemes.registry import COMPARED, names
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -240,7 +240,10 @@ def find_scheme(reference: str | None, *, allow_code: AllowCode) -> Scheme:
         If there is no such scheme, naming those there are.
     """
     if reference is None:
-        message = f"no scheme is given; known: {', '.join(COMPARED)}"
+        message = (
+            "no scheme is given: give one, such as --scheme deepep, in Python scheme='deepep'; "
+            f"known: {listed(names('ep'))}"
+        )
         raise UserError(message)
     return find(reference, allow_code=allow_code)
 

@@ -34,9 +34,10 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
     )
     usual = "deepep+deepep-ll, which is what deepep-ll stands for"
     details = "All tables, which are shown without it, too"
-    lacking: ClassVar[Words] = {
-        "dry-run": "how many replays a batch takes follows from what the first of them give",
-    }
+    lacking: ClassVar[Words] = dict.fromkeys(
+        ("dry-run", "max-memory"),
+        "how many replays a batch takes follows from what the first of them give",
+    )
     code = CODE
 
     def options_in(self, spec: AnyServed) -> Mapping[str, Mapping[str, Any]]:

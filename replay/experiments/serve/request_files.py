@@ -65,7 +65,10 @@ def read(path: str | Path, *, most: int | None = None) -> Requests:
     try:
         text = read_text(path, MOST_BYTES, encoding="utf-8-sig")
     except OSError as error:
-        message = f"cannot read requests from {path}: {error.strerror}"
+        message = (
+            f"cannot read requests from {path}: {error.strerror}; possible: requests per second, "
+            "once, or such a file"
+        )
         raise UserError(message) from None
     except UnicodeDecodeError:
         message = f"{path} is not text: expected CSV or JSONL with {_EXPECTED}"

@@ -30,9 +30,10 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
     usual = "all that can train"
     details = "Also causes by stage, and memory"
     code = CODE
-    lacking: ClassVar[Words] = {
-        "dry-run": "a step is composed of replays of its parts, and none says what all take",
-    }
+    lacking: ClassVar[Words] = dict.fromkeys(
+        ("dry-run", "max-memory"),
+        "a step is composed of replays of its parts, and none says what all take",
+    )
     older: ClassVar[Older] = {"moereplay-train/1": result_of_old}
 
     def usual_schemes(self, shared: TrainSpec, given: Mapping[str, Any]) -> Sequence[str]:

@@ -21,7 +21,6 @@ from hwmodel.draws import draw, uncertain
 from replay.errors import RefusedError, UserError, check_jobs
 from replay.experiments.base.estimate import duration_text
 from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
-from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.load import load_result
 from replay.experiments.base.names import row_names
 from replay.experiments.base.outcomes import Asked, carried_out
@@ -97,6 +96,7 @@ def sureness(
     check_jobs(jobs)
     can = EVERYTHING if experiment is LAYER else HARDWARE
     chosen = check(draws, seed, can if of is None else of, can)
+    draws, seed = int(draws), int(seed)  # of numpy, perhaps
     if experiment is LAYER:
         if jobs > 1:
             message = f"layers are drawn in one process: jobs must be 1, not {jobs}"
@@ -108,7 +108,7 @@ def sureness(
     drawn: list[tuple[Times, dict[str, float]]] = []
     begun = time.monotonic()
     for number in range(draws):
-        drawn.append(again.draw(number, jobs, limit_of(max_memory), progress))
+        drawn.append(again.draw(number, jobs, max_memory, progress))
         seconds = (time.monotonic() - begun) * (draws - 1)
         if number == 0 and report is not None and seconds > LONG_S:
             report(f"note: the other {draws - 1} draws take about {duration_text(seconds)}")
@@ -234,7 +234,7 @@ class _Again:
         return notes
 
     def draw(
-        self, number: int, jobs: int, most: float, progress: Callable[[], object] | None
+        self, number: int, jobs: int, most: float | None, progress: Callable[[], object] | None
     ) -> tuple[Times, dict[str, float]]:
         """Carry all out on one drawn machine.
 

@@ -88,6 +88,7 @@ def assess(
         )
         raise UserError(message)
     chosen = check(draws, seed, of, EVERYTHING)
+    draws, seed = int(draws), int(seed)  # of numpy, perhaps
     if system is None:
         system = _system_of(compared.results[0])
     known = [*schemes, *_from_files(compared.results, schemes, allow_code=allow_code)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -57,8 +58,8 @@ def check(draws: int, seed: int, of: str | Sequence[str], possible: Sequence[str
         If the number or the seed is of another kind or not possible, or there is nothing of that
         name to draw.
     """
-    check_kind("draws", draws, int, f"a whole number from 1 to {MOST_DRAWS}")
-    check_kind("seed", seed, int, "a whole number of at least 0")
+    check_kind("draws", draws, Integral, f"a whole number from 1 to {MOST_DRAWS}")
+    check_kind("seed", seed, Integral, "a whole number of at least 0")
     names = f"names out of {', '.join(possible)}"
     check_kind("of", of, (str, list, tuple, set, frozenset), names)
     of = [of] if isinstance(of, str) else of

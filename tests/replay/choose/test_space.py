@@ -67,8 +67,11 @@ def test_axes_are_numbers_lists_and_ranges() -> None:
         ("[plan]\ntp = '1..999999999'\n", "or more than"),
         ("[plan]\ntp = ['x']\n", "expected whole numbers"),
         ("[plan]\nrecompute = 3\n", "expected words"),
-        ("[budget]\ntotal = -1\n", "budget.total: input should be greater than 0"),
-        ("[budget]\nsum = 1\n", "budget.sum: extra inputs"),
+        ("[budget]\ntotal = -1\n", "budget.total: input should be greater than 0; got -1"),
+        (
+            "[budget]\nsum = 1\n",
+            "budget.sum: extra inputs are not permitted; known: total, active, tol",
+        ),
         ("][", "here: "),
     ],
 )

@@ -192,9 +192,36 @@ def test_output_that_nobody_reads_is_no_error(trace_file: Path) -> None:
         (["run", "TRACE", "--scheme", "deepep", "--option", "num_sms=3"], "must be even"),
         (["run", "TRACE", "--scheme", "deepep", "--option", "num_sms=134"], "has 132 SMs"),
         (["run", "TRACE", "--scheme", "deepep", "--option", "alike=2"], "'alike'"),
-        (["run", "TRACE"], "no scheme is given; known: ideal"),
+        (["run", "TRACE"], "no scheme is given: give one, such as --scheme deepep, in "),
         (["run", "--scheme", "ideal"], "no trace is given"),
+        (["run", "TRACE", "--ranks", "a"], "unable to parse string as an integer; got 'a'. See `"),
         (["run", "TRACE", "--scheme", "deepep", "--set", "link.links=8"], "link.links"),
+        (
+            [
+                "run",
+                "TRACE",
+                "--scheme",
+                "deepep",
+                "--option",
+                "num_sms=20",
+                "--option",
+                "deepep.num_sms=24",
+            ],
+            "--option deepep.num_sms=24: num_sms=20 was given before it; give one of them",
+        ),
+        (
+            [
+                "run",
+                "TRACE",
+                "--scheme",
+                "ideal",
+                "--set",
+                "link.links_per_gpu=8",
+                "--set",
+                "link.links_per_gpu=9",
+            ],
+            "link.links_per_gpu=8 was given before it",
+        ),
     ],
 )
 def test_a_mistake_ends_with_a_line_and_code_2(

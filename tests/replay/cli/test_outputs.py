@@ -124,6 +124,61 @@ def test_names_that_cannot_be_are_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run in.h5 --scheme ideal --json in.h5",
+        "run --html ./in.h5 in.h5 --scheme ideal",
+        "run in.h5 --scheme ideal --export goal:in.h5",
+        "run in.h5 --scheme ideal --placement file:in.h5 --trace-events in.h5",
+        "run --spec in.h5 --json in.h5",
+        "run --scheme in.h5:Mine --json in.h5",
+        "place --loads other --loads in.h5 --out in.h5",
+        "infer --arrivals in.h5 --json in.h5",
+        "diff other in.h5 --json in.h5",
+        "report other in.h5 --html in.h5",
+        "uncertainty in.h5 --json in.h5",
+        "choose in.h5 -o folder --json in.h5",
+        "trace convert in.h5 in.h5",
+    ],
+)
+def test_what_is_to_be_read_is_not_written_over(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.h5").write_text("as it was")
+    assert end_of(*words.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert " would write over " in said.err and "in.h5, which is to be read" in said.err
+    assert Path("in.h5").read_text() == "as it was"
+    assert [one.name for one in tmp_path.iterdir()] == ["in.h5"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run toy-zipf --scheme ideal --json out",
+        "run toy-zipf --scheme ideal --export goal:out",
+        "compare toy-zipf --html out",
+        "tensor run --trace-events out",
+        "train --plots out",
+        "choose pangu --tables out",
+        "choose pangu -o other --json out",
+        "sweep moe-hub-ablation --html out",
+    ],
+)
+def test_a_dry_run_writes_nothing_and_says_so(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert end_of(*words.split(), "--dry-run") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert "has nothing to write with --dry-run" in said.err
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_empty_folder_name_is_not_the_present_folder(capsys: Any) -> None:
     assert end_of("sweep", "schemes", "-o", "") == 2
     assert "-o: the name is empty" in capsys.readouterr().err

@@ -189,6 +189,10 @@ def test_exports_hold_the_schedule(tmp_path: Path) -> None:
         (("compare", "--pass", "x"), "unknown pass 'x'; known: backward, forward, training"),
         (("run", *SMALL, "--scheme", "sp-ring", "--option", "x=1"), "scheme 'sp-ring' has no opt"),
         (("run", *SMALL, "--option", "tp-ring.x=1"), "unknown scheme with options 'tp-ring'"),
+        (
+            ("run", *SMALL, "--scheme", "cais", "--option", "timeout_us=1e40"),
+            "option timeout_us=1e+40 of scheme 'cais': must be at most 2147483647",
+        ),
         (("run", *SMALL, "--window", "0:1"), "--window and --max-events go with"),
         (("run", *SMALL, "--tp", "3"), "3 GPUs cannot share the attention heads"),
         (("schemes", "nope"), "unknown scheme of tensor parallelism 'nope'"),

@@ -86,6 +86,11 @@ CASES = {
         ("count", 2),
     ),
 }  # fmt: skip
+WITHOUT_SCHEMES: dict[str, dict[str, Any]] = {
+    "collective": {"bytes": "64K", "ranks": 2, "algorithm": "ring"},
+    "place": {"trace": "toy-uniform", "slots": 72},
+    "choose": {"space": "pangu"},
+}
 every = pytest.mark.parametrize("name", list(CASES))
 
 
@@ -134,6 +139,17 @@ def test_numbers_of_numpy_are_numbers(name: str) -> None:
     assert type(getattr(kind(**{field: np.int32(value)}), field)) is int
     option = case.option[0]
     assert kind(options={option: np.int64(8)}).options == {option: 8}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_path_is_its_text(name: str) -> None:
+    kind = EXPERIMENTS[name].spec
+    fields = {"trace", "model", "system", "space", "loads", "arrivals"} & {*kind.model_fields}
+    assert fields
+    for field in fields:
+        text, path = (kind(**{field: one("some/file")}) for one in (str, Path))
+        assert path == text
+        assert field != "loads" or kind(loads=[Path("some/file")]) == text
 
 
 @every
@@ -552,6 +568,12 @@ def test_one_draw_of_one_run_says_no_more_than_there_is() -> None:
 
 
 def test_documents_that_are_no_results_are_named_by_their_format(tmp_path: Path) -> None:
+    validation = Path(__file__).parents[2] / "data/written/c2a2446/validate.json"
+    said = "moereplay-validation/1 is no result or comparison of an experiment"
+    with pytest.raises(UserError, match=said):
+        sureness(validation, draws=1)
+    with pytest.raises(UserError, match=f"^{re.escape(str(validation))}: {said}"):
+        diff(validation, validation)
     target = tmp_path / "u.json"
     drawn("collective").save(target)
     message = "moereplay-uncertainty/1 is no result or comparison of an experiment"
@@ -580,6 +602,30 @@ def test_layers_are_drawn_in_one_process_and_within_memory() -> None:
     for given in (compared("layer"), compared("layer").results[0]):
         with pytest.raises(UserError, match="memory"):
             sureness(given, draws=1, max_memory=1000)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_limit_of_memory_is_kept_or_refused_with_a_reason(name: str) -> None:
+    reason = EXPERIMENTS[name].lacking.get("max-memory")
+    case = CASES.get(name)
+    settings = {"scheme": case.schemes[1], **case.settings} if case else WITHOUT_SCHEMES[name]
+    said = re.escape(reason) if reason else "there are 0 kB"
+    with pytest.raises(UserError, match=said):
+        EXPERIMENTS[name].run(max_memory=1, **settings)
+    with pytest.raises(UserError, match=f"{said}|max_memory = nan: expected a number of bytes ab"):
+        EXPERIMENTS[name].run(max_memory=float("nan"), **settings)
+
+
+@pytest.mark.parametrize("name", ["layer", "dense"])
+def test_numbers_of_numpy_are_numbers_beside_the_settings(name: str) -> None:
+    case = CASES[name]
+    plain, scalars = (
+        EXPERIMENTS[name].compare(None, case.schemes, jobs=kind(1), max_memory=kind(2**40),
+                                  **case.settings)
+        for kind in (int, np.int64)
+    )  # fmt: skip
+    assert scalars == plain
+    assert sureness(plain, draws=np.int8(1), seed=np.int16(7)) == sureness(plain, draws=1, seed=7)
 
 
 @pytest.mark.parametrize(

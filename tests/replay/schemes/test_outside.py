@@ -13,6 +13,7 @@ import replay
 import replay.schemes.ep.plain
 from replay.errors import UserError
 from replay.schemes import SCHEMES, find, outside
+from replay.schemes.outside import BuildFailed
 from replay.schemes.registry import EXAMPLES
 
 PLAIN = Path(replay.schemes.ep.plain.__file__).read_text(encoding="utf-8")
@@ -85,6 +86,17 @@ def test_compare_gives_the_same_in_processes(mine: Path, synthetic) -> None:
     assert one["mine"].scheme.options["num_sms"] == 20
 
 
+def test_what_a_process_raises_is_raised_here(mine: Path, synthetic) -> None:
+    mine.write_text(MINE.replace("def build(", "def build(self, *a): 1 / 0\n    def _build("))
+    said = set()
+    for jobs in (1, 2):
+        with pytest.raises(BuildFailed) as caught:
+            replay.compare(synthetic(), [f"{mine}:Plain", "ideal"], jobs=jobs, layer=0)
+        said.add((str(caught.value), caught.value.sentence))
+    ((message, sentence),) = said
+    assert message == f"scheme 'mine': {sentence}" and "ZeroDivisionError" in sentence
+
+
 # ---- mistakes ------------------------------------------------------------------------------------
 
 
@@ -104,6 +116,21 @@ def test_compare_gives_the_same_in_processes(mine: Path, synthetic) -> None:
         ),
         (MINE + "N = 3\n", "N", "expected a Scheme or a subclass of Scheme, not 'int'"),
         (PLAIN, "Plain", "calls itself 'plain', which is a scheme of moereplay"),
+        (
+            MINE.replace('"mine"', '""', 1),
+            "Plain",
+            "calls itself '': expected a name without spaces",
+        ),
+        (
+            MINE.replace('"mine"', '"my*"', 1),
+            "Plain",
+            "calls itself 'my*': expected a name without",
+        ),
+        (
+            MINE + "class N(Plain):\n    def __init__(self): raise ValueError('no')\n",
+            "N",
+            "N cannot be made: no",
+        ),
         (MINE.replace("def build", "def make"), "Plain", "Plain lacks build"),
         (MINE.replace('    source = "definition"\n', ""), "Plain", "Plain lacks source"),
         (

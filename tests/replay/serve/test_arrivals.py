@@ -97,7 +97,13 @@ def test_lengths_and_rates(tmp_path: Path) -> None:
     assert np.allclose(half.arrival_ps, 2 * whole.arrival_ps, atol=2)
     for asked, message in (
         ({"arrivals": str(path), "prompts": "3"}, "have lengths of their own"),
-        ({"arrivals": "none.csv"}, "cannot read requests from none.csv"),
+        (
+            {"arrivals": "none.csv"},
+            "cannot read requests from none.csv: .*; possible: requests per",
+        ),
+        ({"lengths": "trace", "prompts": "3"}, "give no prompts and outputs, or even"),
+        ({"prompts": ""}, "lengths '': expected a number of tokens"),
+        ({"outputs": ""}, "lengths '': expected a number of tokens"),
         ({"arrivals": "nan"}, "rate nan"),
     ):
         with pytest.raises(UserError, match=message):

@@ -70,7 +70,7 @@ def test_something_else_than_hdf5(tmp_path):
     path.write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(UserError, match="not HDF5"):
         tracegen.load(path)
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="it is a folder, not a file"):
         tracegen.load(tmp_path)
     with pytest.raises(UserError, match="no such file"):
         tracegen.load(tmp_path / "absent.h5")

@@ -101,6 +101,8 @@ def test_a_name_works_from_any_folder(tmp_path, monkeypatch):
         ("absent.h5", "absent.h5: no such file"),
         ("some/where", "some/where: no such file"),
         (Path("toy-uniform"), "toy-uniform: no such file"),
+        (Path("/"), "/: it is a folder, not a file"),
+        ("/dev/null", "/dev/null: it is a device, pipe or socket, not a file"),
         ("file:///etc/passwd", "not a URL that is followed; possible: https, http, s3"),
         ("simplecache::https://example.org/a.h5", "not a URL that is followed"),
     ],

@@ -333,6 +333,10 @@ def test_the_commands(tmp_path, remote, tiny_file):
     remote.log.clear()
     assert run("fetch", "one", "--offline").exit_code == 0
     assert not remote.log
+    (tmp_path / "cut.h5").write_bytes(tiny_file.read_bytes()[:2000])
+    cut = run("fetch", tmp_path / "cut.h5", "--out", tmp_path / "here")
+    assert (cut.exit_code, cut.stdout) == (2, "") and "cut.h5: damaged, truncated" in cut.stderr
+    assert run("fetch", tiny_file).exit_code == 0
     assert run("info", "one").exit_code == 0
     assert run("validate", "two").exit_code == 0
     assert run("add", tmp_path / "cat", tiny_file, "--citation", "Us").exit_code == 0

@@ -131,7 +131,10 @@ def requests_of(spec: ArrivalSpec) -> Requests:
             message = f"{spec.arrivals}: its requests have lengths of their own; give no others"
             raise UserError(message)
         return request_files.read(spec.arrivals, most=spec.count)
-    if spec.lengths == "trace" and not is_given:
+    if spec.lengths == "trace" and is_given:
+        message = "lengths are those of the trace's requests: give no prompts and outputs, or even"
+        raise UserError(message)
+    if spec.lengths == "trace":
         import tracegen
 
         if spec.trace is None:
@@ -139,8 +142,9 @@ def requests_of(spec: ArrivalSpec) -> Requests:
             raise UserError(message)
         of: Any = tracegen.load(spec.trace)
     else:
-        asked = spec.prompts or str(spec.prompt), spec.outputs or str(spec.output + 1)
-        of = lengths(asked[0]), lengths(asked[1])
+        prompts = str(spec.prompt) if spec.prompts is None else spec.prompts
+        outputs = str(spec.output + 1) if spec.outputs is None else spec.outputs
+        of = lengths(prompts), lengths(outputs)
     found = drawn(spec.count, of, burstiness=spec.burstiness, seed=spec.arrival_seed)
     # A search stretches gaps, which requests that come at once would not have.
     return found if spec.search else found.at_rate(rate)
