@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replay.cli.options import options_of, settings_of
-from replay.cli.results import COMMON, Call, ResultCall, asks, beside, command_with
+from replay.cli.results import COMMON, Call, ResultCall, asks, beside, command_with, hidden
 from replay.cli.screen import progress, show, tell
-from replay.errors import RefusedError, UserError
+from replay.errors import RefusedError
 from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
 from replay.experiments.base.result import allowed_by
 from replay.experiments.base.schemed import AnySchemeExperiment, SchemeExperiment, with_schemes
@@ -186,9 +186,7 @@ def estimates_table(
     """
     from tracegen.shared.display.content import Column, Table
 
-    if "dry-run" in experiment.lacking:
-        message = f"--dry-run: {experiment.lacking['dry-run']}"
-        raise UserError(message)
+    experiment.check_offers("dry-run")
     schemes = wanted.schemes or experiment.usual_schemes(wanted.spec, {})
     rows, like, unit = [], None, ""
     for one in experiment.asked_of(wanted.spec, schemes, wanted.options):
@@ -245,7 +243,11 @@ def _options(experiment: AnySchemeExperiment) -> dict[str, tuple[Any, Any]]:
         for name, (kind, text) in texts.items()
     }
     details = typer.Option("--details", help=f"{experiment.details}.")
-    return {**made, "details": (Annotated[bool, details], False), **COMMON}
+    common = {
+        key: (hidden(kind) if key.replace("_", "-") in experiment.lacking else kind, default)
+        for key, (kind, default) in COMMON.items()
+    }
+    return {**made, "details": (Annotated[bool, details], False), **common}
 
 
 def command_of(name: str) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import typer
 
@@ -52,6 +53,14 @@ COMMON: Mapping[str, tuple[Any, Any]] = {
     "json_": (JsonOption, None),
 }
 """Options that commands share, with their defaults, beside the settings and those of `Delivery`."""
+
+
+def hidden(option: Any) -> Any:
+    """Give an option that help does not list: who asks for it reads why there is none."""
+    kind, info = get_args(option)
+    found = copy.copy(info)
+    found.hidden = True
+    return Annotated[kind, found]
 
 
 class Before(NamedTuple):

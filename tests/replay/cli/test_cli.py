@@ -335,6 +335,15 @@ def test_help_shows_every_text_as_it_is_written(name: str) -> None:
         assert " ".join((parameter.help or "").split()) in shown
 
 
+def test_help_lists_what_a_command_has_and_the_rest_says_why_not() -> None:
+    for name in ("compare", "train", "infer"):
+        for option, value in (("--dry-run", ()), ("--max-memory", ("1MB",))):
+            lacks = name != "compare"
+            assert (option in invoke(name, "--help").stdout) != lacks
+            if lacks:
+                assert f"{name} has no {option[2:]}: " in mistake(name, option, *value)
+
+
 def test_what_mechanisms_did_is_told_in_full(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     schemes = ("--scheme", "dysharp-fusion-only", "--scheme", "moe-hub")
