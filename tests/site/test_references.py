@@ -124,7 +124,11 @@ def test_every_command_has_a_page_with_every_option() -> None:
     for words, command in found:
         page = made()[f"commands/{commands.page_of(words)}.md"]
         assert page.startswith(f"# moereplay {' '.join(words)}\n")
-        options = [param.opts[-1] for param in command.params if param.opts[0].startswith("-")]
+        options = [
+            param.opts[-1]
+            for param in command.params
+            if param.opts[0].startswith("-") and not getattr(param, "hidden", False)
+        ]
         for option in options:
             assert re.search(rf"^\[``?\s?[^\n]*{re.escape(option)}\b", page, re.MULTILINE), option
 

@@ -176,7 +176,7 @@ def test_without_a_defect_nothing_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('name = "broken"', 'name = "My scheme"'), "lower-case words"),
+        (('name = "broken"', 'name = "My-scheme"'), "lower-case words"),
         (('name = "broken"', 'name = "check"'), "not 'check'"),
         (('source = "definition"', 'source = ""'), "source is empty"),
         (('summary = "direct', 'summary = "' + "very " * 10 + "direct"), "expected 1 to 70"),

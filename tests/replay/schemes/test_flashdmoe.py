@@ -476,7 +476,7 @@ def test_a_packet_keeps_its_first_rows(factor: float, is_backward: bool) -> None
 
 def test_room_for_all_is_as_good_as_no_limit() -> None:
     layer = uneven()
-    for factor in (12.0, 1e300):
+    for factor in (12.0, 1e9):
         assert run(layer, capacity_factor=factor).makespan_ps == run(layer).makespan_ps
 
 
