@@ -75,6 +75,8 @@ class Compute:
         Bytes per second into one SM.
     shared_rate
         Bytes per second into and out of the shared memory of one SM.
+    lane_rate, special_rate
+        FP32 additions or multiplications per second, and exponentials or reciprocals, of one SM.
     cluster_tiles
         Neighbouring tiles that load what they share from the L2 cache once.
     reduction_ps
@@ -86,6 +88,8 @@ class Compute:
     fp8_absent_row_ps: int
     operand_rate: Rate
     shared_rate: Rate
+    lane_rate: Rate
+    special_rate: Rate
     cluster_tiles: int
     reduction_ps: int
     _scale_block: int
@@ -129,6 +133,8 @@ class Compute:
             fp8_absent_row_ps=ps_from_ns(spec.fp8_absent_row_ns.value),
             operand_rate=Rate.per_second(exact(spec.operand_bytes_per_clock.value) * clock_hz),
             shared_rate=Rate.per_second(exact(spec.shared_bytes_per_clock.value) * clock_hz),
+            lane_rate=Rate.per_second(exact(spec.lanes_per_clock.value) * clock_hz),
+            special_rate=Rate.per_second(exact(spec.special_functions_per_clock.value) * clock_hz),
             cluster_tiles=spec.cluster_tiles.value,
             reduction_ps=ps_from_us(
                 overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value

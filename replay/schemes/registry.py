@@ -27,7 +27,7 @@ from replay.schemes.ep.flashdmoe.scheme import FlashDMoe
 from replay.schemes.ep.flashinfer_push import FlashInferPush
 from replay.schemes.ep.hybrid_ep.scheme import HybridEp
 from replay.schemes.ep.ideal import Ideal
-from replay.schemes.ep.megamoe.scheme import MEGAMOE
+from replay.schemes.ep.megamoe.scheme import MEGAMOE, MEGAMOE_HOPPER
 from replay.schemes.ep.megatron.allgather import MegatronAllGather
 from replay.schemes.ep.megatron.alltoall import Megatron
 from replay.schemes.ep.moe_hub.scheme import MoeHub
@@ -75,6 +75,7 @@ SCHEMES: dict[str, Scheme] = {
         CcFuser(),
         FlashDMoe(),
         MEGAMOE,
+        MEGAMOE_HOPPER,
         FlashInferPush(),
         DYSHARP_BASIC,
         DYSHARP_FUSION_ONLY,

@@ -17,12 +17,24 @@ class Gemm:
 
     A pass has two of them in sequence. Forward: up (and gate) projection, then down projection.
     Backward: the input gradients of the down projection, then those of the up projection.
+
+    Attributes
+    ----------
+    n, k
+        Columns of the result, and inner dimension.
+    kind
+        Kind of its tiles' tasks.
+    out_bytes
+        Bytes of a row of the result in HBM.
+    activated
+        Values of a row of the result whose activation its tiles' SMs compute.
     """
 
     n: int
     k: int
     kind: Kind
-    out_bytes: int  # of one output row in HBM
+    out_bytes: int
+    activated: int = 0
 
     @classmethod
     def first(cls, work: LayerWork, fused_activation: bool) -> Gemm:
@@ -33,7 +45,7 @@ class Gemm:
         else:
             n, activated, kind = shape.gemm1_columns, shape.intermediate, Kind.GEMM1
         out = types.operand_row_bytes(activated) if fused_activation else types.token_row_bytes(n)
-        return cls(n, shape.hidden, kind, out)
+        return cls(n, shape.hidden, kind, out, shape.intermediate if fused_activation else 0)
 
     @classmethod
     def of_matrices(cls, work: LayerWork) -> tuple[Gemm, Gemm]:

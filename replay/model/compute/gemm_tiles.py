@@ -15,6 +15,7 @@ import numpy as np
 
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.tile_steps import add_steps
+from replay.model.compute.warp_work import PLAIN
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.work.ragged import places
@@ -22,6 +23,7 @@ from replay.model.work.ragged import places
 if TYPE_CHECKING:
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.row_tiles import RowTiles
+    from replay.model.compute.warp_work import WarpWork
     from replay.model.machine.host import Bools
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
@@ -86,6 +88,7 @@ def gemm_tasks(
     loading_warps: int = 0,
     kept: Bools | None = None,
     steps: Ints | None = None,
+    warps: WarpWork = PLAIN,
 ) -> TileTasks:
     """Add the tiles of one GEMM.
 
@@ -120,9 +123,10 @@ def gemm_tasks(
     steps
         (step, tile): where tiles begin to multiply before their rows are there in full, the tasks
         that equal shares of the inner dimension wait for, all but the last, which is `after`.
+    warps
+        What its warps do beside the products; other blocks of the SM multiply meanwhile.
     """
     compute, dtype = machine.system.compute, work.precision.gemm
-    hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
     block_n = tiles.block_n[tiles.rank]
     num_columns = -(-gemm.n // block_n)
     tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.compute)
@@ -134,11 +138,14 @@ def gemm_tasks(
         _column_ps(machine, tiles, last, gemm.k, dtype, loading_warps)[tile],
         _column_ps(machine, tiles, block_n, gemm.k, dtype, loading_warps)[tile],
     )
+    beside = warps.ps(machine, gemm, tiles.rows[tile], widths)
+    overhead = compute.tile_overhead_ps + beside
+    hidden_ps = overhead - overhead // resident_blocks
     waits = (*(() if steps is None else steps), after)
     chain = add_steps(
         machine,
-        duration - hidden_ps,
-        compute.tile_overhead_ps - hidden_ps,
+        duration + beside - hidden_ps,
+        overhead - hidden_ps,
         [one[tile] for one in waits],
         resource=pool[tiles.rank[tile]],
         late_ps=hidden_ps,

@@ -24,11 +24,11 @@ KEEPS_ITS_SM = -128
 def add_steps(
     machine: Machine,
     duration_ps: Ints,
-    ending_ps: int,
+    ending_ps: Ints,
     after: Sequence[Ints],
     *,
     resource: Ints,
-    late_ps: int,
+    late_ps: Ints,
     priority: IntsLike,
     kind: Kind,
     rank: Ints,
@@ -41,14 +41,14 @@ def add_steps(
     duration_ps
         (tile,): time on the SM, all steps together.
     ending_ps
-        Part of it that is left when the last slice has been multiplied.
+        (tile,): part of it that is left when the last slice has been multiplied.
     after
         Tasks (tile,) that each step waits for. With one entry tiles wait once and then have as many
         steps as the L2 cache has slices.
     resource, priority, kind, rank, tag
         As for `GraphBuilder.add`, a number or (tile,).
     late_ps
-        From the end of the last step until it is seen to have ended.
+        (tile,): from the end of the last step until it is seen to have ended.
     """
     held = len(after) == 1
     count = machine.l2.slices if held else len(after)

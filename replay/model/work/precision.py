@@ -117,6 +117,11 @@ class Precision:
         return 4 if self.gemm == "fp32" else 2
 
     @property
+    def dispatch_value_bytes(self) -> int:
+        """Bytes of one value on its way to an expert, without its scale."""
+        return VALUE_BYTES[self.dispatch]
+
+    @property
     def combine_value_bytes(self) -> int:
         """Bytes of one value on its way back, without its scale."""
         return VALUE_BYTES[self.combine]

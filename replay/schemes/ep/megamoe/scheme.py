@@ -4,20 +4,23 @@ Source: deepseek-ai/DeepGEMM 0274ad7, ``impls/sm100_fp8_fp4_mega_moe.cuh`` (its 
 BF16 and for Hopper alike), its scheduler and heuristics (`replay.schemes.ep.megamoe.tasks`). In the
 kernel, one after the other:
 
-- Four warps of each SM count its tokens' experts, add them up in memory, and store the number of
-  each (token, expert) to its expert's GPU. The grid meets, counts go to all GPUs, all GPUs meet.
-- These warps pull rows, one each at a time: from device memory of their owner through shared memory
-  in pieces of at most 8 KiB. A row comes for every (token, expert), from one source after the
-  other. They wait for room in a ring of row tiles, which GEMM-1 gives back.
-- Blocks draw tasks in a fixed order and hold their SM while they wait for rows
-  (`tasks.turns`). GEMM-1's epilogue activates and quantises; GEMM-2's stores each row in BF16 to
-  the place of (expert's rank among k, token) of its owner.
+- Warps of each SM count its tokens' experts, add them up in memory, and store the number of each
+  (token, expert) to its expert's GPU. The grid meets, counts go to all GPUs, all GPUs meet.
+- These warps pull rows, one each at a time: the row's number, then its values from device memory of
+  their owner through shared memory in pieces of at most 8 KiB, beside its scales and, behind these,
+  its gate weight. A row comes for every (token, expert), from one source after the other. They wait
+  for room in a ring of row tiles.
+- Blocks take tasks in a fixed order and hold their SM while they wait for rows. GEMM-1's epilogue
+  activates and quantises; GEMM-2's stores each row in BF16 to the place of (expert's rank among k,
+  token) of its owner.
 - The grid meets, and a flag goes to every GPU. A token is added up when the GPUs of its experts
   have flagged, by warps that read k rows from memory and write one. All GPUs meet beside that.
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +34,7 @@ from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import FORWARD, Buffer
-from replay.schemes.ep.megamoe import kernel
+from replay.schemes.ep.megamoe import blackwell, hopper, kernel
 from replay.schemes.ep.megamoe.tasks import TILE_COLUMNS, ring_tiles, tile_rows
 from replay.schemes.options import Options, option
 
@@ -39,8 +42,11 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.megamoe.kernel import MegaKernel
 
 CODE = "deepseek-ai/DeepGEMM 0274ad7"
+HOPPER_CODE = "sgl-project/DeepGEMM, pull request 36, 3f9268b"
+LAG_CODE = "sgl-project/DeepGEMM, description of pull request 88, c724f5e"
 FILL = Operation("rows to the buffer", moves="own tokens, read and written")
 
 
@@ -68,17 +74,30 @@ class MegaMoeOptions(Options):
     )
 
 
-class MegaMoe(Scheme):
+@dataclass(frozen=True)
+class HopperOptions(Options):
+    """Options of the kernel for Hopper."""
+
+    schedule: str = option(
+        "lag",
+        "Order of tasks. lag: in units of up to 8 row tiles of an expert, GEMM-2 of a unit behind "
+        "GEMM-1 of a later one, where rows can be more than the ring has room for. waves: GEMM-1 of "
+        "all row tiles, then GEMM-2 of all.",
+        f"lag: {LAG_CODE}; waves: {HOPPER_CODE}, scheduler/mega_moe.cuh",
+        choices=("lag", "waves"),
+    )
+    lag_units: int = option(
+        0,
+        "Units by which GEMM-2 is behind. 0 takes 0.45 of the units that a GPU is expected to have, "
+        "at least 8 and at most 64.",
+        LAG_CODE,
+        unit="units",
+    )
+
+
+class MegaMoeBase(Scheme):
     """One kernel of dispatch, both GEMMs and combine."""
 
-    name = "megamoe"
-    summary = "DeepGEMM's MegaMoE: warps pull rows beside the tiles of one kernel"
-    source = f"{CODE}, impls/sm100_fp8_fp4_mega_moe.cuh, scheduler/mega_moe.cuh"
-    assumes = (
-        "the gate writes ids and weights where peers read them; a row's gate weight travels for "
-        "nothing; weights are of the GEMMs' type, not FP4; GEMM-2 begins a row tile when GEMM-1 "
-        "has all of it"
-    )
     traffic = "pair"
     overlap = "whole layer, in one kernel"
     phases_separated = False
@@ -88,11 +107,6 @@ class MegaMoe(Scheme):
     passes = FORWARD
     fuses_activation = True
     keeps_results = False
-    validity = (
-        "Blackwell, one NVLink domain, widths that are multiples of 256; its port to Hopper is two "
-        "kernels with tiles of 64 or 128 rows"
-    )
-    options: MegaMoeOptions = MegaMoeOptions()
 
     def refuses(self, work: LayerWork) -> str:
         """Rows are multiplied as they come."""
@@ -109,18 +123,15 @@ class MegaMoe(Scheme):
         """What is registered for peers: tokens, the ring, a place for each row that comes back."""
         ranks = work.num_ranks
         most, topk = int(np.diff(work.tokens_of_rank).max(initial=0)), work.expert_ids.shape[1]
-        rows, tiles = self._height(work), self._tiles(work)
-        ring = [
-            self._ring(int(count), system.sm.num_sms, work)
-            for count in np.bincount(tiles.rank, minlength=ranks)
-        ]
+        tiles = self._tiles(work)
+        ring = self._rings(tiles, system.sm.num_sms, work)
         each = work.dispatch_row_bytes + work.precision.operand_row_bytes(work.shape.intermediate)
         back = work.combine_row_bytes
-        tokens = most * (work.dispatch_row_bytes + topk * (kernel.ID_BYTES + 4))  # and weights
+        tokens = most * (work.dispatch_row_bytes + topk * (kernel.ID_BYTES + kernel.WEIGHT_BYTES))
         numbers = work.num_experts * most * kernel.NUMBER_BYTES
         return (
             Buffer("tokens, ids and weights", np.full(ranks, tokens), stays=True),
-            Buffer("ring of row tiles", np.array(ring) * rows * each, stays=True),
+            Buffer("ring of row tiles", ring * tiles.block_m * each, stays=True),
             Buffer("rows that come back", np.full(ranks, most * topk * back), stays=True),
             Buffer("numbers of rows", np.full(ranks, numbers), stays=True),
         )
@@ -140,25 +151,13 @@ class MegaMoe(Scheme):
         sms = self.split(machine)
         pool = sms.pool("sm", machine.sms.count)
         tiles = self._tiles(work)
-        machine.notes.tile(tiles.rank, tiles.rows, self._height(work))
-        counts = np.bincount(tiles.rank, minlength=work.num_ranks)
-        rings = [self._ring(int(count), machine.sms.count, work) for count in counts]
-        return kernel.add(
-            work, machine, tiles, pool, begun,
-            rings=np.array(rings, np.int64), pull_bytes=self.options.pull_bytes,
-        )  # fmt: skip
-
-    def _height(self, work: LayerWork) -> int:
-        """Rows of a full tile."""
-        if self.options.tile_rows:
-            return self.options.tile_rows
-        most, topk = int(np.diff(work.tokens_of_rank).max(initial=0)), work.expert_ids.shape[1]
-        expected = most * work.num_ranks * topk / work.num_experts
-        return tile_rows(expected, work.num_experts // work.num_ranks)
+        machine.notes.tile(tiles.rank, tiles.rows, int(tiles.block_m[0]))
+        rings = self._rings(tiles, machine.sms.count, work)
+        return self._kernel(work, machine, tiles, rings).add(pool, begun)
 
     def _tiles(self, work: LayerWork) -> RowTiles:
         """Row tiles of all experts; the last of each may be partial."""
-        height, rows = self._height(work), work.rows_of_expert
+        (height, width), rows = self._shape(work), work.rows_of_expert
         counts = -(-rows // height)
         expert = np.repeat(np.arange(work.num_experts, dtype=np.int64), counts)
         filled = np.minimum(rows[expert] - places(counts) * height, height)
@@ -169,13 +168,108 @@ class MegaMoe(Scheme):
             moved_rows=filled,
             first_of_expert=np.searchsorted(expert, np.arange(work.num_experts + 1)),
             block_m=np.full(work.num_ranks, height, np.int64),
-            block_n=np.full(work.num_ranks, TILE_COLUMNS, np.int64),
+            block_n=np.full(work.num_ranks, width, np.int64),
         )
 
-    def _ring(self, num_tiles: int, num_sms: int, work: LayerWork) -> int:
-        """Row tiles of the ring."""
-        first, second = kernel.clusters_of(work)
-        return self.options.ring_tiles or ring_tiles(num_tiles, max(num_sms // 2, 1), first, second)
+    @abstractmethod
+    def _shape(self, work: LayerWork) -> tuple[int, int]:
+        """Rows and columns of a full tile."""
+
+    @abstractmethod
+    def _rings(self, tiles: RowTiles, num_sms: int, work: LayerWork) -> Ints:
+        """(rank,): row tiles of the ring."""
+
+    @abstractmethod
+    def _kernel(
+        self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints
+    ) -> MegaKernel:
+        """The kernel of one layer."""
 
 
-MEGAMOE = MegaMoe()
+def _expected_rows(work: LayerWork) -> float:
+    """Rows that an expert is expected to have, for the tokens of the GPU that has most."""
+    most, topk = int(np.diff(work.tokens_of_rank).max(initial=0)), work.expert_ids.shape[1]
+    return most * work.num_ranks * topk / work.num_experts
+
+
+class MegaMoe(MegaMoeBase):
+    """The kernel for Blackwell."""
+
+    name = "megamoe"
+    summary = "DeepGEMM's MegaMoE: warps pull rows beside the tiles of one kernel"
+    source = f"{CODE}, impls/sm100_fp8_fp4_mega_moe.cuh, scheduler/mega_moe.cuh"
+    assumes = (
+        "the gate writes ids and weights where peers read them; weights are of the GEMMs' type, "
+        "not FP4; GEMM-2 begins a row tile when GEMM-1 has all of it"
+    )
+    validity = (
+        "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper runs "
+        "megamoe-hopper"
+    )
+    options: MegaMoeOptions = MegaMoeOptions()
+
+    def _shape(self, work: LayerWork) -> tuple[int, int]:
+        height = self.options.tile_rows or tile_rows(
+            _expected_rows(work), work.num_experts // work.num_ranks
+        )
+        return height, TILE_COLUMNS
+
+    def _rings(self, tiles: RowTiles, num_sms: int, work: LayerWork) -> Ints:
+        clusters, shape = max(num_sms // 2, 1), blackwell.clusters_of(work)
+        return np.array([
+            self.options.ring_tiles or ring_tiles(count, clusters, *shape)
+            for count in np.bincount(tiles.rank, minlength=work.num_ranks).tolist()
+        ])  # fmt: skip
+
+    def _kernel(
+        self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints
+    ) -> MegaKernel:
+        return blackwell.BlackwellKernel(work, machine, tiles, rings, self.options.pull_bytes)
+
+
+class MegaMoeHopper(MegaMoeBase):
+    """The kernel for Hopper."""
+
+    name = "megamoe-hopper"
+    summary = "MegaMoE for Hopper: the warps that multiply also scale, activate and store"
+    source = f"{HOPPER_CODE}, impls/sm90_fp8_mega_moe.cuh; order of tiles: {LAG_CODE}"
+    assumes = (
+        "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when "
+        "GEMM-1 has all of it; the order's lag and its ring are for the layer's own tokens, and not "
+        "for the most that buffers were made for; each row's owner is looked up in the L2 cache"
+    )
+    gemm_types = frozenset({"fp8"})
+    dispatch_types = frozenset({"fp8"})
+    validity = "Hopper, one NVLink domain, widths that are multiples of 256"
+    options: HopperOptions = HopperOptions()
+
+    def _shape(self, work: LayerWork) -> tuple[int, int]:
+        return hopper.tile_shape(_expected_rows(work))
+
+    def _rings(self, tiles: RowTiles, num_sms: int, work: LayerWork) -> Ints:
+        lag = self._lag(work)
+        counts = np.bincount(tiles.rank, minlength=work.num_ranks)
+        return np.minimum(counts, hopper.ring_of(lag)) if lag else counts
+
+    def _lag(self, work: LayerWork) -> int:
+        """Units by which GEMM-2 is behind; 0 in waves, which need no ring."""
+        if self.options.schedule == "waves":
+            return 0
+        height, _ = self._shape(work)
+        experts = work.num_experts // work.num_ranks
+        tiles = math.ceil(_expected_rows(work) / height)
+        lag = self.options.lag_units or hopper.lag_of(
+            experts * math.ceil(tiles / hopper.UNIT_TILES)
+        )
+        most, topk = int(np.diff(work.tokens_of_rank).max(initial=0)), work.expert_ids.shape[1]
+        rows = work.num_ranks * most * min(topk, experts) + experts * (height - 1)
+        return lag if rows > hopper.ring_of(lag) * height else 0
+
+    def _kernel(
+        self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints
+    ) -> MegaKernel:
+        order = hopper.Stream(self._lag(work))
+        return hopper.HopperKernel(work, machine, tiles, rings, work.dispatch_row_bytes, order)
+
+
+MEGAMOE, MEGAMOE_HOPPER = MegaMoe(), MegaMoeHopper()

@@ -1,0 +1,77 @@
+"""What warps do on their SM for a tile beside its products.
+
+Where a tile's sums lie in registers, the warps that multiply also scale them, activate them, cast
+and send them, and the tensor cores wait. Instructions are counted in a kernel's source; their rates
+are the machine's. What every kernel does, to fill its pipeline and to store a plain result, is in
+``compute.tile_overhead_ns``, and the one multiplication by which DeepGEMM's kernels scale a sum for
+each block of the inner dimension is in ``compute.fp8_efficiency``: of 512 clocks of products in a
+step of a 128 x 128 tile its 128 are the larger part of what is lost there. Only what a kernel does
+beyond that is counted here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from replay.model.machine.times import Time
+
+if TYPE_CHECKING:
+    from replay.model.compute.gemm import Gemm
+    from replay.model.machine.machine import Ints, Machine
+
+# An exponential and a reciprocal: x / (1 + exp(-x)). Beside them some 13 other instructions for
+# each value run at 128 a clock, while two special functions take 16 a clock an eighth of one.
+SPECIAL_FUNCTIONS = 2
+SCALED_VALUES = 128  # of the inner dimension that share a scale
+WARPGROUP_ROWS = 64  # of a tile; warps scale those that are not there too
+
+
+@dataclass(frozen=True)
+class WarpWork:
+    """What the warps of one kernel do for a tile of one GEMM, beyond what all kernels do.
+
+    Attributes
+    ----------
+    scalings
+        Multiplications of each sum for every 128 values of the inner dimension.
+    staged_bytes
+        Bytes of shared memory's rate that each value of the result takes on its way out, bank
+        conflicts counted as the bytes that could pass meanwhile.
+    loads
+        Loads from the L2 cache that follow one another.
+    """
+
+    scalings: int = 0
+    staged_bytes: int = 0
+    loads: int = 0
+
+    def ps(self, machine: Machine, gemm: Gemm, rows: Ints, columns: Ints) -> Ints:
+        """Time on the SM.
+
+        Parameters
+        ----------
+        rows, columns
+            (tile,): of each tile.
+
+        Returns
+        -------
+        (tile,), the activation of a GEMM that has one included.
+        """
+        compute = machine.system.compute
+        time = compute.special_rate.duration_ps(
+            SPECIAL_FUNCTIONS * (rows * columns * gemm.activated // gemm.n)
+        )
+        if self.scalings:
+            sums = -(-rows // WARPGROUP_ROWS) * WARPGROUP_ROWS * columns
+            scaled = sums * (self.scalings * -(-gemm.k // SCALED_VALUES))
+            time = time + compute.lane_rate.duration_ps(scaled)
+        if self.staged_bytes:
+            time = time + compute.shared_rate.duration_ps(rows * columns * self.staged_bytes)
+        if self.loads:
+            time = time + (machine.costs.cache_load() * self.loads).ps
+        found: Ints = time
+        return found
+
+
+PLAIN = WarpWork()

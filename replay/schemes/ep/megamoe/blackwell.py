@@ -1,0 +1,56 @@
+"""MegaMoE's kernel for Blackwell, whose sums lie in tensor memory.
+
+Warps that take no part in the products activate, quantise and send what the tensor cores have left
+in tensor memory, beside the products of the next tile. Clusters of two blocks draw tasks in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine.block_scheduler import BlockScheduler
+from replay.schemes.ep.megamoe.kernel import MegaKernel, places_by_rank
+from replay.schemes.ep.megamoe.tasks import CLUSTER, TILE_COLUMNS, turns
+
+if TYPE_CHECKING:
+    from replay.model.compute.gemm import Gemm
+    from replay.model.compute.gemm_tiles import TileTasks
+    from replay.model.machine.machine import Ints
+    from replay.model.work.layer import LayerWork
+
+
+def clusters_of(work: LayerWork) -> tuple[int, int]:
+    """Tasks of a row tile in GEMM-1 and in GEMM-2: pairs of neighbouring column tiles."""
+    width = TILE_COLUMNS * CLUSTER
+    return -(-work.shape.gemm1_columns // width), -(-work.shape.hidden // width)
+
+
+@dataclass(frozen=True)
+class BlackwellKernel(MegaKernel):
+    """Clusters that draw tasks from two counters."""
+
+    warps = 4
+    cluster = CLUSTER
+
+    def gemms(self) -> tuple[Gemm, Gemm]:
+        """Both GEMMs; other warps activate than those that multiply."""
+        first, second = super().gemms()
+        return replace(first, activated=0), second
+
+    def _assign(self, first: TileTasks, second: TileTasks, met: Ints) -> None:
+        machine, tiles = self.machine, self.tiles
+        clusters = max(machine.sms.count // CLUSTER, 1)
+        counts = np.bincount(tiles.rank, minlength=self.work.num_ranks)
+        drawn = [turns(int(count), clusters, *clusters_of(self.work)) for count in counts]
+        number, blocks = places_by_rank(tiles), BlockScheduler(machine, machine.sms.count)
+        for gemm, tasks in enumerate((first, second)):
+            turn = np.empty(len(tasks.columns), np.int64)
+            rank = tiles.rank[tasks.column_tile]
+            for one, of_rank in enumerate(drawn):
+                mine = np.flatnonzero(rank == one)
+                tile, column = number[tasks.column_tile[mine]], tasks.column_index[mine] // CLUSTER
+                turn[mine] = of_rank[gemm][tile, column]
+            blocks.hold(tasks.begins, tasks.columns, rank, met[rank], priority=turn)
