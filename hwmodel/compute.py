@@ -23,7 +23,17 @@ from hwmodel.errors import UserError, unknown
 from hwmodel.memory import L2, Hbm
 from hwmodel.tables import ComputeSpec, GpuSpec, OverheadsSpec
 from hwmodel.tiles import TileGrid
-from hwmodel.units import IntArray, Rate, Whole, ceil_div, exact, ps_from_ns, ps_from_us, whole
+from hwmodel.units import (
+    PS_PER_S,
+    IntArray,
+    Rate,
+    Whole,
+    ceil_div,
+    exact,
+    ps_from_ns,
+    ps_from_us,
+    whole,
+)
 
 # Operand types, and what results leave as: BF16, or FP32 where the operands are. FP8 has one
 # 4-byte scale for each block of values. FP32 values are multiplied as TF32 on the tensor cores,
@@ -75,7 +85,7 @@ class Compute:
         Bytes per second into one SM.
     shared_rate
         Bytes per second into and out of the shared memory of one SM.
-    lane_rate, special_rate
+    multiplication_rate, special_rate
         FP32 additions or multiplications per second, and exponentials or reciprocals, of one SM.
     cluster_tiles
         Neighbouring tiles that load what they share from the L2 cache once.
@@ -88,7 +98,7 @@ class Compute:
     fp8_absent_row_ps: int
     operand_rate: Rate
     shared_rate: Rate
-    lane_rate: Rate
+    multiplication_rate: Rate
     special_rate: Rate
     cluster_tiles: int
     reduction_ps: int
@@ -133,8 +143,8 @@ class Compute:
             fp8_absent_row_ps=ps_from_ns(spec.fp8_absent_row_ns.value),
             operand_rate=Rate.per_second(exact(spec.operand_bytes_per_clock.value) * clock_hz),
             shared_rate=Rate.per_second(exact(spec.shared_bytes_per_clock.value) * clock_hz),
-            lane_rate=Rate.per_second(exact(spec.lanes_per_clock.value) * clock_hz),
-            special_rate=Rate.per_second(exact(spec.special_functions_per_clock.value) * clock_hz),
+            multiplication_rate=Rate(exact(spec.multiplication_clocks.value) * PS_PER_S / clock_hz),
+            special_rate=Rate(exact(spec.special_function_clocks.value) * PS_PER_S / clock_hz),
             cluster_tiles=spec.cluster_tiles.value,
             reduction_ps=ps_from_us(
                 overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value

@@ -239,10 +239,10 @@ class ComputeSpec(StrictDocument):
     """Into one SM."""
     shared_bytes_per_clock: Quantity[Positive]
     """Into and out of the shared memory of one SM."""
-    lanes_per_clock: Quantity[Positive]
-    """FP32 additions or multiplications of one SM's warps, one for each lane."""
-    special_functions_per_clock: Quantity[Positive]
-    """Exponentials and reciprocals of one SM's warps."""
+    multiplication_clocks: Quantity[NonNegative]
+    """Of one SM, for an FP32 addition or multiplication of one lane of its warps."""
+    special_function_clocks: Quantity[NonNegative]
+    """Of one SM, for an exponential or a reciprocal of one lane of its warps."""
     cluster_tiles: Quantity[Units]
     """Neighbouring tiles of a kernel that load what they share from the L2 cache once."""
     bf16_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]

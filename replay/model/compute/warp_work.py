@@ -65,7 +65,7 @@ class WarpWork:
         if self.scalings:
             sums = -(-rows // WARPGROUP_ROWS) * WARPGROUP_ROWS * columns
             scaled = sums * (self.scalings * -(-gemm.k // SCALED_VALUES))
-            time = time + compute.lane_rate.duration_ps(scaled)
+            time = time + compute.multiplication_rate.duration_ps(scaled)
         if self.staged_bytes:
             time = time + compute.shared_rate.duration_ps(rows * columns * self.staged_bytes)
         if self.loads:

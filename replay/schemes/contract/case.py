@@ -87,6 +87,8 @@ def one_flop_per_picosecond(
             "compute.mma_rows": 1,
             "compute.operand_bytes_per_clock": 1e6,
             "compute.tile_overhead_ns": 0.0,
+            "compute.special_function_clocks": 0.0,
+            "compute.multiplication_clocks": 0.0,
         },
     )
 

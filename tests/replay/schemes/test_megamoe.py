@@ -144,8 +144,8 @@ def test_a_warp_pulls_one_row_after_the_other() -> None:
     few = hwmodel.load("dgx-h100", {**ROUND, "gpu.num_sms": 1})
     timeline = scheduled(work([[0]] * 9, [0, 9], 2), few)
     asked = tasks(timeline, Kind.DISPATCH_SEND, 0)
-    came = tasks(timeline, Kind.DISPATCH_DOWN, 0)
-    begin, there = timeline.start_ps[asked], timeline.visible_ps[came]
+    stored = tasks(timeline, Kind.DISPATCH_RECEIVE, 0)
+    begin, there = timeline.start_ps[asked], timeline.visible_ps[stored]
     assert len(set(begin[:4].tolist())) == 1
     assert begin[4:].tolist() == there[:5].tolist()
 
@@ -155,8 +155,8 @@ def test_pieces_of_a_row_are_waited_for(pull_bytes: int, pieces: int) -> None:
     timeline = scheduled(work([[0], [0]], [1, 1], 2), pull_bytes=pull_bytes)
     asked = tasks(timeline, Kind.DISPATCH_SEND, 0)
     durations = timeline.graph.duration_ps[asked].tolist()
-    # The own row comes first; the last piece of the other one travels.
-    assert durations == [pieces * MEMORY, (pieces - 1) * ROUND_TRIP]
+    # Behind its number the own row comes first; the last piece of the other one travels.
+    assert durations == [(1 + pieces) * MEMORY, MEMORY + (pieces - 1) * ROUND_TRIP]
 
 
 def test_sources_take_turns() -> None:
@@ -165,7 +165,7 @@ def test_sources_take_turns() -> None:
     graph = timeline.graph
     src, dst = graph.edges()
     asks = graph.kind[src] == Kind.DISPATCH_REQUEST_DOWN
-    answers = asks & (graph.kind[dst] == Kind.DISPATCH_UP)
+    answers = asks & (graph.kind[dst] == Kind.DISPATCH_UP) & (graph.payload_bytes[dst] == ROW)
     up = dict(zip(src[answers].tolist(), graph.rank[dst[answers]].tolist(), strict=True))
     assert [up[task] for task in sorted(up)] == [1, 2, 1, 2, 1, 1]
 
@@ -173,10 +173,34 @@ def test_sources_take_turns() -> None:
 def test_a_tile_is_multiplied_when_its_last_row_has_come() -> None:
     layer = work([[0]] * 20, [4, 16], 2)
     timeline = scheduled(layer, tile_rows=10)
-    came = np.sort(timeline.visible_ps[tasks(timeline, Kind.DISPATCH_DOWN)])
-    # Of twenty rows four are own ones, pulled in turn: six of the first ten are not.
-    assert starts(timeline, Kind.GEMM1)[0] == came[5] + SEEN
-    assert starts(timeline, Kind.GEMM1)[-1] == came[-1] + SEEN
+    stored = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_RECEIVE)]
+    assert starts(timeline, Kind.GEMM1)[0] == stored[:10].max() + SEEN
+    assert starts(timeline, Kind.GEMM1)[-1] == stored[10:].max() + SEEN
+
+
+def far(timeline: Timeline, rank: int = 0) -> tuple[int, int]:
+    """When a warp asks for its only row, and when it has stored it."""
+    (asked,) = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_SEND, rank)]
+    (stored,) = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_RECEIVE, rank)]
+    return int(asked), int(stored)
+
+
+def test_the_gate_weight_comes_behind_the_scales_beside_the_row() -> None:
+    flit = 16  # of a request, for each packet
+    row, weight = write_packets(ROW), 2 * flit  # a header and four bytes
+    asked, stored = far(scheduled(work([[0]], [0, 1], 2)))
+    # The weight was asked for with the row, and is the last through the reader's port.
+    came = 2 * (ROW // 128) * flit + 2 * row + weight
+    assert stored - asked == ROUND_TRIP + came + MEMORY
+    fp8 = small_layers.work(
+        np.zeros((1, 1), np.int32), 2, 2, tokens_of_rank=[0, 1], shape=ExpertShape(1024, 128),
+        precision=small_layers.Precision("fp8", dispatch="fp8"),
+    )  # fmt: skip
+    asked, stored = far(scheduled(fp8))
+    row, scales = write_packets(1024), flit + 4 * 1024 // 128
+    came = 2 * (1024 // 128) * flit + 2 * row + scales
+    # Only then is the weight asked for.
+    assert stored - asked == 2 * ROUND_TRIP + came + 2 * flit + 2 * weight + MEMORY
 
 
 def test_rows_wait_for_room_in_the_ring() -> None:

@@ -158,7 +158,7 @@ class MegaKernel(ABC):
         there[far] = machine.join(
             np.concatenate([row, weighed]), np.tile(np.arange(len(far)), 2), reader[far]
         )
-        there = machine.delay(DISPATCH.send, costs.memory_load(), there, rank=reader)  # stored
+        there = machine.delay(DISPATCH.receive, costs.memory_load(), there, rank=reader)  # stored
         by_rank = np.argsort(reader, kind="stable")
         counts = np.bincount(reader, minlength=work.num_ranks)
         warps = machine.sms.count * self.warps
@@ -216,9 +216,7 @@ class MegaKernel(ABC):
 
     # ---- results to their owners -----------------------------------------------------------------
 
-    def _combine(
-        self, second: TileTasks, pool: Ints, met: Ints, shared: tuple[Ints, Ints]
-    ) -> Ints:
+    def _combine(self, second: TileTasks, pool: Ints, met: Ints, shared: tuple[Ints, Ints]) -> Ints:
         """Store results to their owners, flag, and add up each token's rows: (rank,) marks."""
         work, machine, costs = self.work, self.machine, self.machine.costs
         row_bytes = work.combine_row_bytes
