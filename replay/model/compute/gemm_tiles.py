@@ -138,7 +138,7 @@ def gemm_tasks(
         _column_ps(machine, tiles, last, gemm.k, dtype, loading_warps)[tile],
         _column_ps(machine, tiles, block_n, gemm.k, dtype, loading_warps)[tile],
     )
-    beside = warps.ps(machine, gemm, tiles.rows[tile], widths)
+    beside = warps.ps(machine, gemm, tiles.rows[tile], widths, dtype)
     overhead = compute.tile_overhead_ps + beside
     hidden_ps = overhead - overhead // resident_blocks
     waits = (*(() if steps is None else steps), after)

@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay.model.machine.times import Time
-
 if TYPE_CHECKING:
     from replay.model.compute.gemm import Gemm
     from replay.model.machine.machine import Ints, Machine
@@ -34,7 +32,8 @@ class WarpWork:
     Attributes
     ----------
     scalings
-        Multiplications of each sum for every 128 values of the inner dimension.
+        Multiplications of each sum for every 128 values of the inner dimension, where these have
+        scales.
     staged_bytes
         Bytes of shared memory's rate that each value of the result takes on its way out, bank
         conflicts counted as the bytes that could pass meanwhile.
@@ -46,13 +45,15 @@ class WarpWork:
     staged_bytes: int = 0
     loads: int = 0
 
-    def ps(self, machine: Machine, gemm: Gemm, rows: Ints, columns: Ints) -> Ints:
+    def ps(self, machine: Machine, gemm: Gemm, rows: Ints, columns: Ints, dtype: str) -> Ints:
         """Time on the SM.
 
         Parameters
         ----------
         rows, columns
             (tile,): of each tile.
+        dtype
+            Type of the operands.
 
         Returns
         -------
@@ -62,7 +63,7 @@ class WarpWork:
         time = compute.special_rate.duration_ps(
             SPECIAL_FUNCTIONS * (rows * columns * gemm.activated // gemm.n)
         )
-        if self.scalings:
+        if self.scalings and dtype == "fp8":
             sums = -(-rows // WARPGROUP_ROWS) * WARPGROUP_ROWS * columns
             scaled = sums * (self.scalings * -(-gemm.k // SCALED_VALUES))
             time = time + compute.multiplication_rate.duration_ps(scaled)

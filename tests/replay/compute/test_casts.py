@@ -211,6 +211,7 @@ def test_every_scheme_casts_in_one_of_two_ways() -> None:
         "flashinfer-push",
         "hybrid-ep",
         "megamoe",
+        "megamoe-hopper",
         "nccl-ep",
     }
     others = NOTHING | OWN_TYPE | with_tests_of_their_own

@@ -30,7 +30,7 @@ from tracegen.generate import generate
 
 TASKS_WITHIN = 1.35
 """Factor by which the number of tasks may be wrong, either way."""
-LESS_SURE = {"fastermoe": 2.0, "megamoe": 2.0, "tutel": 2.0}
+LESS_SURE = {"fastermoe": 2.0, "megamoe": 2.0, "megamoe-hopper": 2.0, "tutel": 2.0}
 """Schemes whose work is set by the fullest rank or in waves: the sample has another shape."""
 MEMORY_WITHIN = 2.0
 

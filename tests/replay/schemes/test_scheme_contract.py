@@ -146,7 +146,9 @@ MORE = {
     "fastermoe": UNEVEN_EXPERTS,
     "flashinfer-push": UNEVEN_EXPERTS
     | {name for name, make in small_layers.LAYERS.items() if other_rows_back(make())},
-    "megamoe": {"fp8 rows into bf16 GEMMs"},  # they read rows as they come
+    # They read rows as they come.
+    "megamoe": {"fp8 rows into bf16 GEMMs"},
+    "megamoe-hopper": {"fp8 rows into bf16 GEMMs"},
     "tutel": UNEVEN_EXPERTS,
 }
 """Layers that are refused for more than a scheme's facts."""

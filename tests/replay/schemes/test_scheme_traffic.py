@@ -188,6 +188,7 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
     k = layer.expert_ids.shape[1]
     out, back = row_bytes(layer)["dispatch"], row_bytes(layer)["combine"]
     value = back // layer.shape.hidden
+    values = layer.shape.hidden * layer.precision.dispatch_value_bytes
     write, answer = write_packets, response_packets
     return {
         # With each row: the source index, and expert ids (8 B) and weights (4 B) of its slots.
@@ -226,10 +227,14 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         "ccfuser": {"dispatch": answer(out), "combine": write(back)},
         # Records of the experts are messages of their own.
         "flashinfer-push": {"dispatch": write(out), "combine": write(back)},
-        # 256 columns of two blocks.
+        # Scales are loaded apart. 256 columns of two blocks, or a block's 128.
         "megamoe": {
-            "dispatch": answer(out),
+            "dispatch": answer(values) + answer(out - values),
             "combine": 2 * write(256 * value) + write(188 * value),
+        },
+        "megamoe-hopper": {
+            "dispatch": answer(values) + answer(out - values),
+            "combine": 5 * write(128 * value) + write(60 * value),
         },
         # Or 512 columns.
         "comet": {"dispatch": answer(out), "combine": write(512 * value) + write(188 * value)},

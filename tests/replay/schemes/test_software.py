@@ -47,6 +47,7 @@ PROGRAMS: list[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int] | Non
     ("ccfuser", {}, (23, 1), (16, 0)),
     ("flashdmoe", {}, (1, 0), (1, 0)),
     ("megamoe", {}, (2, 0), None),
+    ("megamoe-hopper", {}, (2, 0), None),
     ("flashinfer-push", {}, (20, 0), None),
     ("dysharp-basic", {}, (5, 0), (7, 0)),
     ("dysharp-fusion-only", {}, (1, 0), (1, 0)),
@@ -123,6 +124,7 @@ FP8_ADDS: list[tuple[str, dict[str, Any], int, int]] = [
     ("flux", {}, 1, 1),
     ("flux", {"rows_of": "gpus"}, 1, 1),
     ("megamoe", {}, 1 - 1, 0),  # in place of the copy of rows
+    ("megamoe-hopper", {}, 1 - 1, 0),
     ("plain", {}, 1, 1),
     *((name, {}, 0, 0) for name in ("flashdmoe", "dysharp", "dysharp-basic", "moe-hub")),
     ("moe-hub", {"dam": False}, 0, 0),

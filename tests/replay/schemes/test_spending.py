@@ -67,6 +67,7 @@ KERNELS = {
     "deepep sglang": 8 + 1 + 3 + 1,
     "deepep vllm": 8 + 7 + 1 + 1,
     "megamoe": 2,  # tokens to where peers read them
+    "megamoe-hopper": 2,
     "deepep-ll": 6,  # ids, dispatch, GEMM, activation, GEMM, combine
     "deepep-v2": 5,  # dispatch, GEMM, activation, GEMM, combine; no gap before the epilogues
     # Gather, memset, scan, places; expected values, meeting, dispatch, meeting, permute; experts;
@@ -128,7 +129,7 @@ WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
 WAITS["megatron-allgather"] = 2
 FUSED = [
     "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet",
-    "megamoe",
+    "megamoe", "megamoe-hopper",
 ]  # fmt: skip
 APART = [
     "plain", "ideal", "dysharp-basic", "nccl-alltoall", "megatron", "megatron cutlass",
@@ -136,6 +137,7 @@ APART = [
 ]  # fmt: skip
 CACHED = [
     "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet", "megamoe",
+    "megamoe-hopper",
 ]  # fmt: skip
 """The last GEMM finds in the cache what the first wrote."""
 
@@ -152,7 +154,9 @@ TILES = dict.fromkeys(KERNELS, 2) | {"flashdmoe": 4 * 2, "deepep sglang": 2 * 2,
 OVERHEADS = dict.fromkeys(KERNELS, 2 * 11 * NS) | {"flashdmoe": 4 * 11 * NS // 2}
 OVERHEADS |= {"ccfuser": 4 * 11 * NS}
 """Overheads of one column of tiles; two blocks on an SM hide half of each other's."""
-RESULTS = dict.fromkeys(KERNELS, BACK) | {"moe-hub": 0, "flashdmoe": 0, "megamoe": 0}
+RESULTS = dict.fromkeys(KERNELS, BACK) | dict.fromkeys(
+    ("moe-hub", "flashdmoe", "megamoe", "megamoe-hopper"), 0
+)
 """Bytes of a row that the last GEMM writes to memory and not to another GPU."""
 
 
@@ -166,8 +170,8 @@ def test_every_scheme_is_here() -> None:
     assert {scheme.partition(" ")[0] for scheme in KERNELS} | elsewhere == {*SCHEMES, "plain"}
 
 
-WIDTHS = {"ccfuser": 512, "megamoe": 128}
-FORWARD_ONLY = ("deepep-ll", "megamoe")
+WIDTHS = {"ccfuser": 512, "megamoe": 128, "megamoe-hopper": 128}
+FORWARD_ONLY = ("deepep-ll", "megamoe", "megamoe-hopper")
 
 
 def column_tiles(scheme: str, columns: int) -> int:
@@ -378,11 +382,14 @@ ROW_KERNELS: dict[str, Costs] = {
     "flux": FLUX_ROWS,
     "comet": {(Kind.LAYOUT, ""): each((6, TOKENS)), (Kind.COMBINE_MEMORY, ""): ANSWERED},
     "ccfuser": CCFUSER_ROWS,
-    "megamoe": {
-        (Kind.LAYOUT, ""): each((2 * IDS, TOKENS)),  # looked at twice
-        (Kind.DISPATCH_MEMORY, ""): each(((1 + WRITTEN) * ROW, TOKENS)),
-        (Kind.COMBINE_MEMORY, ""): each((BACK, OWNED), (WRITTEN * BACK, TOKENS)),
-    },
+    **dict.fromkeys(
+        ("megamoe", "megamoe-hopper"),
+        {
+            (Kind.LAYOUT, ""): each((2 * IDS, TOKENS)),  # looked at twice
+            (Kind.DISPATCH_MEMORY, ""): each(((1 + WRITTEN) * ROW, TOKENS)),
+            (Kind.COMBINE_MEMORY, ""): each((BACK, OWNED), (WRITTEN * BACK, TOKENS)),
+        },
+    ),
     **{scheme: {(Kind.COMBINE_MEMORY, ""): ANSWERED} for scheme in DYSHARP},
 }
 """Memory of all that moves rows and counts them."""
@@ -499,9 +506,10 @@ MOVERS: dict[str, Costs] = {
         (Kind.COMBINE_SEND, ""): each((PUSH * BACK, CAME)),
         (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, OWNED), (WRITE * BACK, TOKENS)),
     },
-    "megamoe": {  # pulled by warps that multiply nothing, stored by the epilogue
+    # Pulled by warps that multiply nothing, stored by the epilogue.
+    **dict.fromkeys(("megamoe", "megamoe-hopper"), {
         (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, OWNED), (WRITE * BACK, TOKENS)),
-    },
+    }),
     "ccfuser": {
         # A turn of a loop copies 4 KiB and waits for a peer's memory or the own; two or three rows.
         (Kind.DISPATCH_SEND, ""): each(
@@ -532,8 +540,10 @@ class TestForward:
 
     def test_cache(self, scheme: str) -> None:
         # Each tile draws a block of either operand. Each expert has one row of tiles, so that two
-        # columns share the load of its rows; FlashDMoE's and CCFuser's have two and share nothing.
-        heights, sharing = (2, 1) if scheme in ("flashdmoe", "ccfuser") else (1, 2)
+        # columns share the load of its rows; FlashDMoE's and CCFuser's have two and share nothing,
+        # MegaMoE's for Hopper share nothing.
+        heights = 2 if scheme in ("flashdmoe", "ccfuser") else 1
+        sharing = 1 if heights == 2 or scheme == "megamoe-hopper" else 2
         expected = {}
         for kind, columns, inner in (
             (Kind.GEMM1, COLUMNS, HIDDEN), (Kind.GEMM2, HIDDEN, INTERMEDIATE),

@@ -81,15 +81,15 @@ class HopperOptions(Options):
     schedule: str = option(
         "lag",
         "Order of tasks. lag: in units of up to 8 row tiles of an expert, GEMM-2 of a unit behind "
-        "GEMM-1 of a later one, where rows can be more than the ring has room for. waves: GEMM-1 of "
-        "all row tiles, then GEMM-2 of all.",
+        "GEMM-1 of a later one, where rows can be more than the ring has room for. waves: GEMM-1 "
+        "of all row tiles, then GEMM-2 of all.",
         f"lag: {LAG_CODE}; waves: {HOPPER_CODE}, scheduler/mega_moe.cuh",
         choices=("lag", "waves"),
     )
     lag_units: int = option(
         0,
-        "Units by which GEMM-2 is behind. 0 takes 0.45 of the units that a GPU is expected to have, "
-        "at least 8 and at most 64.",
+        "Units by which GEMM-2 is behind. 0 takes 0.45 of the units that a GPU is expected to "
+        "have, at least 8 and at most 64.",
         LAG_CODE,
         unit="units",
     )
@@ -231,16 +231,14 @@ class MegaMoeHopper(MegaMoeBase):
     """The kernel for Hopper."""
 
     name = "megamoe-hopper"
-    summary = "MegaMoE for Hopper: the warps that multiply also scale, activate and store"
+    summary = "MegaMoE for Hopper: warps that multiply also scale, activate, store"
     source = f"{HOPPER_CODE}, impls/sm90_fp8_mega_moe.cuh; order of tiles: {LAG_CODE}"
     assumes = (
         "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when "
         "GEMM-1 has all of it; the order's lag and its ring are for the layer's own tokens, and not "
         "for the most that buffers were made for; each row's owner is looked up in the L2 cache"
     )
-    gemm_types = frozenset({"fp8"})
-    dispatch_types = frozenset({"fp8"})
-    validity = "Hopper, one NVLink domain, widths that are multiples of 256"
+    validity = "FP8 (BF16 as if sums had no scales); Hopper, one NVLink domain, widths that are multiples of 256"
     options: HopperOptions = HopperOptions()
 
     def _shape(self, work: LayerWork) -> tuple[int, int]:
