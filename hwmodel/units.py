@@ -45,6 +45,7 @@ _UNIT_SUFFIXES = {
     "_MiB": "MiB",
     "_bytes": "bytes",
     "_flits": "flits",
+    "_clocks": "clocks",
     "_ns": "ns",
     "_us": "us",
 }

@@ -365,6 +365,16 @@ CCFUSER_ROWS: Costs = {
         ((1 + WRITTEN) * BACK, OWNED), (BACK, OWNED), (WRITTEN * BACK, TOKENS),
     ),
 }  # fmt: skip
+# ---- MegaMoE ----
+MEGAMOE_ROWS: Costs = {
+    (Kind.LAYOUT, ""): each((2 * IDS, TOKENS)),  # looked at twice
+    (Kind.DISPATCH_MEMORY, ""): each(((1 + WRITTEN) * ROW, TOKENS)),
+    (Kind.COMBINE_MEMORY, ""): each((BACK, OWNED), (WRITTEN * BACK, TOKENS)),
+}
+# Pulled by warps that multiply nothing, stored by the epilogue.
+MEGAMOE_SMS: Costs = {
+    (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, OWNED), (WRITE * BACK, TOKENS)),
+}
 ROW_KERNELS: dict[str, Costs] = {
     **{scheme: {(Kind.COMBINE_MEMORY, ""): SUMS} for scheme in KERNELS},
     "plain": {(Kind.UNPERMUTE, ""): each((BACK, OWNED), (WRITTEN * BACK, TOKENS))},
@@ -382,14 +392,8 @@ ROW_KERNELS: dict[str, Costs] = {
     "flux": FLUX_ROWS,
     "comet": {(Kind.LAYOUT, ""): each((6, TOKENS)), (Kind.COMBINE_MEMORY, ""): ANSWERED},
     "ccfuser": CCFUSER_ROWS,
-    **dict.fromkeys(
-        ("megamoe", "megamoe-hopper"),
-        {
-            (Kind.LAYOUT, ""): each((2 * IDS, TOKENS)),  # looked at twice
-            (Kind.DISPATCH_MEMORY, ""): each(((1 + WRITTEN) * ROW, TOKENS)),
-            (Kind.COMBINE_MEMORY, ""): each((BACK, OWNED), (WRITTEN * BACK, TOKENS)),
-        },
-    ),
+    "megamoe": MEGAMOE_ROWS,
+    "megamoe-hopper": MEGAMOE_ROWS,
     **{scheme: {(Kind.COMBINE_MEMORY, ""): ANSWERED} for scheme in DYSHARP},
 }
 """Memory of all that moves rows and counts them."""
@@ -506,10 +510,8 @@ MOVERS: dict[str, Costs] = {
         (Kind.COMBINE_SEND, ""): each((PUSH * BACK, CAME)),
         (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, OWNED), (WRITE * BACK, TOKENS)),
     },
-    # Pulled by warps that multiply nothing, stored by the epilogue.
-    **dict.fromkeys(("megamoe", "megamoe-hopper"), {
-        (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, OWNED), (WRITE * BACK, TOKENS)),
-    }),
+    "megamoe": MEGAMOE_SMS,
+    "megamoe-hopper": MEGAMOE_SMS,
     "ccfuser": {
         # A turn of a loop copies 4 KiB and waits for a peer's memory or the own; two or three rows.
         (Kind.DISPATCH_SEND, ""): each(

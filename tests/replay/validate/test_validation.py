@@ -106,7 +106,7 @@ def test_the_tables_are_the_published_ones():
         "deepep_low_latency": 66, "deepep_internode": 276, "deepep_internode_notify": 276,
         "deepep_low_latency_internode": 52,
         "gemm": 1554, "gemm_few_tiles": 488, "moe_compute": 891,
-        "moe_skewed": 405, "moe_deepgemm": 188, "ccfuser": 32,
+        "moe_skewed": 405, "moe_deepgemm": 188, "ccfuser": 32, "fused_layers": 14,
         "cann_ep": 11, "cann_ep_normal": 11, "ascend_gemm": 6,
     }  # fmt: skip
     row = TABLES["deepep_normal"].rows()[0]
@@ -137,6 +137,8 @@ CONSTANTS = [
     ("gemm_few_tiles", {"overheads.small_kernel_us": 4.0}),
     ("moe_skewed", {"compute.bf16_grouped_efficiency": 0.3}),
     ("ccfuser", {"compute.shared_bytes_per_clock": 40.0}),
+    ("fused_layers", {"compute.multiplication_clocks": 0.03}),
+    ("fused_layers", {"link.scatter_efficiency": 0.3}),
     ("links", {"link.fan_out_efficiency": 0.3}),
     ("nccl_collectives_b200", {"overheads.poll_ns": 0.0}),
     ("in_switch", {"gpu.remote_read_access_ns": 3000.0}),

@@ -42,8 +42,8 @@ FIRST_LOADS = 2
 # GEMM-2 looks up the owner of each pair of rows before it stores them.
 SECOND_LOADS = ROWS_OF_A_WARP // 2
 # Results of two bytes are put into shared memory in words of four, eight rows of 256 bytes at once,
-# which all begin in the same bank.
-STAGED_BYTES = 2 * 8
+# which all begin in the same bank: eight passes for one.
+STAGED_BYTES = 2 * (8 - 1)
 
 # Beyond the one multiplication of each step that plain kernels have: high tiles reuse the registers
 # of the sums, low ones have a second set.
@@ -68,7 +68,7 @@ def lag_of(units: int) -> int:
 
 
 def ring_of(lag: int) -> int:
-    """Row tiles of a ring that is never full of tiles which wait for others to leave it."""
+    """Row tiles of the ring: as many as can be between GEMM-1 and GEMM-2, and some more."""
     return UNIT_TILES * (lag + GROUP_UNITS) + SPARE_TILES
 
 
@@ -115,6 +115,10 @@ class HopperKernel(MegaKernel):
     warps = 2
     cluster = 1
 
+    def warp_work(self) -> tuple[WarpWork, WarpWork]:
+        """As the tiles are high or low."""
+        return OF_HIGH if self.tiles.block_m[0] == HIGH[0] else OF_LOW
+
     def _assign(self, first: TileTasks, second: TileTasks, met: Ints) -> None:
         tiles, sms = self.tiles, self.machine.sms.count
         both = [
@@ -128,7 +132,3 @@ class HopperKernel(MegaKernel):
         order = np.lexsort((*keys, rank))
         follows = np.flatnonzero(places(np.bincount(rank, minlength=self.work.num_ranks)) >= sms)
         self.machine.order(ends[order[follows - sms]], begins[order[follows]])
-
-    def _last_read(self, first: TileTasks, second: TileTasks) -> Ints:
-        """GEMM-1's results have the place of its rows in the ring: GEMM-2 has to have read them."""
-        return second.done

@@ -50,8 +50,6 @@ class MegaKernel(ABC):
     """Of each SM, that count and then pull rows."""
     cluster: ClassVar[int]
     """Blocks that make neighbouring column tiles and send them together."""
-    warp_work: ClassVar[tuple[WarpWork, WarpWork]] = (PLAIN, PLAIN)
-    """Of the warps that multiply, in either GEMM."""
 
     work: LayerWork
     machine: Machine
@@ -73,13 +71,13 @@ class MegaKernel(ABC):
         met = self._count(begun)
         asked, ready, tile_of_row = self._pull(met)
         first, second = self._multiply(pool, met, ready)
-        read = self._last_read(first, second)
+        # A tile of the ring is free when GEMM-1 has read the one that had it before.
         counts, number = np.bincount(tiles.rank, minlength=len(self.rings)), places_by_rank(tiles)
         by_rank, has_room = np.argsort(tiles.rank, kind="stable"), self.rings[tiles.rank]
         waits = np.flatnonzero((number >= has_room)[tile_of_row])
         tile = tile_of_row[waits]
         before = by_rank[firsts(counts)[tiles.rank[tile]] + number[tile] - has_room[tile]]
-        self.machine.order(read[before], asked[waits])
+        self.machine.order(first.done[before], asked[waits])
         return self._combine(second, pool, met, self._shared(pool, begun))
 
     # ---- before the rows -------------------------------------------------------------------------
@@ -177,7 +175,7 @@ class MegaKernel(ABC):
         told = machine.costs.visible() + machine.costs.poll()
         found: list[TileTasks] = []
         # GEMM-2's results go to their owners and not to memory.
-        for gemm, warps in zip(self.gemms(), self.warp_work, strict=True):
+        for gemm, warps in zip(self.gemms(), self.warp_work(), strict=True):
             tasks = gemm_tasks(
                 machine, self.work, gemm, tiles, pool, ready, warps=warps,
                 inputs=found[0].outputs if found else None, clusters=self.cluster > 1,
@@ -192,13 +190,13 @@ class MegaKernel(ABC):
         first, second = Gemm.first(self.work, fused_activation=True), Gemm.second(self.work)
         return first, replace(second, out_bytes=0)
 
+    def warp_work(self) -> tuple[WarpWork, WarpWork]:
+        """What the warps that multiply do beside that, in either GEMM."""
+        return PLAIN, PLAIN
+
     @abstractmethod
     def _assign(self, first: TileTasks, second: TileTasks, met: Ints) -> None:
         """Give tiles to blocks, which hold their SMs while they wait."""
-
-    def _last_read(self, first: TileTasks, second: TileTasks) -> Ints:
-        """(tile,): tasks after which a row tile's place in the ring is free for another."""
-        return first.done
 
     def _shared(self, pool: Ints, begun: Ints) -> tuple[Ints, Ints]:
         """Shared experts, whose tiles blocks draw first: tasks and their ranks, two (task,)."""

@@ -147,9 +147,11 @@ class MegaMoeBase(Scheme):
         else:
             own = np.diff(work.tokens_of_rank) * work.dispatch_row_bytes
             filled = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(own, own), start, FILL)
-        begun = machine.kernel(filled, "layer")
-        sms = self.split(machine)
-        pool = sms.pool("sm", machine.sms.count)
+        return self.kernel(work, machine, machine.kernel(filled, "layer"))
+
+    def kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+        """Add the kernel by itself, which runs from (rank,) tasks on: (rank,) marks of its end."""
+        pool = self.split(machine).pool("sm", machine.sms.count)
         tiles = self._tiles(work)
         machine.notes.tile(tiles.rank, tiles.rows, int(tiles.block_m[0]))
         rings = self._rings(tiles, machine.sms.count, work)
@@ -235,10 +237,13 @@ class MegaMoeHopper(MegaMoeBase):
     source = f"{HOPPER_CODE}, impls/sm90_fp8_mega_moe.cuh; order of tiles: {LAG_CODE}"
     assumes = (
         "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when "
-        "GEMM-1 has all of it; the order's lag and its ring are for the layer's own tokens, and not "
-        "for the most that buffers were made for; each row's owner is looked up in the L2 cache"
+        "GEMM-1 has all of it; the order's lag and its ring are for the layer's own tokens, and "
+        "not for the most that buffers were made for; a row's owner is looked up in the L2 cache"
     )
-    validity = "FP8 (BF16 as if sums had no scales); Hopper, one NVLink domain, widths that are multiples of 256"
+    validity = (
+        "FP8 (BF16 as if sums had no scales); Hopper, one NVLink domain, widths that are multiples "
+        "of 256"
+    )
     options: HopperOptions = HopperOptions()
 
     def _shape(self, work: LayerWork) -> tuple[int, int]:

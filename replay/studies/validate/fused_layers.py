@@ -1,0 +1,63 @@
+"""MegaMoE's kernel for Hopper by itself, 8 x H100, and when its dispatch ends.
+
+Measured by the authors of sgl-project/DeepGEMM pull request 88: whole kernels under the order of
+the branch that they change (waves) and under their own (GEMM-2 behind GEMM-1), and from traces
+within the kernel when the last row has been pulled, with GEMM-2 behind by 8 and by 40 units.
+Nothing here is fitted to them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hwmodel.units import PS_PER_US
+from replay.model.machine.kinds import Kind
+from replay.model.work.layer import ExpertShape, LayerWork, Precision
+from replay.schemes.ep.megamoe.scheme import MEGAMOE_HOPPER
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.table import Bound, Row, Table, has
+
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Ints, Machine
+
+
+def predict(bench: Bench, row: Row) -> float:
+    """Predict a time in microseconds."""
+    work = work_of(row)
+    scheme: Any = MEGAMOE_HOPPER.with_options(
+        {"schedule": row["order"], "lag_units": row["lag_units"]}
+    )
+
+    def build(machine: Machine, start: Ints) -> Ints:
+        ends: Ints = scheme.kernel(work, machine, start)
+        return ends
+
+    timeline = bench.timeline(bench.system(row["system"]), row["ep_size"], build)
+    if row["measure"] == "kernel":
+        return timeline.makespan_ps / PS_PER_US
+    pulled = timeline.graph.kind == Kind.DISPATCH_RECEIVE
+    return float(timeline.visible_ps[pulled].max()) / PS_PER_US
+
+
+def work_of(row: Row) -> LayerWork:
+    """Its routing."""
+    drawn = row.work()
+    return LayerWork(
+        drawn.expert_ids, drawn.source_rank, drawn.placement,
+        ExpertShape(row["hidden"], row["intermediate"]), Precision("fp8", dispatch="fp8"),
+    )  # fmt: skip
+
+
+TABLE = Table(
+    name="fused_layers",
+    title="MegaMoE's kernel for Hopper, 8 x H100",
+    size="tokens_per_rank",
+    bounds=(
+        Bound("GEMM-2 behind GEMM-1", 15, has(measure="kernel", order="lag")),
+        Bound("waves", 25, has(measure="kernel", order="waves")),
+        Bound("end of the dispatch", 10, has(measure="end of dispatch")),
+    ),
+    predict=predict,
+    systems=("dgx-h100",),
+    schemes=("megamoe-hopper",),
+)
