@@ -89,6 +89,8 @@ def one_flop_per_picosecond(
             "compute.tile_overhead_ns": 0.0,
             "compute.special_function_clocks": 0.0,
             "compute.multiplication_clocks": 0.0,
+            "compute.shared_bytes_per_clock": 1e9,
+            "gpu.l2_latency_ns": 0.0,
         },
     )
 

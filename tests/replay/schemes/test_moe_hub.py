@@ -39,7 +39,7 @@ ROUND = {
     "compute.bf16_peak_TFLOP_per_s": 100.0, "compute.bf16_efficiency": 1.0,
     "compute.bf16_grouped_efficiency": 1.0,
     "compute.bf16_grouped_whole_tiles": False,
-    "compute.mma_rows": 64, "compute.tile_overhead_ns": 11.0,
+    "compute.mma_rows": 64, "compute.tile_overhead_ns": 11.0, "compute.special_function_clocks": 0.0,
     "compute.operand_bytes_per_clock": 1e6, "compute.bf16_blocks": [[128, 64]],
     "compute.bf16_grouped_blocks": [[128, 64]],
     "overheads.kernel_gap_stream_us": 2.0, "overheads.poll_ns": 5.0,
