@@ -153,14 +153,15 @@ def test_a_block_takes_every_so_manieth_task_and_waits_for_it() -> None:
 
 
 def test_tasks_of_a_block_follow_one_another() -> None:
-    layer = work([[token % 2] for token in range(400)], [400, 0], 4)
-    timeline = scheduled(layer, {"gpu.num_sms": 3})
-    gemm = np.concatenate([tasks(timeline, Kind.GEMM1), tasks(timeline, Kind.GEMM2)])
-    spans = sorted((int(timeline.start_ps[t]), int(timeline.end_ps[t])) for t in gemm)
-    running: list[int] = []
-    for begin, end in spans:
-        running = [each for each in running if each > begin] + [end]
-        assert len(running) <= 3
+    # Of two columns the first is twice as wide, so that it is always the same block's.
+    layer = work([[token % 4] for token in range(160)], [160, 0], 8, ExpertShape(1024, 96))
+    timeline = scheduled(layer, {"gpu.num_sms": 2})
+    gemm = tasks(timeline, Kind.GEMM1)
+    time = timeline.graph.duration_ps[gemm]
+    wide = gemm[time == time.max()]
+    assert len(wide) == len(gemm) // 2 == 4
+    begins = np.sort(timeline.start_ps[wide])
+    assert (begins[1:] >= np.sort(timeline.end_ps[wide])[:-1]).all()
 
 
 def layer_of(units_of_rank: int) -> LayerWork:
