@@ -218,6 +218,23 @@ def test_blocks_keep_their_sms_while_they_wait_for_rows() -> None:
     assert len(set(late.tolist())) == (TOKENS - OWNED) // TILE  # a row tile each time
 
 
+@every("slices", [1, 4])
+@every("num_sms", [1, 3, 100])
+def test_no_slice_is_multiplied_before_its_block_has_its_turn(slices: int, num_sms: int) -> None:
+    """Blocks of which a slice has been multiplied and not the last are on SMs of their own."""
+    run = Run(ENTER, system={"gpu.num_sms": num_sms}, slices=slices, **BASE)
+    for rank in range(NUM):
+        steps = run.of(Kind.GEMM1, rank=rank).reshape(slices, -1)
+        assert at_once(run.timeline.start_ps[steps[0]], run.timeline.end_ps[steps[-1]]) <= num_sms
+
+
+def at_once(start: Ints, end: Ints) -> int:
+    """Most intervals at a time; what ends makes room for what starts then."""
+    times = np.concatenate((end, start))
+    change = np.repeat((-1, 1), len(start))
+    return int(np.cumsum(change[np.lexsort((change, times))]).max())
+
+
 # ---- sums ----------------------------------------------------------------------------------------
 
 

@@ -119,9 +119,7 @@ class CaisBlocks:
         end = tiled.tasks.columns.reshape(machine.num_ranks, -1)
         tile = tiled.tasks.column_tile[: end.shape[1]]
         column = tiled.tasks.column_index[: end.shape[1]]
-        # The claim of a block that loads nothing precedes its last slice alone: those before may be
-        # multiplied on an SM that it was not given. CAIS.md says what that changes.
-        first = end.copy() if num_slices > 1 else tiled.tasks.begins.reshape(end.shape).copy()
+        first = tiled.tasks.begins.reshape(end.shape).copy()
         place = self.places(part, tile, column)
         for rank, order in enumerate(np.argsort(place, axis=1)):
             which, begin = np.unique(tile[order], return_index=True)
