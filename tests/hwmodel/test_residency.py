@@ -20,6 +20,8 @@ KB = 1024
         (256, 222, 73728, (1, 1, 1, 1)),  # 9 warps' registers in all partitions: 8 warps
         (128, 230, 81920, (2, 2, 1, 2)),  # 8 warps; 80 KB three times is too much for the A100, too
         (384, 168, 90 * KB, (1, 1, 1, 1)),  # 12 warps have room
+        (128, 33, 0, (12, 12, 12, 12)),  # 1,280 for a warp, not 1,056
+        (32, 96, 0, (20, 20, 20, 20)),  # five in each partition
         (128, 255, 0, (2, 2, 2, 2)),  # FlashDMoE's
         (128, 32, 75 * KB, (3, 2, 1, 3)),  # 76 KB with what CUDA keeps: 228 KB, exactly
         (128, 32, 76 * KB, (2, 2, 1, 2)),

@@ -394,13 +394,15 @@ def test_a_block_waits_for_its_number_on_all_gpus() -> None:
     assert int(alone.timeline.start_ps[alone.of(Kind.GEMM2, rank=0)].min()) < 3 * US
 
 
-def test_a_gpu_registers_no_more_blocks_ahead_than_it_has_sms() -> None:
-    run = Run(LEAVE, coordination=True, overlap=False)
+@every("resident", [1, 2])
+def test_a_gpu_registers_no_more_blocks_ahead_than_its_sms_have_room_for(resident: int) -> None:
+    run = Run(LEAVE, coordination=True, overlap=False, resident_blocks=resident)
     registered = np.sort(run.timeline.start_ps[run.of(Kind.SIGNAL_UP, rank=1)])
     launched = np.sort(run.timeline.start_ps[run.of(Kind.LAUNCH, rank=1)])[1:]  # the kernel first
     assert len(registered) == len(launched) == BLOCKS[1]
-    assert (registered[100:] >= launched[:-100]).all()
-    assert registered[99] < launched[0]
+    room = 100 * resident
+    assert (registered[room:] >= launched[:-room]).all()
+    assert registered[room - 1] < launched[0]
 
 
 def test_packets_take_their_way_there_and_back() -> None:
@@ -457,6 +459,17 @@ def test_a_norm_takes_an_sm_and_memory_and_tells_the_other_gpus() -> None:
     assert run.busy_ps(REDUCE.memory, rank=3) == pytest.approx(memory, rel=0.02)
     flags = run.of(Kind.NOTIFY_UP, rank=3)
     assert len(flags) == OWNED // TILE * (NUM - 1)  # for each row tile, to each other GPU
+
+
+@every("resident", [1, 2])
+def test_blocks_of_the_second_product_follow_as_many_as_run_at_a_time(resident: int) -> None:
+    by_default, given = (
+        Run(*THREE, resident_blocks=resident, system={"gpu.num_sms": 20}, **ahead)
+        for ahead in ({}, {"ahead_blocks": 20 * resident})
+    )
+    assert by_default.timeline.start_ps.tolist() == given.timeline.start_ps.tolist()
+    other = Run(*THREE, resident_blocks=resident, system={"gpu.num_sms": 20}, ahead_blocks=30)
+    assert by_default.ps != other.ps
 
 
 def test_with_overlap_both_directions_are_busier() -> None:
