@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from replay.model.compute.casts import cast_before_dispatch
+from replay.model.compute.tile_order import TILE_ORDERS
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
@@ -78,6 +79,14 @@ class CometOptions(Options):
         "follows the top-K reduction (section 3.2.1)",
         choices=("experts", "gpus"),
     )
+    tile_order: str = option(
+        "arrival",
+        "Which ready tile of GEMM-1 goes first of those whose last rows come from sources equally "
+        "far away. arrival takes tiles as they became ready; expert takes the lowest expert; "
+        "unit:N goes through units of N row tiles of an expert column by column.",
+        f"{LIBRARY}, get_sorted_problem_schedule",
+        choices=TILE_ORDERS,
+    )
 
 
 class FusedKernelPair(Scheme):
@@ -87,8 +96,6 @@ class FusedKernelPair(Scheme):
     ----------
     traffic_of
         Class of traffic by what a row is fetched and sent for, see `CometOptions.rows_of`.
-    tile_order
-        Which ready tile of GEMM-1 goes first, see `dispatch_and_gemm1`; no option of users yet.
     """
 
     overlap = "inside each of two fused kernels"
@@ -100,7 +107,6 @@ class FusedKernelPair(Scheme):
     candidates = MappingProxyType({"dispatch_sms": SPLITS, "combine_sms": SPLITS})
     options: CometOptions = CometOptions()
     traffic_of: Mapping[str, str]
-    tile_order = "arrival"
 
     def __init__(self) -> None:
         self.traffic = self.traffic_of[self.options.rows_of]
@@ -126,7 +132,7 @@ class FusedKernelPair(Scheme):
             message_rows=self.options.message_rows,
             fused_activation=self.fuses_activation,
             once=self.options.rows_of == "gpus",
-            tile_order=self.tile_order,
+            tile_order=self.options.tile_order,
         )  # fmt: skip
         ends = self.between(work, machine, ends)
         hidden = work.shape.hidden
