@@ -44,6 +44,9 @@ Name = Literal["arrival", "expert", "unit", "waves"]
 TILE_ORDERS = ("arrival", "expert", "unit:N", "unit:N+N", "waves:N")
 """Forms of an order's name, as choices of an option."""
 
+TRIED = ("arrival", "expert", "unit:4", "unit:8", "unit:16", "unit:8+2")
+"""Orders among which a search chooses, where a scheme's own kernels do not say among which."""
+
 UNIT_ASSUMED = (
     "which of several ready rows of tiles goes first is assumed as in kernels that say so: "
     "launched ones go through 8 or 16 row tiles by columns (deepseek-ai/DeepGEMM 54e2261, "

@@ -1,7 +1,10 @@
 """The first kernel of COMET: some SMs fetch rows, the others multiply tiles as their rows come.
 
 Cut along the rows (arXiv 2502.19811v3, section 3.1): rows of an expert are ordered by source rank,
-so that tiles of local rows run first and later tiles wait only for the ranks they need.
+so that tiles of local rows run first and later tiles wait only for the ranks they need. Tiles are
+sorted by their unit's farthest source and then as `replay.model.compute.tile_order` says. In flux a
+block keeps to the tiles of its number and holds its SM until their rows are there; here the next
+ready tile goes first.
 """
 
 from __future__ import annotations

@@ -41,6 +41,10 @@ FIRST, SECOND = "dispatch and gemm1", "gemm2 and combine"  # the kernels
 # shows the best for three set-ups (18, 26 and 46 of 132, figure 8) but not the list. The library
 # has kernels with 28 (BF16) and 32 (FP8), and profiles 26, 28 and 30 (docs/tuning_guide.md).
 SPLITS = (6, 12, 18, 26, 46)
+RASTERS = (
+    "expert",
+    "unit:4",
+)  # of tiles of GEMM-1: the library has kernels of either, and profiles
 
 
 @dataclass(frozen=True)
@@ -80,11 +84,14 @@ class CometOptions(Options):
         choices=("experts", "gpus"),
     )
     tile_order: str = option(
-        "arrival",
+        "unit:4",
         "Which ready tile of GEMM-1 goes first of those whose last rows come from sources equally "
-        "far away. arrival takes tiles as they became ready; expert takes the lowest expert; "
-        "unit:N goes through units of N row tiles of an expert column by column.",
-        f"{LIBRARY}, get_sorted_problem_schedule",
+        "far away. arrival takes tiles as they became ready; expert takes the lowest expert, row "
+        "tile by row tile; unit:N goes through units of N row tiles of an expert column by column, "
+        "and all of a unit waits for its last row.",
+        f"{LIBRARY}: get_sorted_problem_schedule cuts problems of four row tiles, sorts them by "
+        "ranks needed and then by expert, and kernels go through each by columns (AlongM) or by "
+        "rows (AlongN); the paper says that local rows go first, and nothing within a source",
         choices=TILE_ORDERS,
     )
 
@@ -104,7 +111,9 @@ class FusedKernelPair(Scheme):
     combine_types = frozenset({"bf16"})  # what FP8 GEMMs write, too
     validity = "measured on 8 H800 and on 8 L20"
     tuned_by_default = True
-    candidates = MappingProxyType({"dispatch_sms": SPLITS, "combine_sms": SPLITS})
+    candidates = MappingProxyType(
+        {"dispatch_sms": SPLITS, "combine_sms": SPLITS, "tile_order": RASTERS}
+    )
     options: CometOptions = CometOptions()
     traffic_of: Mapping[str, str]
 
