@@ -87,6 +87,7 @@ def gemm_tasks(
     loading_warps: int = 0,
     kept: Bools | None = None,
     steps: Ints | None = None,
+    routed: bool = True,
 ) -> TileTasks:
     """Add the tiles of one GEMM.
 
@@ -124,6 +125,8 @@ def gemm_tasks(
     steps
         (step, tile): where tiles begin to multiply before their rows are there in full, the tasks
         that equal shares of the inner dimension wait for, all but the last, which is `after`.
+    routed
+        Whether the tiles are of routed experts, whose number a result states.
     """
     compute, dtype = machine.system.compute, work.precision.gemm
     hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
@@ -166,6 +169,8 @@ def gemm_tasks(
         kept,
     )
     done = machine.join(columns, tile, tiles.rank)
+    if routed:
+        machine.notes.multiply(tiles.expert)
     return TileTasks(columns, tile, column, done, outputs, chain[0])
 
 
