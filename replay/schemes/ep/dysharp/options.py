@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from replay.model.compute.tile_order import TILE_ORDERS
+from replay.model.compute.tile_order import TILE_ORDERS, UNIT_ASSUMED
 from replay.schemes.options import Options, option
 
 PAPER = "arXiv 2605.05607"
 
 
-def _dispatch_sms(default: int, why: str) -> Any:
+def _row_sms(what: str) -> Any:
     return option(
-        default,
-        least=1,
-        help="SMs that push rows. In the fused variants the GEMMs have the SMs that are left.",
-        source=f"assumed, the paper gives no numbers: {why}",
+        0,
+        f"SMs that {what} rows. In the fused variants the GEMMs have the SMs that are left. 0: as "
+        "many as keep up with the busiest port.",
+        "assumed; the paper gives no numbers",
     )
 
 
@@ -27,16 +27,8 @@ def _dispatch_sms(default: int, why: str) -> Any:
 class RowOptions(Options):
     """Options of moving and placing rows, with or without the switch's help."""
 
-    dispatch_sms: int = _dispatch_sms(
-        12,
-        "each row is stored once for every GPU, and twelve SMs, as many as DeepEP's kernels have "
-        "senders, keep the port busy",
-    )
-    combine_sms: int = option(
-        8,
-        "SMs that pull rows. In the fused variants the GEMMs have the SMs that are left.",
-        "assumed; the paper gives no numbers",
-    )
+    dispatch_sms: int = _row_sms("push")
+    combine_sms: int = _row_sms("pull")
     segment_packets: int = option(
         0,
         "Packets of a row that are one message; 0 takes all of them. Rows that travel at the same "
@@ -79,7 +71,6 @@ class RowOptions(Options):
 class SwitchOptions(RowOptions):
     """Options of copies and sums in the switch."""
 
-    dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")
     addressing: str = option(
         "dynamic",
         "How packets name their targets. dynamic: packets list experts, eight to a flit, and the "
@@ -144,13 +135,13 @@ class TileOptions(RowOptions):
         choices=("arrival", "source"),
     )
     tile_order: str = option(
-        "arrival",
+        "unit:8",
         "Which ready tile goes first. arrival takes tiles as they became ready; expert takes the "
         "lowest expert, so that its tiles find weights in the L2 cache; unit:N goes through units "
         "of N row tiles of an expert column by column, with +N the second GEMM so many units "
         "later; waves:N takes so many experts at a time.",
-        f"{PAPER} section IV: tiles are paced by tokens, and a row of tiles goes when 128 tokens "
-        "have arrived; which of several goes first it does not say",
+        f"{PAPER} section IV: tiles are paced by tokens, a row of tiles is issued when its 128 "
+        f"tokens have arrived; {UNIT_ASSUMED}",
         choices=TILE_ORDERS,
     )
     tile_rows: int = option(128, "Rows of a tile.", f"{PAPER} section IV-B")
@@ -185,11 +176,7 @@ class FusedOptions(TileOptions):
 class DySharpOptions(FusedOptions, SwitchOptions):
     """Options of the fused kernel with in-switch computing."""
 
-    dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")
-
 
 @dataclass(frozen=True)
 class TwoKernelOptions(TileOptions, SwitchOptions):
     """Options of two kernels with in-switch computing."""
-
-    dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")
