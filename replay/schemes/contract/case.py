@@ -85,7 +85,10 @@ def one_flop_per_picosecond(
             "compute.fp32_peak_TFLOP_per_s": peak,
             "compute.fp32_efficiency": 1.0,
             "compute.mma_rows": 1,
+            "compute.mma_sync_efficiency": 1.0,
             "compute.operand_bytes_per_clock": 1e6,
+            "compute.register_bytes_per_clock": 1e6,
+            "compute.shared_bytes_per_clock": 1e6,
             "compute.tile_overhead_ns": 0.0,
         },
     )

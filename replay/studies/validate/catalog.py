@@ -15,6 +15,7 @@ from replay.studies.validate import (
     links,
     nccl,
     nccl_ep,
+    operands,
     pushed_rows,
     symmetric_memory,
 )
@@ -46,6 +47,7 @@ TABLES: dict[str, Table] = {
         compute.MOE,
         compute.MOE_SKEWED,
         deepgemm.TABLE,
+        operands.TABLE,
         ccfuser.TABLE,
         ascend.CANN_EP,
         ascend.CANN_EP_NORMAL,

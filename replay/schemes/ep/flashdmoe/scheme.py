@@ -16,7 +16,11 @@ processors, which take whatever task is next:
 * Combine. The epilogue of each tile of GEMM-2 stores straight to the owner of the rows, and a flag
   of 8 bytes follows; the owner adds each tile to its tokens, weighted, as it arrives.
 
-In FP32 the repository multiplies on tensor cores as TF32, for which it says it is tuned.
+In FP32 the repository multiplies on tensor cores as TF32, for which it says it is tuned: by
+``mma.sync`` on every GPU ("clamp at Ampere for now, until we implement Hopper specific GEMM"), fed
+by ``cp.async``. A step of its main loop asks for 32 bytes of every row, which leaves half of what
+the L2 cache serves in a clock unused if a request takes a clock of a slice
+(`hwmodel.memory.L2.slots_bytes`); `step_bytes=64` takes that away.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import numpy as np
 from replay.model.compute.casts import cast_tiles, casting, tokens_read
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
+from replay.model.compute.operands import PATHS
 from replay.model.compute.shared import shared_tiles
 from replay.model.compute.tile_order import TileOrder, most_columns
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
@@ -44,6 +49,7 @@ from replay.schemes.ep.flashdmoe.packets import Packets, PacketTiles, capacity_o
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.compute.operands import OperandPath
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
@@ -137,6 +143,7 @@ class FlashDMoe(Scheme):
             machine, work, pool, sms.left, begun, tile_rows=options.tile_rows,
             tile_columns=options.tile_columns, priority=priority,
             resident_blocks=options.blocks_per_sm, clusters=False,
+            path=self._path(),
         )  # fmt: skip
         rank = tiles.grid.rank
         tasks, ranks = joined([beside, shared])
@@ -235,6 +242,14 @@ class FlashDMoe(Scheme):
         """From what makes a task ready until it runs: a poll of the scheduler, one of its block."""
         return machine.costs.poll() * 2
 
+    def _path(self) -> OperandPath:
+        """How operands get to the tensor cores: four warps, two along each side of the tile.
+
+        A step is so short that a warp loads all its registers before it multiplies; the other block
+        of the SM multiplies meanwhile.
+        """
+        return replace(PATHS[self.options.operand_path], step_bytes=self.options.step_bytes)
+
     # ---- experts ---------------------------------------------------------------------------------
 
     def _experts(
@@ -266,6 +281,7 @@ class FlashDMoe(Scheme):
             tasks = gemm_tasks(
                 machine, work, gemm, grid, pool, ready, inputs=inputs, priority=turn,
                 by_columns=turns.by_columns, resident_blocks=options.blocks_per_sm, clusters=False,
+                path=self._path(),
             )  # fmt: skip
             if gemm is first:
                 inputs = tasks.outputs
