@@ -131,7 +131,7 @@ def test_no_layer_is_faster_than_its_bytes_and_its_tiles(precision: str) -> None
             for (expert, _), rows in packets.items()
             if layer.placement.expert_rank[expert] == rank
         )
-        # Column tiles of 64 and 32, then three of 64 and one of 8, on 100 SMs.
+        # A column tile of 96, then one of 128 and one of 72 (in FP32 of 64 at most), on 100 SMs.
         operations = tiles * 2 * 128 * 200 * 96 * 2
         assert timeline.makespan_ps > GAP + operations / 100
         back = sum(
@@ -328,6 +328,14 @@ def test_operands_take_the_path_of_the_option(path: str) -> None:
         assert graph.duration_ps[task] + graph.latency_ps[task] == tile
 
 
+@every(("precision", "widest"), [("bf16", 128), ("fp32", 64)])
+def test_tiles_are_wider_where_values_have_two_bytes(precision: str, widest: int) -> None:
+    layer = uneven(precision)
+    graph, _ = build(layer)
+    tiles = row_tiles(layer, 128).total()
+    assert len(of_kind(graph, Kind.GEMM1)) == tiles * -(-96 // widest)
+
+
 @every(("step_bytes", "times"), [(16, 4), (32, 2), (64, 1), (128, 1)])
 def test_short_requests_take_more_of_the_caches_time(step_bytes: int, times: int) -> None:
     system = hwmodel.load("dgx-h100", ROUND | {"gpu.l2_bytes_per_clock": 1.0, "gpu.clock_GHz": 1.0})
@@ -350,7 +358,7 @@ def test_blocks_of_an_sm_hide_each_others_overhead(blocks: int, servers: int) ->
 
 def test_gemm2_of_a_row_tile_waits_for_all_columns_of_its_gemm1_and_for_no_other() -> None:
     layer = uneven()
-    timeline = run(layer)
+    timeline = run(layer, tile_columns=64)
     graph = timeline.graph
     for expert in range(12):
         first, second = (

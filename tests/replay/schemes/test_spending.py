@@ -166,7 +166,7 @@ def test_every_scheme_is_here() -> None:
     assert {scheme.partition(" ")[0] for scheme in KERNELS} | elsewhere == {*SCHEMES, "plain"}
 
 
-WIDTHS = {"ccfuser": 512, "megamoe": 128}
+WIDTHS = {"ccfuser": 512, "megamoe": 128, "flashdmoe": 128}
 FORWARD_ONLY = ("deepep-ll", "megamoe")
 
 
@@ -533,15 +533,13 @@ class TestForward:
     def test_cache(self, scheme: str) -> None:
         # Each tile draws a block of either operand. Each expert has one row of tiles, so that two
         # columns share the load of its rows; FlashDMoE's and CCFuser's have two and share nothing.
-        # FlashDMoE asks for 32 bytes at a time, where the cache could serve 64.
         heights, sharing = (2, 1) if scheme in ("flashdmoe", "ccfuser") else (1, 2)
-        slots = 2 if scheme == "flashdmoe" else 1
         expected = {}
         for kind, columns, inner in (
             (Kind.GEMM1, COLUMNS, HIDDEN), (Kind.GEMM2, HIDDEN, INTERMEDIATE),
         ):  # fmt: skip
-            expected[kind, "weights"] = each((slots * heights, weights(columns, inner)))
-            row = slots * TWO * inner * column_tiles(scheme, columns) // sharing
+            expected[kind, "weights"] = each((heights, weights(columns, inner)))
+            row = TWO * inner * column_tiles(scheme, columns) // sharing
             expected[kind, "activations"] = each((row, ROWS[scheme]))
         assert replay(layer(TYPES), scheme).cache == expected
 

@@ -22,10 +22,11 @@ class FlashDMoeOptions(Options):
     )
     tile_rows: int = option(128, "Rows of a tile.", "osayamenja/FlashMoE 1a77aed, types.cuh")
     tile_columns: int = option(
-        64,
-        "Columns of a tile.",
-        "osayamenja/FlashMoE 1a77aed, types.cuh; v0.1 has 128 (issue 21)",
-        least=1,
+        0,
+        "Columns of a tile. 0 takes 128 for values of two bytes and 64 for others; the paper's "
+        "kernel has 64.",
+        "osayamenja/FlashMoE v0.1 (541e73e), tests/flashmoe.cu; 1a77aed, types.cuh",
+        least=0,
     )
     operand_path: str = option(
         "mma.sync+cp.async",
@@ -36,10 +37,10 @@ class FlashDMoeOptions(Options):
         choices=tuple(PATHS),
     )
     step_bytes: int = option(
-        32,
-        "Bytes of each row and column that a step of the main loop asks for.",
-        "osayamenja/FlashMoE 1a77aed: 8 values of TF32 (arch.cuh, bKBase), 16 of half types "
-        "(types.cuh); v0.1 has 64 values of BF16 (issue 21)",
+        128,
+        "Bytes of each row and column that a step of the main loop asks for; the paper's kernel "
+        "asks for 32, 8 values of TF32.",
+        "osayamenja/FlashMoE v0.1 (541e73e), tests/flashmoe.cu: 64 values; 1a77aed, arch.cuh",
         least=1,
     )
     blocks_per_sm: int = option(

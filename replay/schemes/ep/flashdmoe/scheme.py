@@ -1,9 +1,9 @@
 """FlashDMoE (FlashMoE): the whole layer in one persistent kernel that schedules its own tiles.
 
 Source: arXiv 2506.04667v3 and its repository, osayamenja/FlashMoE (`moe.cuh`, `os/packet.cuh`,
-`os/subscriber.cuh`, `os/scheduler.cuh`, `os/processor/`). One launch, no host, no collective. One
-block of a GPU is its operating system (three warps that poll, one that schedules); all others are
-processors, which take whatever task is next:
+`os/subscriber.cuh`, `os/scheduler.cuh`, `os/processor/`; of v0.1 `tile.cuh`). One launch, no host,
+no collective. One block of a GPU is its operating system (three warps that poll, one that
+schedules); all others are processors, which take whatever task is next:
 
 * Dispatch. The rows that one rank has for one expert are a *packet*. They are stored un-padded
   into a cell of the expert's rank, a copy for every (token, expert); when they have been
@@ -18,9 +18,10 @@ processors, which take whatever task is next:
 
 In FP32 the repository multiplies on tensor cores as TF32, for which it says it is tuned: by
 ``mma.sync`` on every GPU ("clamp at Ampere for now, until we implement Hopper specific GEMM"), fed
-by ``cp.async``. A step of its main loop asks for 32 bytes of every row, which leaves half of what
-the L2 cache serves in a clock unused if a request takes a clock of a slice
-(`hwmodel.memory.L2.slots_bytes`); `step_bytes=64` takes that away.
+by ``cp.async``. Tiles and steps are those of v0.1. The kernel that the paper measures (1a77aed) has
+tiles of 64 columns, and a step of its main loop asks for 32 bytes of every row (`tile_columns=64`,
+`step_bytes=32`), which leaves half of what the L2 cache serves in a clock unused if a request takes
+a clock of a slice (`hwmodel.memory.L2.slots_bytes`).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class FlashDMoe(Scheme):
         per_rank = max(len(local) for local in work.experts_of_rank)
         room = work.num_ranks * per_rank * tiles * self.options.tile_rows
         cells = HEAP_CELLS * (work.dispatch_row_bytes + work.combine_row_bytes)
-        columns = -(-work.shape.hidden // self.options.tile_columns)
+        columns = -(-work.shape.hidden // self._columns(work))
         signals = work.num_ranks * per_rank + work.num_experts * tiles * columns
         each = {
             "symmetric heap": room * cells,
@@ -134,14 +135,14 @@ class FlashDMoe(Scheme):
         begun = machine.kernel(start, "layer")
         seen, priority = self._dispatch(work, machine, packets, pool, begun)
         tiles = PacketTiles.of(
-            work, packets, options.tile_rows, options.tile_columns, padded=options.pad_tiles
+            work, packets, options.tile_rows, self._columns(work), padded=options.pad_tiles
         )
         machine.notes.tile(tiles.grid.rank, tiles.rows, options.tile_rows)
         second, beside = self._experts(work, machine, tiles, pool, seen, priority)
         added, owner = self._combine(work, machine, packets, tiles, second, pool, priority)
         shared = shared_tiles(
             machine, work, pool, sms.left, begun, tile_rows=options.tile_rows,
-            tile_columns=options.tile_columns, priority=priority,
+            tile_columns=self._columns(work), priority=priority,
             resident_blocks=options.blocks_per_sm, clusters=False,
             path=self._path(),
         )  # fmt: skip
@@ -242,6 +243,10 @@ class FlashDMoe(Scheme):
         """From what makes a task ready until it runs: a poll of the scheduler, one of its block."""
         return machine.costs.poll() * 2
 
+    def _columns(self, work: LayerWork) -> int:
+        """Columns of a tile."""
+        return self.options.tile_columns or (128 if work.precision.operand_bytes == 2 else 64)
+
     def _path(self) -> OperandPath:
         """How operands get to the tensor cores: four warps, two along each side of the tile.
 
@@ -311,7 +316,7 @@ class FlashDMoe(Scheme):
         -------
         (row tile,) marks after which its rows are added to their tokens, and the owner of each.
         """
-        costs, width = machine.costs, self.options.tile_columns
+        costs, width = machine.costs, self._columns(work)
         tile, hidden = second.column_tile, work.shape.hidden
         owner = packets.source[tiles.packet]
         columns = np.minimum(width, hidden - second.column_index * width)
