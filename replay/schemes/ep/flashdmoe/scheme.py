@@ -245,7 +245,7 @@ class FlashDMoe(Scheme):
 
     def _columns(self, work: LayerWork) -> int:
         """Columns of a tile."""
-        return self.options.tile_columns or (128 if work.precision.operand_bytes == 2 else 64)
+        return self.options.tile_columns or (64 if work.precision.operand_bytes > 2 else 128)
 
     def _path(self) -> OperandPath:
         """How operands get to the tensor cores: four warps, two along each side of the tile.
