@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hwmodel.fabric import Fabric
     from hwmodel.link import Link
     from hwmodel.nccl import Nccl
+    from hwmodel.operands import PATHS, WGMMA_TMA, OperandPath
     from hwmodel.overheads import Overheads
     from hwmodel.switch import Switch
     from hwmodel.system import Capability, System
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
     from hwmodel.warps import Warps
 
 __all__ = [
+    "PATHS",
+    "WGMMA_TMA",
     "Capability",
     "Compute",
     "Fabric",
     "Link",
     "Nccl",
+    "OperandPath",
     "Overheads",
     "Switch",
     "System",
@@ -47,11 +51,14 @@ __all__ = [
 
 # Loaded on first use: a command's --help should not wait for what it does not need.
 _HOMES = {
+    "PATHS": "hwmodel.operands",
+    "WGMMA_TMA": "hwmodel.operands",
     "Capability": "hwmodel.system",
     "Compute": "hwmodel.compute",
     "Fabric": "hwmodel.fabric",
     "Link": "hwmodel.link",
     "Nccl": "hwmodel.nccl",
+    "OperandPath": "hwmodel.operands",
     "Overheads": "hwmodel.overheads",
     "Switch": "hwmodel.switch",
     "System": "hwmodel.system",

@@ -21,6 +21,7 @@ import numpy as np
 
 from hwmodel.errors import UserError, unknown
 from hwmodel.memory import L2, Hbm
+from hwmodel.operands import WGMMA_TMA, Feed, OperandPath
 from hwmodel.tables import ComputeSpec, GpuSpec, OverheadsSpec
 from hwmodel.tiles import TileGrid
 from hwmodel.units import (
@@ -81,8 +82,10 @@ class Compute:
     fp8_absent_row_ps
         For each row of an FP8 tile's loads beyond the end of the matrix, and each 128 bytes of the
         inner dimension.
-    operand_rate
-        Bytes per second into one SM.
+    operand_rate, register_rate
+        Bytes per second into one SM: into its shared memory, and into registers.
+    mma_sync_efficiency
+        Of the peak, what products by ``mma.sync`` reach.
     shared_rate
         Bytes per second into and out of the shared memory of one SM.
     multiplication_rate, special_rate
@@ -97,6 +100,8 @@ class Compute:
     tile_overhead_ps: int
     fp8_absent_row_ps: int
     operand_rate: Rate
+    register_rate: Rate
+    mma_sync_efficiency: Fraction
     shared_rate: Rate
     multiplication_rate: Rate
     special_rate: Rate
@@ -142,6 +147,8 @@ class Compute:
             tile_overhead_ps=ps_from_ns(spec.tile_overhead_ns.value),
             fp8_absent_row_ps=ps_from_ns(spec.fp8_absent_row_ns.value),
             operand_rate=Rate.per_second(exact(spec.operand_bytes_per_clock.value) * clock_hz),
+            register_rate=Rate.per_second(exact(spec.register_bytes_per_clock.value) * clock_hz),
+            mma_sync_efficiency=exact(spec.mma_sync_efficiency.value),
             shared_rate=Rate.per_second(exact(spec.shared_bytes_per_clock.value) * clock_hz),
             multiplication_rate=Rate(exact(spec.multiplication_clocks.value) * PS_PER_S / clock_hz),
             special_rate=Rate(exact(spec.special_function_clocks.value) * PS_PER_S / clock_hz),
@@ -344,6 +351,7 @@ class Compute:
         *,
         block_m: int | IntArray = 1,
         grouped: bool = False,
+        path: OperandPath = WGMMA_TMA,
     ) -> Whole:
         """Time of a tile on one SM whose operands are in reach (L2).
 
@@ -363,12 +371,16 @@ class Compute:
             Rows of a full tile, for kernels that multiply partial tiles as whole ones.
         grouped
             As for :meth:`gemm_tiles`.
+        path
+            Of the operands.
 
         Returns
         -------
-        Picoseconds: the slower of the tensor cores, on rows rounded up to a step of
-        theirs or to the whole tile, and of the operands' way into the SM; and the
-        tile overhead; and what FP8 kernels lose to loads of rows that are not there.
+        Picoseconds: the slowest of the tensor cores, on rows rounded up to a step of
+        theirs or to the whole tile, of the operands' way into the SM, and of the
+        load/store units (:meth:`OperandPath.passes`), or these behind the products
+        where a kernel does not load ahead; and the tile overhead; and what FP8
+        kernels lose to loads of rows that are not there.
 
         Examples
         --------
@@ -381,32 +393,31 @@ class Compute:
         kernels = self._kernels(dtype, grouped)
         step = block_m if kernels.mma_rows is None else kernels.mma_rows
         padded: Whole = whole(-(-rows // step) * step, "rows_in_tile")
-        multiply = kernels.sm_rate.duration_ps(padded * (2 * columns * k))
-        load = self.operand_rate.duration_ps((rows + columns) * (k * kernels.value_bytes))
+        sm_rate = (
+            kernels.sm_rate.times(self.mma_sync_efficiency) if path.has_warps else kernels.sm_rate
+        )
+        multiply = sm_rate.duration_ps(padded * (2 * columns * k))
+        inner = k * kernels.value_bytes
+        load = self._load_ps(rows * inner, path.rows, columns * inner, path.weights)
+        passing = self.shared_rate.duration_ps(path.passes(rows, columns) * inner)
         loads = -(-k * kernels.value_bytes // _LOAD_BYTES)
         absent = absent_rows * (loads * self.fp8_absent_row_ps if dtype == "fp8" else 0)
-        if isinstance(rows, np.ndarray):
-            busy = np.maximum(multiply, load) + self.tile_overhead_ps + absent
-            return np.where(rows > 0, busy, 0)
-        return max(multiply, load) + self.tile_overhead_ps + int(absent) if rows else 0
+        busy = np.maximum(multiply, load)
+        busy = np.maximum(busy, passing) if path.loads_ahead else busy + passing
+        busy = busy + self.tile_overhead_ps + absent
+        return (
+            np.where(rows > 0, busy, 0) if isinstance(rows, np.ndarray) else int(busy * (rows > 0))
+        )
 
-    def fragments_ps(self, rows: Whole, columns: int, k: int, dtype: str, warps: int) -> Whole:
-        """Time in which a tile's operands pass shared memory, beside the products.
+    def _load_ps(self, rows: Whole, rows_feed: Feed, weights: int, weights_feed: Feed) -> Whole:
+        """Time of so many bytes' way from the L2 cache into the SM."""
+        if rows_feed == weights_feed:
+            return self._feed_rate(rows_feed).duration_ps(rows + weights)
+        of_rows: Whole = self._feed_rate(rows_feed).duration_ps(rows)
+        return of_rows + self._feed_rate(weights_feed).duration_ps(weights)
 
-        A kernel whose warps load all they need of a step into registers, and only then multiply,
-        has its tensor cores wait for that. Kernels that load the next step's registers meanwhile do
-        not pay.
-
-        Parameters
-        ----------
-        rows, columns, k, dtype
-            As for :meth:`tile_ps`.
-        warps
-            Warps of the block, each with all rows and its own columns of the tile.
-        """
-        written, read = rows + columns, rows * warps + columns
-        nbytes = (written + read) * (k * self._kernels(dtype).value_bytes)
-        return self.shared_rate.duration_ps(nbytes)
+    def _feed_rate(self, feed: Feed) -> Rate:
+        return self.register_rate if feed == "registers" else self.operand_rate
 
     def least_ps(self, rows: IntArray, n: int, k: int, dtype: str) -> IntArray:
         """SM time that the tensor cores need for each group of a grouped multiplication, (group,).

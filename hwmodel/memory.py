@@ -70,6 +70,11 @@ class Hbm:
         return self.read_rate.duration_ps(read) + self.write_rate.duration_ps(written)
 
 
+# What a slice of the L2 cache serves in a clock: 5120 bytes of 80 slices (NVIDIA A100 white paper).
+# That a request for less takes the clock as well is an assumption.
+SLICE_BYTES = 64
+
+
 @dataclass(frozen=True, slots=True)
 class L2:
     """The cache that all SMs of one GPU share.
@@ -104,6 +109,16 @@ class L2:
             slices=1 if kept is None else kept.slices.value,
             rate=Rate.per_second(exact(spec.l2_bytes_per_clock.value) * clock_hz),
         )
+
+    @staticmethod
+    def slots_bytes(nbytes: Whole, piece_bytes: int) -> Whole:
+        """Bytes that the cache could serve meanwhile when so many are asked for in pieces.
+
+        A slice serves a request in a clock, of up to `SLICE_BYTES`.
+        """
+        served = -(-piece_bytes // SLICE_BYTES) * SLICE_BYTES
+        slots: Whole = -(-nbytes * served // piece_bytes)
+        return slots
 
     def read_ps(self, nbytes: Whole) -> Whole:
         """Time that reading so many bytes occupies the cache."""

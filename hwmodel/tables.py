@@ -260,7 +260,11 @@ class ComputeSpec(StrictDocument):
     """For each row of a tile's loads that lies beyond the end of the matrix, and each 128 bytes of
     the inner dimension."""
     operand_bytes_per_clock: Quantity[Positive]
-    """Into one SM."""
+    """From the L2 cache into the shared memory of one SM."""
+    register_bytes_per_clock: Quantity[Positive]
+    """From the L2 cache into the registers of one SM."""
+    mma_sync_efficiency: Quantity[Ratio]
+    """Of the peak, what products by the warps' instruction reach."""
     shared_bytes_per_clock: Quantity[Positive]
     """Into and out of the shared memory of one SM."""
     multiplication_clocks: Quantity[NonNegative]

@@ -78,24 +78,24 @@ def test_tile_times_of_an_array_are_those_of_its_numbers(rows):
 def test_padding_rows_cost_tensor_time():
     # A wide BF16 tile is limited by the tensor cores: 65 rows cost what 128 do.
     assert COMPUTE.tile_ps(65, 256, 4096, "bf16") == COMPUTE.tile_ps(128, 256, 4096, "bf16")
-    # 2 x 128 x 256 x 4096 operations at 0.85 x 989.4 TFLOP/s / 132, and 1.5 us.
-    by_hand_us = 2 * 128 * 256 * 4096 / (0.85 * 989.4e6 / 132) + 1.5
+    # 2 x 128 x 256 x 4096 operations at 0.851 x 989.4 TFLOP/s / 132, and 1.5 us.
+    by_hand_us = 2 * 128 * 256 * 4096 / (0.851 * 989.4e6 / 132) + 1.5
     assert COMPUTE.tile_ps(128, 256, 4096, "bf16") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
 
 
 def test_a_small_tile_is_limited_by_its_operands():
-    # 64 x 64: 128 values of two bytes per step, at 64 bytes per clock of 1.755 GHz.
-    by_hand_us = (64 + 64) * 4096 * 2 / (64 * 1755) + 1.5
-    assert COMPUTE.tile_ps(64, 64, 4096, "bf16") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
+    # 64 x 32: 96 values of two bytes per step, at 124 bytes per clock of 1.755 GHz.
+    by_hand_us = (64 + 32) * 4096 * 2 / (124 * 1755) + 1.5
+    assert COMPUTE.tile_ps(64, 32, 4096, "bf16") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
 
 
 def test_fp32_is_multiplied_as_tf32_at_half_the_rate_of_bf16():
-    # 2 x 128 x 256 x 4096 operations at 0.85 x 494.7 TFLOP/s / 132, and 1.5 us.
-    by_hand_us = 2 * 128 * 256 * 4096 / (0.85 * 494.7e6 / 132) + 1.5
+    # 2 x 128 x 256 x 4096 operations at 0.851 x 494.7 TFLOP/s / 132, and 1.5 us.
+    by_hand_us = 2 * 128 * 256 * 4096 / (0.851 * 494.7e6 / 132) + 1.5
     assert COMPUTE.tile_ps(128, 256, 4096, "fp32") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
-    # 64 x 64 is limited by 128 values of four bytes per step, at 64 bytes per clock of 1.755 GHz.
-    small_us = (64 + 64) * 4096 * 4 / (64 * 1755) + 1.5
-    assert COMPUTE.tile_ps(64, 64, 4096, "fp32") / 1e6 == pytest.approx(small_us, rel=1e-6)
+    # 64 x 32 is limited by 96 values of four bytes per step, at 124 bytes per clock of 1.755 GHz.
+    small_us = (64 + 32) * 4096 * 4 / (124 * 1755) + 1.5
+    assert COMPUTE.tile_ps(64, 32, 4096, "fp32") / 1e6 == pytest.approx(small_us, rel=1e-6)
     # Tensor cores are halved with the width of a value on every GPU that has TF32.
     for name in ("dgx-h100", "dgx-a100", "hgx-h20", "hgx-b200", "gb200-nvl72"):
         compute = hwmodel.load(name).compute

@@ -30,6 +30,7 @@ ROUND = {
     "compute.mma_rows": 64, "compute.tile_overhead_ns": 11.0,
     "compute.operand_bytes_per_clock": 1e6, "compute.shared_bytes_per_clock": 1000.0,
     "compute.multiplication_clocks": 0.0, "compute.special_function_clocks": 0.0,
+    "compute.register_bytes_per_clock": 1e6, "compute.mma_sync_efficiency": 1.0,
     "compute.bf16_blocks": [[64, 64]],
     "compute.bf16_grouped_blocks": [[64, 64]],
     "overheads.launch_us": 3.0, "overheads.graph_launch_us": 2.5,

@@ -9,10 +9,12 @@ nothing else says so. A row tile is complete when all its column tiles are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from replay.model.compute.operands import WGMMA_TMA
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.tile_steps import add_steps
 from replay.model.compute.warp_work import PLAIN
@@ -22,6 +24,7 @@ from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
     from replay.model.compute.gemm import Gemm
+    from replay.model.compute.operands import OperandPath
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.compute.warp_work import WarpWork
     from replay.model.machine.host import Bools
@@ -86,7 +89,7 @@ def gemm_tasks(
     by_columns: bool = False,
     resident_blocks: int = 1,
     clusters: bool = True,
-    loading_warps: int = 0,
+    path: OperandPath = WGMMA_TMA,
     kept: Bools | None = None,
     steps: Ints | None = None,
     warps: WarpWork = PLAIN,
@@ -119,9 +122,8 @@ def gemm_tasks(
         the SM from other tiles. The tile itself is done as late as with one block.
     clusters
         Whether blocks run in clusters, which load what their tiles share once.
-    loading_warps
-        Warps of a block that load a step's operands into registers before they multiply them, each
-        with all rows of the tile; 0 where kernels load the next step's meanwhile.
+    path
+        How the kernel's operands get to the tensor cores.
     kept
         (tile,): whether a tile's result is written into its own GPU's memory; all are by default.
         Others go to another GPU instead.
@@ -145,8 +147,8 @@ def gemm_tasks(
     widths = np.where(is_last, last[tile], block_n[tile])
     duration = np.where(
         is_last,
-        _column_ps(machine, tiles, last, gemm.k, dtype, loading_warps)[tile],
-        _column_ps(machine, tiles, block_n, gemm.k, dtype, loading_warps)[tile],
+        _column_ps(machine, tiles, last, gemm.k, dtype, path)[tile],
+        _column_ps(machine, tiles, block_n, gemm.k, dtype, path)[tile],
     )
     beside = warps.ps(machine, gemm, tiles.rows[tile], widths, dtype)
     overhead = compute.tile_overhead_ps + beside
@@ -174,6 +176,7 @@ def gemm_tasks(
         inputs,
         clusters,
         kept,
+        path,
     )
     done = machine.join(columns, tile, tiles.rank)
     if routed:
@@ -212,7 +215,7 @@ def _in_raster(
 
 
 def _column_ps(
-    machine: Machine, tiles: RowTiles, widths: Ints, k: int, dtype: str, loading_warps: int
+    machine: Machine, tiles: RowTiles, widths: Ints, k: int, dtype: str, path: OperandPath
 ) -> Ints:
     """Time of one tile of so many columns (tile,) of each row tile: (tile,)."""
     time = np.zeros(len(tiles), np.int64)
@@ -222,11 +225,8 @@ def _column_ps(
         time[of] = machine.system.compute.tile_ps(
             tiles.rows[of], int(width), k, dtype, absent,
             block_m=tiles.block_m[tiles.rank[of]], grouped=tiles.absent_rows is None,
+            path=path,
         )  # fmt: skip
-        if loading_warps:
-            time[of] += machine.system.compute.fragments_ps(
-                tiles.rows[of], int(width), k, dtype, loading_warps
-            )
     return time
 
 
@@ -253,6 +253,7 @@ def _read_operands(
     inputs: Ints | None,
     clusters: bool,
     kept: Bools | None,
+    path: OperandPath,
 ) -> Ints:
     """Let tiles read their weights and activations through the L2 cache, and leave results there.
 
@@ -275,6 +276,7 @@ def _read_operands(
     weights: Ints = compute.weight_bytes(added.width, np.full_like(added.width, gemm.k), dtype)
     activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, dtype)[tile]
     share = compute.cluster_tiles if clusters else 1
+    slots = partial(machine.system.l2.slots_bytes, piece_bytes=path.step_bytes)
     has_next_row = (np.diff(tiles.first_of_expert) >= share)[expert]
     of_weights = np.where(has_next_row & (weights >= activations), share, 1)
     of_activations = np.where(of_weights > 1, 1, share)
@@ -283,11 +285,11 @@ def _read_operands(
         rows = ours + step * len(tiles) if inputs is None else inputs
         machine.l2.read(
             "weights", tasks, rank, columns, -(-weights // num_steps),
-            drawn_bytes=-(-weights // (num_steps * of_weights)),
+            drawn_bytes=slots(-(-weights // (num_steps * of_weights))),
         )  # fmt: skip
         machine.l2.read(
             "activations", tasks, rank, rows[tile], -(-activations // num_steps),
-            drawn_bytes=-(-activations // (num_steps * of_activations)),
+            drawn_bytes=slots(-(-activations // (num_steps * of_activations))),
         )  # fmt: skip
     first = np.flatnonzero((added.column == 0) & (True if kept is None else kept[tile]))
     machine.l2.write(
@@ -325,6 +327,7 @@ def gemm_kernel(
     tuned_rows: int | None = None,
     num_sms: int = 0,
     raster: Raster = "groups",
+    path: OperandPath = WGMMA_TMA,
 ) -> GemmKernel:
     """Run one grouped GEMM as a kernel of its own on every rank.
 
@@ -339,7 +342,7 @@ def gemm_kernel(
         Number of rows per expert that the tile shape is chosen for, if it is not their mean.
     num_sms
         SMs of the pool; 0 if it has all.
-    raster
+    raster, path
         See `gemm_tasks`.
     """
     what = Operation(
@@ -354,5 +357,7 @@ def gemm_kernel(
         begun = machine.delay(Kind.LAUNCH, machine.costs.cache_load() * lines, begun)
     sms = num_sms or machine.sms.compute
     tiles = row_tiles(machine, work, gemm, sms, layout=layout, tuned_rows=tuned_rows)
-    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster=raster)
+    tasks = gemm_tasks(
+        machine, work, gemm, tiles, pool, begun[tiles.rank], raster=raster, path=path
+    )
     return GemmKernel(tiles, tasks, machine.gather(tasks.done, tiles.rank, begun))

@@ -20,6 +20,7 @@ import numpy as np
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
+from replay.model.compute.operands import WGMMA_TMA
 from replay.model.compute.row_tiles import RowTiles, row_tiles
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
 from replay.model.machine.kinds import Kind
@@ -28,6 +29,7 @@ from replay.model.machine.times import MemoryTraffic
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from replay.model.compute.operands import OperandPath
     from replay.model.machine.machine import Ints, Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
@@ -91,6 +93,7 @@ def shared_tiles(
     priority: int = 0,
     resident_blocks: int = 1,
     clusters: bool = True,
+    path: OperandPath = WGMMA_TMA,
     hold: Callable[[RowTiles, TileTasks, Ints], object] | None = None,
 ) -> tuple[Ints, Ints]:
     """Run the shared experts as tiles of a fused kernel, if the layer has them beside the dispatch.
@@ -101,7 +104,7 @@ def shared_tiles(
         (rank,): resource of the kernel's SMs that multiply, and how many they are.
     begun
         (rank,): the kernel has begun.
-    tile_rows, tile_columns, resident_blocks, clusters
+    tile_rows, tile_columns, resident_blocks, clusters, path
         Shape of a tile, where the kernel prescribes it, and how its blocks run: see `gemm_tasks`.
     priority
         Order among other work on the same SMs, smaller first.
@@ -126,6 +129,7 @@ def shared_tiles(
         tasks = gemm_tasks(
             machine, shared, gemm, tiles, pool, done, inputs=inputs,
             priority=order, resident_blocks=resident_blocks, clusters=clusters, routed=False,
+            path=path,
         )  # fmt: skip
         if hold is not None:
             hold(tiles, tasks, done)

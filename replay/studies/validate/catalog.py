@@ -16,6 +16,7 @@ from replay.studies.validate import (
     links,
     nccl,
     nccl_ep,
+    operands,
     pushed_rows,
     symmetric_memory,
 )
@@ -47,6 +48,7 @@ TABLES: dict[str, Table] = {
         compute.MOE,
         compute.MOE_SKEWED,
         deepgemm.TABLE,
+        operands.TABLE,
         ccfuser.TABLE,
         fused_layers.TABLE,
         ascend.CANN_EP,

@@ -351,7 +351,7 @@ def test_copies_find_small_buffers_in_the_cache() -> None:
             lambda m, at: registered.copied(m, DISPATCH, nbytes, at), 2, hwmodel.load(H100)
         )
 
-    rate = 5120 * 1.755e9  # bytes a second, both ways together
+    rate = 4930 * 1.755e9  # bytes a second, both ways together
     fits, more = 50_000_000 // 3, 50_000_000 // 3 + 1
     assert run(fits) == pytest.approx(1e12 * 2 * fits / rate + 195 * NS, rel=1e-3)
     read, written = more / (3350e9 * 0.949), more / (3350e9 * 0.796)

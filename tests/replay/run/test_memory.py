@@ -163,7 +163,7 @@ def test_flashdmoe_has_four_cells_for_every_expert_and_source() -> None:
     assert buffers("flashdmoe", layer()) == {
         "symmetric heap": each(4 * room_for * ROW),
         "operands of the second GEMM": each(room_for * ACTIVATED),
-        "signals": each(8 * (4 + 4 * 1 * (HIDDEN // 64))),
+        "signals": each(8 * (4 + 4 * 1 * -(-HIDDEN // 128))),
         "token indices": each(8 * room_for),
     }
     # About four times the rows of a GPU's tokens where capacity drops what is too much.

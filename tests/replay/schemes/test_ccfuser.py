@@ -183,8 +183,9 @@ def test_registers_are_loaded_before_every_product() -> None:
     ahead, behind = (
         times(scheduled(pair(), loads_ahead=on), Kind.GEMM1)[0] for on in (True, False)
     )
-    # A step of both operands is written once; eight warps read all rows, and their own columns.
-    nbytes = (64 + 512 + 8 * 64 + 512) * 1024 * 2
+    # A step of both operands is asked for and written once; eight warps read all rows, and each
+    # its own columns.
+    nbytes = (2 * (64 + 512) + 8 * 64 + 512) * 1024 * 2
     clock_GHz = round_machine().spec.gpu.clock_GHz.value  # 1000 bytes for each SM
     extra = (behind[1] - behind[0]) - (ahead[1] - ahead[0])
     assert extra == pytest.approx(nbytes / clock_GHz, rel=1e-3)

@@ -12,6 +12,7 @@ from one_layer import replay_layer
 from packets import write_packets
 
 import hwmodel
+from hwmodel import PATHS
 from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
@@ -35,7 +36,7 @@ ROUND = {
     "compute.bf16_grouped_whole_tiles": False,
     "compute.fp32_peak_TFLOP_per_s": 100.0, "compute.fp32_efficiency": 1.0,
     "compute.mma_rows": 64, "compute.tile_overhead_ns": 12.0, "compute.special_function_clocks": 0.0,
-    "compute.operand_bytes_per_clock": 1e6,
+    "compute.operand_bytes_per_clock": 1e6, "compute.mma_sync_efficiency": 1.0,
     "overheads.kernel_gap_stream_us": 2.0, "overheads.poll_ns": 5.0,
 }  # fmt: skip
 GAP, POLLS, VISIBLE = 2000 * NS, 10 * NS, 30 * NS
@@ -130,7 +131,7 @@ def test_no_layer_is_faster_than_its_bytes_and_its_tiles(precision: str) -> None
             for (expert, _), rows in packets.items()
             if layer.placement.expert_rank[expert] == rank
         )
-        # Column tiles of 64 and 32, then three of 64 and one of 8, on 100 SMs.
+        # A column tile of 96, then one of 128 and one of 72 (in FP32 of 64 at most), on 100 SMs.
         operations = tiles * 2 * 128 * 200 * 96 * 2
         assert timeline.makespan_ps > GAP + operations / 100
         back = sum(
@@ -311,6 +312,40 @@ def test_a_partial_tile_is_multiplied_in_full_unless_told_not_to(pad: bool, heig
         assert spent == 2 * height * 64 * 64 + OVERHEAD
 
 
+@every("path", [*PATHS])
+def test_operands_take_the_path_of_the_option(path: str) -> None:
+    system = hwmodel.load(
+        "dgx-h100",
+        ROUND
+        | {"compute.mma_sync_efficiency": 0.5, "compute.shared_bytes_per_clock": 10.0}
+        | {"compute.register_bytes_per_clock": 5.0, "gpu.clock_GHz": 1.0},
+    )
+    scheme = SCHEMES["flashdmoe"].with_options({"operand_path": path})
+    graph, _, _ = build_layer(one_token(1), system, scheme)
+    tile = system.compute.tile_ps(128, 64, 64, "bf16", path=PATHS[path])
+    for kind in (Kind.GEMM1, Kind.GEMM2):
+        (task,) = of_kind(graph, kind)
+        assert graph.duration_ps[task] + graph.latency_ps[task] == tile
+
+
+@every(("precision", "widest"), [("bf16", 128), ("fp32", 64)])
+def test_tiles_are_wider_where_values_have_two_bytes(precision: str, widest: int) -> None:
+    layer = uneven(precision)
+    graph, _ = build(layer)
+    tiles = row_tiles(layer, 128).total()
+    assert len(of_kind(graph, Kind.GEMM1)) == tiles * -(-96 // widest)
+
+
+@every(("step_bytes", "times"), [(16, 4), (32, 2), (64, 1), (128, 1)])
+def test_short_requests_take_more_of_the_caches_time(step_bytes: int, times: int) -> None:
+    system = hwmodel.load("dgx-h100", ROUND | {"gpu.l2_bytes_per_clock": 1.0, "gpu.clock_GHz": 1.0})
+    scheme = SCHEMES["flashdmoe"].with_options({"step_bytes": step_bytes})
+    graph, _, _ = build_layer(one_token(1), system, scheme)
+    # Both GEMMs draw 64 x 64 weights and 128 rows of 64 values, a byte each nanosecond.
+    nbytes = 2 * (64 + 128) * 64 * 2
+    assert int(graph.touches.port_duration_ps.sum()) == times * nbytes * NS
+
+
 @every(("blocks", "servers"), [(1, 99), (2, 100), (3, 100)])
 def test_blocks_of_an_sm_hide_each_others_overhead(blocks: int, servers: int) -> None:
     graph, _ = build(one_token(1), blocks_per_sm=blocks)
@@ -323,7 +358,7 @@ def test_blocks_of_an_sm_hide_each_others_overhead(blocks: int, servers: int) ->
 
 def test_gemm2_of_a_row_tile_waits_for_all_columns_of_its_gemm1_and_for_no_other() -> None:
     layer = uneven()
-    timeline = run(layer)
+    timeline = run(layer, tile_columns=64)
     graph = timeline.graph
     for expert in range(12):
         first, second = (

@@ -12,6 +12,7 @@ import numpy as np
 
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.operands import OperandPath
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
 from replay.model.work.ragged import firsts, places
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.ccfuser.blocks import BlockPairs
 
-WARPS = 8  # of a block, side by side along the columns of a tile
+# myHGEMMAlignedV5 in mix_gemm.cu: 16 bytes a lane by ``cp.async.ca``; eight warps of 64 rows and 64
+# columns each; steps of 32 values, all of whose fragments a warp loads before it multiplies them.
+PATH = OperandPath(
+    "mma.sync", "cp.async", "cp.async", warps=(1, 8), loads_ahead=False, step_bytes=64
+)
 TRIP_BYTES = 256 * 16  # that all threads of a block load at a time
 
 
@@ -36,7 +41,7 @@ def get_and_gemm1(
     begun: Ints,
     *,
     does_wait: bool,
-    loading_warps: int = WARPS,
+    path: OperandPath = PATH,
 ) -> Ints:
     """Add kernel 1: (rank,) marks of its end.
 
@@ -46,15 +51,13 @@ def get_and_gemm1(
         (rank,): it runs, and the rows of all ranks are in their heaps.
     does_wait
         Whether a block waits for its get before it multiplies its own rows.
-    loading_warps
-        See `gemm_tasks`.
+    path
+        Of the operands.
     """
     tiles, rank = blocks.tiles, blocks.tiles.grid.rank
     asked, arrived = _fetch(work, machine, blocks, pool, begun, loops=does_wait)
     gemm = Gemm.first(work, fused_activation=False)
-    tasks = gemm_tasks(
-        machine, work, gemm, tiles.grid, pool, arrived, clusters=False, loading_warps=loading_warps
-    )
+    tasks = gemm_tasks(machine, work, gemm, tiles.grid, pool, arrived, clusters=False, path=path)
     multiply = tile_steps(machine, tasks)
     fetch = asked, arrived if does_wait else asked
     pair, alone = blocks.has_pair, ~blocks.has_pair
@@ -83,7 +86,7 @@ def gemm2_and_put(
     begun: Ints,
     *,
     repeats: bool,
-    loading_warps: int = WARPS,
+    path: OperandPath = PATH,
 ) -> Ints:
     """Add kernel 2: (rank,) marks of its end.
 
@@ -91,8 +94,8 @@ def gemm2_and_put(
     ----------
     repeats
         Whether paired blocks multiply both of their tiles once more.
-    loading_warps
-        See `gemm_tasks`.
+    path
+        Of the operands.
     """
     tiles, rank = blocks.tiles, blocks.tiles.grid.rank
     gemm = Gemm.second(work)
@@ -104,7 +107,7 @@ def gemm2_and_put(
         pool,
         begun[rank],
         clusters=False,
-        loading_warps=loading_warps,
+        path=path,
     )
     multiply = tile_steps(machine, tasks)
     put, ends, ranks = _put(work, machine, blocks, pool)
@@ -128,7 +131,7 @@ def gemm2_and_put(
             pool,
             begun[grid.rank],
             clusters=False,
-            loading_warps=loading_warps,
+            path=path,
             routed=False,  # they were counted before
         )
         repeat = np.full((2, len(rank)), NOBODY)

@@ -25,7 +25,7 @@ The host makes the list of blocks in Python, which takes no time here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, BlockPairs
-from replay.schemes.ep.ccfuser.kernels import WARPS, gemm2_and_put, get_and_gemm1
+from replay.schemes.ep.ccfuser.kernels import PATH, gemm2_and_put, get_and_gemm1
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.options import Options, option
 
@@ -147,10 +147,8 @@ class CcFuser(Scheme):
         begun = shared_kernels(machine, work, none_left, start, begun)
         begun = machine.kernel(begun, FIRST)
         does_wait = self.options.get == "loop"
-        loading_warps = 0 if self.options.loads_ahead else WARPS
-        ends = get_and_gemm1(
-            work, machine, blocks, pool, begun, does_wait=does_wait, loading_warps=loading_warps
-        )
+        path = replace(PATH, loads_ahead=self.options.loads_ahead)
+        ends = get_and_gemm1(work, machine, blocks, pool, begun, does_wait=does_wait, path=path)
         if work.is_backward:
             ends = self._gradient(work, machine, blocks, pool, ends, first=True)
         activated = activation_bytes(work, rows=_rows(work, blocks))
@@ -160,7 +158,7 @@ class CcFuser(Scheme):
         begun = machine.kernel(ends, SECOND)
         ends = gemm2_and_put(
             work, machine, blocks, pool, begun,
-            repeats=self.options.repeats, loading_warps=loading_warps,
+            repeats=self.options.repeats, path=path,
         )  # fmt: skip
         met = machine.sync.barrier(COMBINE, machine.kernel(ends, BARRIER), behind_stores=True)
         if work.is_backward:

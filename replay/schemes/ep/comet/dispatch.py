@@ -17,6 +17,7 @@ import numpy.typing as npt
 from replay.model.compute.casts import cast_tiles
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.operands import OperandPath
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.shared import shared_tiles
 from replay.model.compute.tile_order import TileOrder, most_columns
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 TILE_ROWS = 128  # rows of a tile
+# Rows are gathered by ``cp.async``, weights come by bulk copies (bytedance/flux 19831ca,
+# src/moe_ag_scatter/sm90_mma_warpspecialized.hpp). The second kernel has bulk copies for both.
+GATHERED = OperandPath(rows="cp.async")
 
 
 def dispatch_and_gemm1(
@@ -118,7 +122,7 @@ def dispatch_and_gemm1(
     ).done
     tasks = gemm_tasks(
         machine, work, gemm, tiles, computing, ready,
-        priority=turns.first, by_columns=turns.by_columns,
+        priority=turns.first, by_columns=turns.by_columns, path=GATHERED,
     )  # fmt: skip
     shared = shared_tiles(machine, work, computing, sms.left, begun, tile_rows=TILE_ROWS)
     ends = machine.gather(*joined([(tasks.done, tiles.rank), shared]), begun)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replay.model.compute.operands import PATHS
 from replay.model.compute.tile_order import TILE_ORDERS
 from replay.schemes.options import Options, option
 
@@ -19,11 +20,28 @@ class FlashDMoeOptions(Options):
         "chosen: nothing is dropped",
         least=0.0,
     )
-    tile_rows: int = option(
-        128, "Rows of a tile.", "osayamenja/FlashMoE, which has tiles of this shape alone"
-    )
+    tile_rows: int = option(128, "Rows of a tile.", "osayamenja/FlashMoE 1a77aed, types.cuh")
     tile_columns: int = option(
-        64, "Columns of a tile.", "osayamenja/FlashMoE, which has tiles of this shape alone"
+        0,
+        "Columns of a tile. 0 takes 128, and 64 for values of four bytes; the paper's kernel has "
+        "64.",
+        "osayamenja/FlashMoE v0.1 (541e73e), tests/flashmoe.cu; 1a77aed, types.cuh",
+        least=0,
+    )
+    operand_path: str = option(
+        "mma.sync+cp.async",
+        "Instruction of the products, and what brings their operands into shared memory.",
+        "osayamenja/FlashMoE 1a77aed, os/processor/gemm.cuh: MainloopSm80CpAsyncUnpredicated, "
+        "clamped to the instructions of Ampere; v0.1 (3349895, tile.cuh) copies by cublasdx::copy "
+        "and has no pipeline, without which cuBLASDx takes no wgmma (its guide for Hopper)",
+        choices=tuple(PATHS),
+    )
+    step_bytes: int = option(
+        128,
+        "Bytes of each row and column that a step of the main loop asks for; the paper's kernel "
+        "asks for 32, 8 values of TF32.",
+        "osayamenja/FlashMoE v0.1 (541e73e), tests/flashmoe.cu: 64 values; 1a77aed, arch.cuh",
+        least=1,
     )
     blocks_per_sm: int = option(
         2,

@@ -1,9 +1,9 @@
 """FlashDMoE (FlashMoE): the whole layer in one persistent kernel that schedules its own tiles.
 
 Source: arXiv 2506.04667v3 and its repository, osayamenja/FlashMoE (`moe.cuh`, `os/packet.cuh`,
-`os/subscriber.cuh`, `os/scheduler.cuh`, `os/processor/`). One launch, no host, no collective. One
-block of a GPU is its operating system (three warps that poll, one that schedules); all others are
-processors, which take whatever task is next:
+`os/subscriber.cuh`, `os/scheduler.cuh`, `os/processor/`; of v0.1 `tile.cuh`). One launch, no host,
+no collective. One block of a GPU is its operating system (three warps that poll, one that
+schedules); all others are processors, which take whatever task is next:
 
 * Dispatch. The rows that one rank has for one expert are a *packet*. They are stored un-padded
   into a cell of the expert's rank, a copy for every (token, expert); when they have been
@@ -16,7 +16,12 @@ processors, which take whatever task is next:
 * Combine. The epilogue of each tile of GEMM-2 stores straight to the owner of the rows, and a flag
   of 8 bytes follows; the owner adds each tile to its tokens, weighted, as it arrives.
 
-In FP32 the repository multiplies on tensor cores as TF32, for which it says it is tuned.
+In FP32 the repository multiplies on tensor cores as TF32, for which it says it is tuned: by
+``mma.sync`` on every GPU ("clamp at Ampere for now, until we implement Hopper specific GEMM"), fed
+by ``cp.async``. Tiles and steps are those of v0.1. The kernel that the paper measures (1a77aed) has
+tiles of 64 columns, and a step of its main loop asks for 32 bytes of every row (`tile_columns=64`,
+`step_bytes=32`), which leaves half of what the L2 cache serves in a clock unused if a request takes
+a clock of a slice (`hwmodel.memory.L2.slots_bytes`).
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ import numpy as np
 from replay.model.compute.casts import cast_tiles, casting, tokens_read
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
+from replay.model.compute.operands import PATHS
 from replay.model.compute.shared import shared_tiles
 from replay.model.compute.tile_order import TRIED, TileOrder, most_columns
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
@@ -44,6 +50,7 @@ from replay.schemes.ep.flashdmoe.packets import Packets, PacketTiles, capacity_o
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.compute.operands import OperandPath
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
@@ -94,7 +101,7 @@ class FlashDMoe(Scheme):
         per_rank = max(len(local) for local in work.experts_of_rank)
         room = work.num_ranks * per_rank * tiles * self.options.tile_rows
         cells = HEAP_CELLS * (work.dispatch_row_bytes + work.combine_row_bytes)
-        columns = -(-work.shape.hidden // self.options.tile_columns)
+        columns = -(-work.shape.hidden // self._columns(work))
         signals = work.num_ranks * per_rank + work.num_experts * tiles * columns
         each = {
             "symmetric heap": room * cells,
@@ -129,15 +136,16 @@ class FlashDMoe(Scheme):
         begun = machine.kernel(start, "layer")
         seen, priority = self._dispatch(work, machine, packets, pool, begun)
         tiles = PacketTiles.of(
-            work, packets, options.tile_rows, options.tile_columns, padded=options.pad_tiles
+            work, packets, options.tile_rows, self._columns(work), padded=options.pad_tiles
         )
         machine.notes.tile(tiles.grid.rank, tiles.rows, options.tile_rows)
         second, beside = self._experts(work, machine, tiles, pool, seen, priority)
         added, owner = self._combine(work, machine, packets, tiles, second, pool, priority)
         shared = shared_tiles(
             machine, work, pool, sms.left, begun, tile_rows=options.tile_rows,
-            tile_columns=options.tile_columns, priority=priority,
+            tile_columns=self._columns(work), priority=priority,
             resident_blocks=options.blocks_per_sm, clusters=False,
+            path=self._path(),
         )  # fmt: skip
         rank = tiles.grid.rank
         tasks, ranks = joined([beside, shared])
@@ -236,6 +244,18 @@ class FlashDMoe(Scheme):
         """From what makes a task ready until it runs: a poll of the scheduler, one of its block."""
         return machine.costs.poll() * 2
 
+    def _columns(self, work: LayerWork) -> int:
+        """Columns of a tile."""
+        return self.options.tile_columns or (64 if work.precision.operand_bytes > 2 else 128)
+
+    def _path(self) -> OperandPath:
+        """How operands get to the tensor cores: four warps, two along each side of the tile.
+
+        A step is so short that a warp loads all its registers before it multiplies; the other block
+        of the SM multiplies meanwhile.
+        """
+        return replace(PATHS[self.options.operand_path], step_bytes=self.options.step_bytes)
+
     # ---- experts ---------------------------------------------------------------------------------
 
     def _experts(
@@ -267,6 +287,7 @@ class FlashDMoe(Scheme):
             tasks = gemm_tasks(
                 machine, work, gemm, grid, pool, ready, inputs=inputs, priority=turn,
                 by_columns=turns.by_columns, resident_blocks=options.blocks_per_sm, clusters=False,
+                path=self._path(),
             )  # fmt: skip
             if gemm is first:
                 inputs = tasks.outputs
@@ -296,7 +317,7 @@ class FlashDMoe(Scheme):
         -------
         (row tile,) marks after which its rows are added to their tokens, and the owner of each.
         """
-        costs, width = machine.costs, self.options.tile_columns
+        costs, width = machine.costs, self._columns(work)
         tile, hidden = second.column_tile, work.shape.hidden
         owner = packets.source[tiles.packet]
         columns = np.minimum(width, hidden - second.column_index * width)

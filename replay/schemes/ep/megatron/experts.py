@@ -26,6 +26,7 @@ import numpy as np
 from replay.model.compute.calls import STREAMS, gradient_calls, per_expert_kernels
 from replay.model.compute.experts import in_turn
 from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.operands import WGMMA_TMA, OperandPath
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 FP8_ALIGNMENT = 16  # rows of an expert (TransformerEngine ``fp8_padding.py``)
 PROB_BYTES = 4  # FP32
+# GroupedGemmKernelNN of grouped_gemm: CUTLASS's kernel for SM80 on every GPU, steps of 32 values,
+# four warps. Built for another capability than 8.0, the library calls cuBLAS for each expert
+# instead; so it does for transposed weights, which a backward pass has.
+CUTLASS_SM80 = OperandPath("mma.sync", "cp.async", "cp.async", step_bytes=64)
 ARGUMENTS = Operation(
     "arguments", 7, source="grouped_gemm: leading dimensions and pointers of three matrices, sizes"
 )
@@ -106,7 +111,8 @@ def _grouped(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints
     """Grouped GEMMs whose arguments are copied first."""
 
     def multiply(gemm: Gemm, begin: Ints) -> Ints:
-        return gemm_kernel(machine, work, gemm, pool, _copied(machine, begin)).end
+        path = WGMMA_TMA if work.is_backward else CUTLASS_SM80
+        return gemm_kernel(machine, work, gemm, pool, _copied(machine, begin), path=path).end
 
     def gradient(projection: Projection, begin: Ints) -> Ints:
         return weight_gradient_kernel(machine, work, projection, pool, _copied(machine, begin))
