@@ -17,6 +17,7 @@ from replay.studies.validate import (
     nccl_ep,
     pushed_rows,
     symmetric_memory,
+    tile_order,
 )
 from replay.studies.validate.table import Table
 
@@ -46,6 +47,10 @@ TABLES: dict[str, Table] = {
         compute.MOE,
         compute.MOE_SKEWED,
         deepgemm.TABLE,
+        tile_order.TIME,
+        tile_order.READ,
+        tile_order.TILEOPS,
+        tile_order.TILEOPS_BYTES,
         ccfuser.TABLE,
         ascend.CANN_EP,
         ascend.CANN_EP_NORMAL,
