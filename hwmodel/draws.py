@@ -45,7 +45,7 @@ over the network passes PCIe six times (`hwmodel.network`), and is measured as a
 """
 
 _DEVIATIONS_INSIDE = NormalDist().inv_cdf(0.5 + INSIDE / 2)
-_SHARES = ("efficiency",)  # names of values that cannot exceed 1 end so
+_SHARES = ("efficiency", "share")  # names of values that cannot exceed 1 end so
 
 Deviation = Callable[[str], float]
 

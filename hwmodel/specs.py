@@ -33,7 +33,7 @@ from hwmodel.tables import (
     SwitchSpec,
     WarpSpec,
 )
-from hwmodel.units import BYTES_PER_MIB, unit_of
+from hwmodel.units import unit_of
 from tracegen.shared.strict import StrictDocument
 
 _SUM_BYTES = 4  # of an FP32 value
@@ -80,19 +80,6 @@ class SystemSpec(StrictDocument):
         neither = self.warp is None and self.nccl is None
         if (self.ai_core is None) != cuda or not (cuda or neither):
             message = "a machine has the tables [warp] and [nccl], or [ai_core] and neither of them"
-            raise ValueError(message)
-        return self
-
-    @model_validator(mode="after")
-    def _a_cache_keeps_no_more_than_it_holds(self) -> Self:
-        if (
-            self.cache is not None
-            and self.cache.kept_MiB.value * BYTES_PER_MIB > self.gpu.l2_bytes.value
-        ):
-            message = (
-                f"cache.kept_MiB = {self.cache.kept_MiB.value:g} is more than gpu.l2_bytes = "
-                f"{self.gpu.l2_bytes.value}"
-            )
             raise ValueError(message)
         return self
 

@@ -182,18 +182,18 @@ class SmSpec(StrictDocument):
 
 
 class CacheSpec(StrictDocument):
-    """How the L2 cache holds what tiles read, on machines on which that was measured.
+    """How the L2 cache holds what tiles read.
 
-    On others it holds as many bytes as it is large, and a tile's blocks are there as a whole from
-    its start.
+    A machine without this table holds all that its cache has room for, and a tile's blocks are
+    there as a whole from its start.
     """
 
-    kept_MiB: Quantity[Positive]
-    """Most bytes that stay when all SMs read them again and again: half of the cache or less where
-    each of its two halves keeps a copy for its own SMs."""
+    kept_share: Quantity[Ratio]
+    """Share of the cache that stays when all SMs read it again and again: half of it or less where
+    each of its two halves keeps a copy for its own SMs, 1 where nobody has measured it."""
     slices: Quantity[Units]
-    """Equal parts of the inner dimension in which a tile reads its blocks, one after the other. The
-    model's grain: 2 give what 8 give, and cost a quarter."""
+    """Equal parts of the inner dimension in which a tile reads its blocks, one after the other; 1
+    reads them whole. The model's grain: 2 give what 8 give, and cost a quarter."""
 
 
 class WarpSpec(StrictDocument):

@@ -203,8 +203,9 @@ def contention(gpu: Gpu) -> Iterator[Row]:
     """A GEMM beside a copy that holds some SMs, each in a stream of its own."""
     torch = gpu.torch
     from tile_kernels import held_copy
-    from tile_lists import Shape
     from tile_problem import Problem
+
+    from replay.studies.validate.tile_lists import Shape
 
     words, block = 1 << 29, 16384  # 2 GB each
     source = torch.randn(words, device="cuda")

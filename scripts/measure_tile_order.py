@@ -23,7 +23,8 @@ Orders
     arrival:G   the same units, in a random order of experts and units: that in which they are ready
 
 METRICS are the keys of `METRICS`, with commas between them. Measuring needs torch and triton and an
-NVIDIA GPU of Hopper's kind; `join` and `compare` need none of these.
+NVIDIA GPU of Hopper's kind; `join` and `compare` need none of these. What `compare` prints of a row
+`moereplay validate tile_order tile_order_bytes` sums up.
 """
 
 from __future__ import annotations
@@ -39,22 +40,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from tile_lists import (
+from replay.studies.validate.tile_lists import (
     BLOCK_M,
     ELEMENT_BYTES,
     ORDERS,
-    OUT_BYTES,
     SHAPES,
     Shape,
     distinct_orders,
-    tile_list,
 )  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hwmodel import System
+    from replay.studies.validate.tile_order import ListReplay
 
 WARM_UPS, REPEATS = 2, 11
 L2_FLUSH_BYTES = 1 << 29  # also gives the host time to launch
@@ -105,66 +104,6 @@ def unit_factor(unit: str) -> float:
         return prefixes[unit[:-4].upper()]
     message = f"unit {unit!r} of Nsight Compute is unknown"
     raise ValueError(message)
-
-
-class Prediction(NamedTuple):
-    """What the replay's model says of a list of tiles: bytes read from memory, and seconds."""
-
-    weight_bytes: int
-    activation_bytes: int
-    seconds: float
-
-
-def predicted(shape: Shape, dtype: str, order: str, system: System) -> Prediction:
-    """What the replay's model of tiles, L2 cache and memory says of a list of tiles.
-
-    Tiles begin in the order of the list, each as soon as an SM is free, and read the blocks that
-    `replay.model.compute.gemm_tiles` lets them read; they run in no clusters.
-    """
-    from replay.engine import GraphBuilder, schedule
-    from replay.measure.measured import mechanisms
-    from replay.model.compute.tile_steps import add_steps
-    from replay.model.machine.kinds import KIND_NAMES, Kind
-    from replay.model.machine.machine import Machine
-
-    compute, tiles = system.compute, tile_list(shape, order)
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, graph, 1)
-    count, rank = len(tiles.expert), np.zeros(len(tiles.expert), np.int64)
-    rows, widths = np.full(count, BLOCK_M), np.full(count, shape.block_n)
-    steps = add_steps(
-        machine,
-        compute.tile_ps(rows, shape.block_n, shape.k, dtype, block_m=BLOCK_M, grouped=True),
-        compute.tile_overhead_ps,
-        [machine.mark(rank)],
-        resource=machine.sms.pool("sm", machine.sms.compute)[rank],
-        late_ps=0,
-        priority=np.arange(count),
-        kind=Kind.GEMM1,
-        rank=rank,
-        tag=-1,
-    )
-    num_weights, num_rows = shape.experts * shape.columns, shape.experts * shape.row_tiles
-    blocks = machine.l2.new_blocks(len(steps) * (num_weights + num_rows) + num_rows)
-    weights = compute.weight_bytes(widths, np.full(count, shape.k), dtype)
-    activations = compute.activation_bytes(rows, shape.k, dtype)
-    for tasks in steps:
-        columns = blocks + tiles.expert * shape.columns + tiles.column
-        machine.l2.read("weights", tasks, rank, columns, -(-weights // len(steps)))
-        in_rows = blocks + num_weights + tiles.row
-        machine.l2.read("activations", tasks, rank, in_rows, -(-activations // len(steps)))
-        blocks += num_weights + num_rows
-    first = np.flatnonzero(tiles.column == 0)
-    machine.l2.write(
-        steps[0][first], rank[first], blocks + tiles.row[first],
-        np.full(len(first), BLOCK_M * shape.n * OUT_BYTES),
-    )  # fmt: skip
-    timeline = schedule(graph.build())
-    cache = mechanisms(timeline, machine).cache
-    read = [
-        cache[what].first_bytes + cache[what].again_bytes for what in ("weights", "activations")
-    ]
-    return Prediction(read[0], read[1], timeline.makespan_ps / 1e12)
 
 
 # ---- measuring ----------------------------------------------------------------------------------
@@ -337,12 +276,7 @@ class Compared(NamedTuple):
 
     row: Mapping[str, str]
     shape: Shape
-    model: Prediction
-
-    @property
-    def read_bytes(self) -> int:
-        """What the model reads from memory."""
-        return self.model.weight_bytes + self.model.activation_bytes
+    model: ListReplay
 
 
 def compared(rows: Iterable[Mapping[str, str]], system: System) -> Iterator[Compared]:
@@ -350,13 +284,15 @@ def compared(rows: Iterable[Mapping[str, str]], system: System) -> Iterator[Comp
 
     Orders of libraries are not known, and are left out.
     """
+    from replay.studies.validate.tile_order import replayed
+
     for row in rows:
         if row["system"] == system.name and ":" in row["order"]:
             shape = Shape(
                 row["model"], int(row["experts"]), int(row["rows"]), int(row["k"]), int(row["n"]),
                 int(row["tile"].split("x")[1]),
             )  # fmt: skip
-            yield Compared(row, shape, predicted(shape, row["gemm_dtype"], row["order"], system))
+            yield Compared(row, shape, replayed(shape, row["gemm_dtype"], row["order"], system))
 
 
 def lines(found: Iterable[Compared]) -> Iterator[str]:
@@ -369,7 +305,7 @@ def lines(found: Iterable[Compared]) -> Iterator[str]:
             f"| {shape.model} | {dtype} | {shape.experts} x {shape.rows} "
             f"| {shape.k}, {shape.n}, {row['tile']} | {row['order']} "
             f"| {shape.least_bytes(dtype) / 1e6:.0f} | {int(row['read_bytes']) / 1e6:.0f} "
-            f"| {one.read_bytes / 1e6:.0f} | {float(row['time_us']):.0f} "
+            f"| {one.model.read_bytes / 1e6:.0f} | {float(row['time_us']):.0f} "
             f"| {1e6 * one.model.seconds:.0f} |"
         )
 
@@ -379,7 +315,7 @@ def short_lines(found: Iterable[Compared]) -> Iterator[str]:
     ratios: dict[str, list[tuple[float, float]]] = {order: [] for order in ORDERS}
     for one in found:
         ratios[one.row["order"]].append((
-            one.read_bytes / int(one.row["read_bytes"]),
+            one.model.read_bytes / int(one.row["read_bytes"]),
             1e6 * one.model.seconds / float(one.row["time_us"]),
         ))  # fmt: skip
     yield "| order | lists | bytes | time |"

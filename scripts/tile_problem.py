@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from tile_kernels import grouped_tiles
-from tile_lists import BLOCK_M, ELEMENT_BYTES, SEED, Shape, tile_list
 from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from replay.studies.validate.tile_lists import BLOCK_M, ELEMENT_BYTES, SEED, Shape, tile_list
 
 BLOCK_K_BYTES = 128  # of a step: 64 values of BF16, 128 of FP8
 

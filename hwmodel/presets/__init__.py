@@ -11,8 +11,9 @@ value has its unit in its key, and a source::
     num_domains = { value = 2, source = "planned for spring", confidence = "low" }
 
 Most tables are in every file. ``[warp]`` and ``[nccl]`` are of machines that run CUDA,
-``[ai_core]`` of those that run CANN; ``[cache]`` is of machines whose L2 cache was measured,
-``[mesh]`` of machines without switches, ``[groups]`` of those whose GPUs of a domain are in groups.
+``[ai_core]`` of those that run CANN; ``[cache]`` is of machines of whose L2 cache more is known
+than its size, ``[mesh]`` of machines without switches, ``[groups]`` of those whose GPUs of a domain
+are in groups.
 
 ``moereplay hardware show NAME`` lists all keys; :mod:`hwmodel.tables` says what each
 means. Pass the path where a name is expected.

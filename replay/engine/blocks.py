@@ -116,6 +116,7 @@ class TouchBlocks:
             "miss_duration_ps": GrowingColumn(np.int32),
             "evict_duration_ps": GrowingColumn(np.int32),
             "port_duration_ps": GrowingColumn(np.int32),
+            "lag_ps": GrowingColumn(np.int32),
             "units": GrowingColumn(np.int32),
             "charged": GrowingColumn(np.int32),
             "drops": GrowingColumn(np.bool_),

@@ -267,6 +267,7 @@ class GraphBuilder(Supplies):
         miss_duration_ps: Ints = 0,
         evict_duration_ps: Ints = 0,
         port_duration_ps: Ints = 0,
+        lag_ps: Ints = 0,
         charged: Ints | None = None,
         drops: bool | npt.NDArray[np.bool_] = False,
     ) -> None:
@@ -296,6 +297,9 @@ class GraphBuilder(Supplies):
             (touch,).
         port_duration_ps
             What the touch draws from the table's port (touch,).
+        lag_ps
+            How long after the key has come from the table's backing the task is visible at the
+            earliest (touch,); it stays in service for what its own latency leaves of that.
         charged
             Who pays for the eviction (touch,), a task of a real resource that does not start
             before the touch; the touching task itself if left out.
@@ -314,6 +318,7 @@ class GraphBuilder(Supplies):
             "miss_duration_ps": miss_duration_ps,
             "evict_duration_ps": evict_duration_ps,
             "port_duration_ps": port_duration_ps,
+            "lag_ps": lag_ps,
         }
         forgets = np.asarray(drops, np.bool_).astype(np.int8)
         self._touches.append(len(self._tables), tasks, table, key, units, costs, charged, forgets)

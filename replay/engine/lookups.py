@@ -43,7 +43,6 @@ def table_parts(
     state["patience"] = tables.patience_ps
     state["backing"] = np.where(tables.backing < 0, -1, lane_of[tables.backing])
     state["port"] = np.where(tables.port < 0, -1, lane_of[tables.port])
-    state["lag"] = tables.lag_ps
     num_tasks = graph.num_tasks if len(touches) else 0
     numbers, known_keys, num_keys = _number_keys(touches, order, known or Keys.none())
     packed = _pack_touches(touches, order, numbers)

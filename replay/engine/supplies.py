@@ -15,7 +15,7 @@ class Supplies:
     def __init__(self) -> None:
         self._resources: list[tuple[str, str, int, int, int]] = []
         self._pools: list[tuple[str, str, int]] = []
-        self._tables: list[tuple[str, str, int, int, int, int, int, int]] = []
+        self._tables: list[tuple[str, str, int, int, int, int, int]] = []
 
     def resource(
         self,
@@ -89,7 +89,6 @@ class Supplies:
         patience_ps: int = 0,
         backing: int | None = None,
         port: int | None = None,
-        lag_ps: int = 0,
     ) -> int:
         """Add a finite associative memory: a TLB, an address table, a reduction buffer, a cache.
 
@@ -112,9 +111,6 @@ class Supplies:
             from it and stays in service until that is served.
         port
             A line that every touch passes, whatever it finds, for its ``port_duration_ps``.
-        lag_ps
-            How long after the last of what it draws a task is visible at the earliest; it stays in
-            service for what its own latency leaves of that.
 
         Returns
         -------
@@ -130,17 +126,16 @@ class Supplies:
         if not 1 <= entries <= MOST_UNITS:
             message = f"table {name!r} has {entries} entries; possible: 1 to {MOST_UNITS}"
             raise GraphError(message)
-        for what, time_ps in (("patience_ps", patience_ps), ("lag_ps", lag_ps)):
-            if not 0 <= time_ps <= MOST_EXTRA_PS:
-                message = f"table {name!r} has {what} {time_ps}; possible: 0 to {MOST_EXTRA_PS}"
-                raise GraphError(message)
+        if not 0 <= patience_ps <= MOST_EXTRA_PS:
+            message = (
+                f"table {name!r} has patience_ps {patience_ps}; possible: 0 to {MOST_EXTRA_PS}"
+            )
+            raise GraphError(message)
         if patience_ps and backing is not None:
             message = f"table {name!r} has patience and a backing; possible: one of them"
             raise GraphError(message)
         backed, passed = self._line(name, backing), self._line(name, port)
-        self._tables.append(
-            (name, group, int(entries), rule, int(patience_ps), backed, passed, int(lag_ps))
-        )
+        self._tables.append((name, group, int(entries), rule, int(patience_ps), backed, passed))
         return len(self._tables) - 1
 
     def _line(self, table: str, line: int | None) -> int:

@@ -103,14 +103,13 @@ class CreditTakes:
 class Tables(Named):
     """Finite associative memories, one row per table; lines are resources, -1 for none."""
 
-    TYPES = (str, str, np.int64, np.int8, np.int64, np.int32, np.int32, np.int64)
+    TYPES = (str, str, np.int64, np.int8, np.int64, np.int32, np.int32)
 
     room: Int64s
     policy: Int8s
     patience_ps: Int64s
     backing: Int32s
     port: Int32s
-    lag_ps: Int64s
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +125,7 @@ class Touches:
     miss_duration_ps: IntArray
     evict_duration_ps: IntArray
     port_duration_ps: IntArray
+    lag_ps: IntArray
     units: IntArray
     charged: Int32s
     drops: Bools

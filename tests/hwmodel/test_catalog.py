@@ -59,7 +59,7 @@ def test_a_preset_says_only_what_exists():
     text = (resources.files("hwmodel.presets") / "dgx-h100.toml").read_text("utf-8")
     document = tomllib.loads(text)
     tables = {key for key, value in document.items() if isinstance(value, dict)}
-    assert tables == set(sections()) - {"ai_core", "cache", "mesh", "groups"}
+    assert tables == set(sections()) - {"ai_core", "mesh", "groups"}
 
 
 def test_dimensional_keys_name_their_unit():
@@ -78,6 +78,7 @@ def test_dimensional_keys_name_their_unit():
             "channels",
             "vector_cores",
             "slices",
+            "kept_share",
             "rank_order",
             "rails",
             "per_leaf",

@@ -294,11 +294,11 @@ class Oracle:
         touches, tables = self.graph.touches, self.graph.tables
         table, key, drops = int(touches.table[row]), int(touches.key[row]), touches.drops[row]
         held, gone = self.held[table], self.gone[table]
-        lag = max(0, int(tables.lag_ps[table]) - self.latency[task])
+        lag = max(0, int(touches.lag_ps[row]) - self.latency[task])
         backing, port = int(tables.backing[table]), int(tables.port[table])
         arrivals = [0]
         if port >= 0:
-            arrivals.append(self.draw(port, int(touches.port_duration_ps[row])) + lag)
+            arrivals.append(self.draw(port, int(touches.port_duration_ps[row])))
         evicts = False
         if key in held:
             found = "hit"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from round_machine import WHOLE_BLOCKS
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
@@ -46,7 +47,9 @@ class OneStep:
         steps = (step(product, between),)
         self.layer = TensorLayer(num_ranks, tokens, hidden, steps, is_backward=False)
         graph = GraphBuilder(KIND_NAMES)
-        self.machine = Machine(hwmodel.load("dgx-h100", dict(overrides)), graph, num_ranks)
+        self.machine = Machine(
+            hwmodel.load("dgx-h100", {**WHOLE_BLOCKS, **dict(overrides)}), graph, num_ranks
+        )
         start = self.machine.mark(self.machine.ranks)
         made = find(scheme, "tp").with_options(options)
         self.ends: Ints = np.asarray(made.build(self.layer, self.machine, start))

@@ -149,7 +149,6 @@ def _table(
         patience_ps=0 if backing is not None else rng.choice([0, 0, 3, 9]),
         backing=backing,
         port=rng.choice([None, *lines]),
-        lag_ps=rng.choice([0, 0, 1]) if lines else 0,
     )
     drop_share = rng.choice([0.0, 0.0, 0.2])
     cost = rng.choice([0, 1, 1, 4])
@@ -169,6 +168,7 @@ def _table(
                 rng.randrange(recipe.num_keys),
                 units=rng.randint(1, recipe.most_units),
                 port_duration_ps=rng.choice((0, 1, 2)) if lines else 0,
+                lag_ps=rng.choice([0, 0, 1, 3]) if lines else 0,
                 miss_latency_ps=rng.choice((0, 1, 5)),
                 miss_duration_ps=rng.choice((0, 2)),
                 evict_duration_ps=cost,

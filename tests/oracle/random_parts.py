@@ -86,9 +86,8 @@ def _table(builder: GraphBuilder, rng: random.Random, lines: list[int], name: st
     policy = rng.choice(["lru", "fifo"])
     if lines and rng.random() < 0.5:
         backing, port = (rng.choice([None, *lines]) for _ in range(2))
-        lag = rng.choice([0, 1, 3])
         room = rng.randint(1, 6)
-        return builder.table(name, room, policy=policy, backing=backing, port=port, lag_ps=lag)
+        return builder.table(name, room, policy=policy, backing=backing, port=port)
     return builder.table(name, rng.randint(1, 4), policy=policy, patience_ps=rng.choice([0, 0, 3]))
 
 
@@ -122,6 +121,7 @@ def _touch(
         miss_duration_ps=rng.choice([0, 1, 2]),
         evict_duration_ps=rng.choice([0, 1]),
         port_duration_ps=rng.choice([0, 1]),
+        lag_ps=rng.choice([0, 1, 3]),
         drops=rng.random() < 0.15,
     )
 

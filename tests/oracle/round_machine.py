@@ -10,8 +10,11 @@ from hwmodel import System
 NS = 1000  # picoseconds
 US = 1_000_000
 
+# A cache of which no more than its size is known: a tile reads its operands whole, as one task.
+WHOLE_BLOCKS = {"cache.kept_share": 1.0, "cache.slices": 1}
 # One byte a picosecond is 1000 GB/s.
 ROUND = {
+    **WHOLE_BLOCKS,
     "link.bandwidth_GB_per_s": 125.0, "link.efficiency": 1.0, "link.links_per_gpu": 8,
     "link.propagation_ns": 100.0, "link.sm_write_ack_flits": 0.0,
     "switch.traversal_ns": 50.0, "switch.merge_ns": 7.0, "switch.multimem_efficiency": 0.5,

@@ -123,9 +123,7 @@ TILE = RecordLayout("Tile", base=8, open=8, first=8, is_done=8)
 
 #: A table: its keys are a list from the one that leaves next to the one that came last.
 #: ``backing`` and ``port`` are lanes of lines, -1 for none.
-TABLE = RecordLayout(
-    "Table", free=8, oldest=8, newest=8, policy=8, patience=8, backing=8, port=8, lag=8
-)
+TABLE = RecordLayout("Table", free=8, oldest=8, newest=8, policy=8, patience=8, backing=8, port=8)
 #: ``policy``, as in ``taskgraph.POLICIES``.
 LRU, OLDEST = range(2)
 #: A key: ``form`` is that of the touch that brought it in, ``time`` when it was touched last, and
@@ -139,7 +137,7 @@ TOUCH = RecordLayout("Touch", key=4, form=4, charged=4, row=4)
 FORM = RecordLayout("Form", table=8, room=8, price=8)
 #: ``Form.room`` is twice the units that a key takes, and whether the touch drops it.
 ROOM_FLAGS, DROPS = 1, 1
-PRICE = RecordLayout("Price", cost=8, port_duration=8, unused=8)
+PRICE = RecordLayout("Price", cost=8, port_duration=8, lag=8)
 COST = RecordLayout("Cost", miss_latency=8, miss_duration=8, evict_duration=8)
 #: What a touch found, as in ``timeline.Touched``.
 HIT, NEW, MISSED, AND_EVICTED = 0, 1, 2, 4
@@ -239,6 +237,7 @@ class PackedTouches(KernelMemory):
     miss_duration = Stepped()
     evict_duration = Stepped()
     port_duration = Stepped()
+    lag = Stepped()
     units = Stepped()
     charged = Stepped()
     drops = Stepped()

@@ -147,13 +147,9 @@ def look_up(p, task):
         number = touch.key
         key = p.keys[number]
         arrival = 0
-        lag = table.lag - p.latency[task]
-        if lag < 0:
-            lag = 0
         if table.port >= 0:
             arrival = _draw(p, table.port, price.port_duration)
             p.port_served[touch.row] = arrival
-            arrival += lag
         outcome = HIT
         if key.state == PRESENT:
             if drops:
@@ -185,6 +181,9 @@ def look_up(p, task):
                 outcome += AND_EVICTED
         if table.backing >= 0:
             has_backing = True
+            lag = price.lag - p.latency[task]
+            if lag < 0:
+                lag = 0
             if arrival < key.arrival + lag:
                 arrival = key.arrival + lag
         if served < arrival:

@@ -390,8 +390,9 @@ def pack_touches(t):
             t.miss_latency[row], t.miss_duration[row], t.evict_duration[row],
         )  # fmt: skip
         price = intern(
-            t.price_table, t.room, t.prices, t.sizes, PRICES, cost, t.port_duration[row], 0
-        )
+            t.price_table, t.room, t.prices, t.sizes, PRICES,
+            cost, t.port_duration[row], t.lag[row],
+        )  # fmt: skip
         table = t.table[row]
         room = (t.units[row] << ROOM_FLAGS) | t.drops[row]
         form = intern(t.form_table, t.room, t.forms, t.sizes, FORMS, table, room, price)

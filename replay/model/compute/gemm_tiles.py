@@ -286,15 +286,17 @@ def _read_operands(
         machine.l2.read(
             "weights", tasks, rank, columns, -(-weights // num_steps),
             drawn_bytes=slots(-(-weights // (num_steps * of_weights))),
+            reads_on=step < num_steps - 1,
         )  # fmt: skip
         machine.l2.read(
             "activations", tasks, rank, rows[tile], -(-activations // num_steps),
             drawn_bytes=slots(-(-activations // (num_steps * of_activations))),
+            reads_on=step < num_steps - 1,
         )  # fmt: skip
     first = np.flatnonzero((added.column == 0) & (True if kept is None else kept[tile]))
     machine.l2.write(
         added.steps[0][first], rank[first], outputs[tile[first]],
-        (tiles.moved_rows * gemm.out_bytes)[tile[first]],
+        (tiles.moved_rows * gemm.out_bytes)[tile[first]], reads_on=num_steps > 1,
     )  # fmt: skip
     return outputs
 

@@ -133,6 +133,7 @@ class Caches:
         nbytes: IntsLike,
         fetch_ps: IntsLike,
         port_ps: IntsLike,
+        lag_ps: int,
     ) -> None:
         """Read blocks of a cache when tasks start; see `replay.model.machine.l2.L2.read`.
 
@@ -146,10 +147,12 @@ class Caches:
             (read,): room that the block takes.
         fetch_ps, port_ps
             (read,): picoseconds of the table's backing if the block had to leave, and of its port.
+        lag_ps
+            What is done when the blocks have come.
         """
         self._graph.touch(
             tasks, table, key,
-            units=nbytes, miss_duration_ps=fetch_ps, port_duration_ps=port_ps,
+            units=nbytes, miss_duration_ps=fetch_ps, port_duration_ps=port_ps, lag_ps=lag_ps,
         )  # fmt: skip
         self._notes.reads.setdefault(what, []).append(self._number(len(tasks)))
 

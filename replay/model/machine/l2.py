@@ -11,6 +11,10 @@ tiles therefore read their blocks in `slices` of the inner dimension, each a blo
 (`replay.model.compute.tile_steps`): side by side are only tiles that are at the same slice. The
 room is what the cache was seen to keep of data that all SMs read. MEASURED.md in
 ``replay/studies/validate/measurements`` compares both with measured orders of tiles.
+
+What a tile does at its end is behind the last of its blocks that memory serves. It is not behind
+its turn at the port: the port is a line here, in which tiles that read at the same time end one
+after the other, where in truth all draw from the cache at once and stay in step.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class L2:
         nbytes: IntsLike,
         *,
         drawn_bytes: IntsLike | None = None,
+        reads_on: bool = False,
     ) -> None:
         """Let tasks read blocks when they start; they end when all that they read has come.
 
@@ -73,6 +78,8 @@ class L2:
         drawn_bytes
             (read,): bytes that are read from the cache, if not all of the block: where tiles of one
             cluster share a load, each draws its share.
+        reads_on
+            Whether tiles have slices to come: what they do at their end is behind the last alone.
         """
         l2, hbm = self._system.l2, self._system.hbm
         self._caches.read(
@@ -83,16 +90,19 @@ class L2:
             nbytes=np.minimum(nbytes, l2.kept_bytes),
             fetch_ps=hbm.stream_ps(nbytes),
             port_ps=l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes),
+            lag_ps=0 if reads_on else self._ending_ps,
         )
 
-    def write(self, tasks: Ints, rank: Ints, block: Ints, nbytes: IntsLike) -> None:
+    def write(
+        self, tasks: Ints, rank: Ints, block: Ints, nbytes: IntsLike, *, reads_on: bool = False
+    ) -> None:
         """Let tasks write blocks when they start: what they write is there for who reads it.
 
         It takes room in the cache, and the memory as long as writing it back does.
 
         Parameters
         ----------
-        tasks, rank, block, nbytes
+        tasks, rank, block, nbytes, reads_on
             (write,), as for `read`.
         """
         self._caches.read(
@@ -103,15 +113,19 @@ class L2:
             nbytes=np.clip(nbytes, 1, self._system.l2.kept_bytes),
             fetch_ps=self._system.hbm.stream_ps(nbytes),
             port_ps=0,
+            lag_ps=0 if reads_on else self._ending_ps,
         )
+
+    @property
+    def _ending_ps(self) -> int:
+        """What a tile still takes when all that it reads has come."""
+        return self._system.compute.tile_overhead_ps
 
     def _tables(self) -> Ints:
         """(rank,): the caches."""
 
         def make() -> Ints:
             ports = self._resources.each("l2", ResourceClass.L2, discipline="line")
-            # Of what comes last, as in GEMM tiles; of tiles in slices it is the last step's.
-            lag_ps = self._system.compute.tile_overhead_ps if self.slices == 1 else 0
             return np.array(
                 [
                     self._graph.table(
@@ -120,7 +134,6 @@ class L2:
                         group=L2_CACHE,
                         backing=int(self._resources.hbm[rank]),
                         port=int(ports[rank]),
-                        lag_ps=lag_ps,
                     )
                     for rank in self._resources.ranks.tolist()
                 ],

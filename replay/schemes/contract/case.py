@@ -76,6 +76,8 @@ def one_flop_per_picosecond(
         name,
         {
             **_domains(domain_size, num_domains),
+            "cache.kept_share": 1.0,
+            "cache.slices": 1,
             "compute.bf16_peak_TFLOP_per_s": peak,
             "compute.bf16_efficiency": 1.0,
             "compute.bf16_grouped_efficiency": 1.0,

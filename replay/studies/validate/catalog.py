@@ -19,6 +19,7 @@ from replay.studies.validate import (
     operands,
     pushed_rows,
     symmetric_memory,
+    tile_order,
 )
 from replay.studies.validate.table import Table
 
@@ -49,6 +50,10 @@ TABLES: dict[str, Table] = {
         compute.MOE_SKEWED,
         deepgemm.TABLE,
         operands.TABLE,
+        tile_order.TIME,
+        tile_order.READ,
+        tile_order.TILEOPS,
+        tile_order.TILEOPS_BYTES,
         ccfuser.TABLE,
         fused_layers.TABLE,
         ascend.CANN_EP,

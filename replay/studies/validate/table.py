@@ -105,6 +105,9 @@ def has(**settings: Any) -> Callable[[Row], bool]:
     return lambda row: all(row[column] == value for column, value in settings.items())
 
 
+EVERY = has()
+
+
 @dataclass(frozen=True)
 class Table:
     """One file of measurements and the code that predicts its rows.
@@ -131,6 +134,8 @@ class Table:
     schemes
         Names of the schemes whose own kernels were measured, or those of the library that they
         call; none of what all schemes share, such as links and multiplications.
+    belongs
+        Which rows of the file the table has; all by default.
     """
 
     name: str
@@ -144,15 +149,18 @@ class Table:
     file: str = ""
     others: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
+    belongs: Callable[[Row], bool] = EVERY
 
     @property
     def unit(self) -> str:
         """Unit of the measured value, which its column's name ends with."""
-        return "us" if self.measured.endswith("_us") else "GB/s"
+        units = {"_us": "us", "_GB_per_s": "GB/s", "_bytes": "bytes"}
+        return next(unit for end, unit in units.items() if self.measured.endswith(end))
 
     def rows(self) -> tuple[Row, ...]:
         """All measurements of the table."""
-        return _read(self.name, self.file or self.name, self.measured, self.others)
+        every = _read(self.name, self.file or self.name, self.measured, self.others)
+        return tuple(filter(self.belongs, every))
 
 
 @lru_cache

@@ -346,6 +346,8 @@ def test_requests_pass_data_that_waits_at_the_same_port(first: bool) -> None:
 
 
 def test_copies_find_small_buffers_in_the_cache() -> None:
+    """In all of it: an SM copies its own part, which does not lie in both halves."""
+
     def run(nbytes: int) -> int:
         return time_ps(
             lambda m, at: registered.copied(m, DISPATCH, nbytes, at), 2, hwmodel.load(H100)

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from loops import every
+from round_machine import WHOLE_BLOCKS
 
 import hwmodel
 from hwmodel import System
@@ -28,8 +29,12 @@ RESULT = 2 * TILE * COLUMNS  # bytes of a row tile's results
 
 
 def machine_of(**changes: float) -> System:
-    """Eight SMs; a byte of memory takes a picosecond, the L2 cache is as large and fast as said."""
+    """Eight SMs; a byte of memory takes a picosecond, the L2 cache is as large and fast as said.
+
+    Of the cache no more than its size is known.
+    """
     values: dict[str, object] = {
+        **WHOLE_BLOCKS,
         "gpu.num_sms": 8, "gpu.l2_bytes": 1 << 40, "gpu.l2_bytes_per_clock": 1e9,
         "compute.bf16_blocks": [[TILE, TILE]], "compute.bf16_grouped_blocks": [[TILE, TILE]],
         "compute.bf16_grouped_whole_tiles": False, "compute.tile_overhead_ns": 0.0,

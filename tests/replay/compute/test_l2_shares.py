@@ -33,7 +33,7 @@ def drawn(
     seen: dict[str, list[Any]] = {"weights": [], "activations": []}
 
     def note(self: Any, what: str, tasks: Any, rank: Any, block: Any, nbytes: Any, *,
-             drawn_bytes: Any) -> None:  # fmt: skip
+             drawn_bytes: Any, **_: Any) -> None:  # fmt: skip
         seen[what].append((nbytes, drawn_bytes))
 
     monkeypatch.setattr(type(machine.l2), "read", note)

@@ -61,7 +61,7 @@ def test_weights_rows_and_results_go_through_memory(scheme: str, monkeypatch) ->
     def read(self: L2, what, tasks, rank, block, nbytes, **_) -> None:
         touched.extend(zip(tasks.tolist(), block.tolist(), nbytes.tolist(), strict=True))
 
-    def write(self: L2, tasks, rank, block, nbytes) -> None:
+    def write(self: L2, tasks, rank, block, nbytes, **_) -> None:
         touched.extend(zip(tasks.tolist(), block.tolist(), nbytes.tolist(), strict=True))
 
     monkeypatch.setattr(L2, "read", read)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 from loops import every
+from round_machine import WHOLE_BLOCKS
 from tile_rule import Tile, key, starts
 
 import hwmodel
@@ -20,6 +17,7 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes.contract import layers as small_layers
+from replay.studies.validate import tile_lists
 
 TILE = 128
 ORDERS = (
@@ -40,6 +38,7 @@ def machine_of(num_sms: int, num_ranks: int = 1) -> Machine:
     system = hwmodel.load(
         "dgx-h100",
         {
+            **WHOLE_BLOCKS,
             "gpu.num_sms": num_sms, "gpu.l2_bytes": 1 << 40, "gpu.l2_bytes_per_clock": 1e9,
             "compute.bf16_blocks": [[TILE, TILE]], "compute.bf16_grouped_blocks": [[TILE, TILE]],
             "compute.bf16_grouped_whole_tiles": True, "compute.operand_bytes_per_clock": 1e6,
@@ -133,25 +132,15 @@ def test_no_sm_is_idle_while_a_tile_is_ready_and_none_begins_before_its_rows(ord
                 assert ((start <= time) & (time < end)).sum() == 2
 
 
-def script_lists():
-    path = Path(__file__).parents[3] / "scripts" / "tile_lists.py"
-    spec = importlib.util.spec_from_file_location("tile_lists", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules.setdefault("tile_lists", importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
 @every("size", [1, 2, 3, 8])
 def test_a_unit_is_what_was_measured(size: int) -> None:
     """With all rows there at once an SM goes through GEMM-1 as the lists of ``tile_order.csv``."""
-    lists = script_lists()
-    shape = lists.Shape("any", experts=3, rows=5 * TILE, k=256, n=512, block_n=TILE)
+    shape = tile_lists.Shape("any", experts=3, rows=5 * TILE, k=256, n=512, block_n=TILE)
     work = layer_of([5 * TILE] * 3, (4, 2))
     # A lag of all units, so that no tile of GEMM-2 comes between.
     timeline, tiles, _ = run(f"unit:{size}+999", work, 1, np.zeros(15, np.int64))
     begun = {tile: at for tile, at in found_starts(timeline, tiles).items() if tile.gemm == 0}
-    listed = lists.tile_list(shape, f"unit:{size}")
+    listed = tile_lists.tile_list(shape, f"unit:{size}")
     assert [
         (tile.expert, tile.expert * 5 + tile.row, tile.column)
         for tile in sorted(begun, key=begun.__getitem__)

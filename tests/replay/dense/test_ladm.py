@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from round_machine import WHOLE_BLOCKS
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
@@ -42,7 +43,7 @@ class Run:
         name: str = "ladm", is_backward: bool = False, **options: object,
     ) -> None:  # fmt: skip
         scheme = NoCommunication(sequence_parallel=True) if name == "plain" else find(name, "tp")
-        self.system = hwmodel.load("dgx-h100", overrides or {})
+        self.system = hwmodel.load("dgx-h100", {**WHOLE_BLOCKS, **(overrides or {})})
         self.layer = TensorLayer(num_ranks, tokens, hidden, steps, is_backward)
         self.machine = Machine(self.system, GraphBuilder(KIND_NAMES), num_ranks)
         begins = np.array(begins_us or (0,) * num_ranks) * US

@@ -333,15 +333,15 @@ def test_costs_longer_than_the_clock_are_refused() -> None:
 def _cached(keys: list[int], *, servers: int = 1, room: int = 2, **touch: Any) -> Timeline:
     """SMs multiply for 10 ps a tile; a tile reads one block through a cache of two blocks.
 
-    A block that is not there takes 7 ps of the memory, and what comes last is worked on for 2.
+    A block that is not there takes 7 ps of the memory, and what comes from it is worked on for 2.
     """
     builder = GraphBuilder(["x"])
     sm = builder.resource("sm", "sm", servers=servers)
     memory = builder.resource("memory", "memory", discipline="line")
     port = builder.resource("port", "port", discipline="line")
-    cache = builder.table("cache", room, backing=memory, port=port, lag_ps=2)
+    cache = builder.table("cache", room, backing=memory, port=port)
     tiles = builder.add(len(keys), resource=sm, duration_ps=10)
-    builder.touch(tiles, cache, keys, **{"miss_duration_ps": 7, **touch})
+    builder.touch(tiles, cache, keys, **{"miss_duration_ps": 7, "lag_ps": 2, **touch})
     return schedule(builder.build())
 
 
@@ -390,9 +390,9 @@ def test_a_block_that_is_written_is_not_asked_for() -> None:
 
 def test_every_touch_passes_the_port() -> None:
     timeline = _cached([1, 1, 1, 1], servers=4, port_duration_ps=6)
-    # Served after 6, 12, 18 and 24, and worked on for 2; the first still multiplies then.
-    assert timeline.end_ps.tolist() == [10, 14, 20, 26]
-    assert timeline.busy_ps().tolist() == [10 + 14 + 20 + 26, 7, 24]
+    # Served after 6, 12, 18 and 24, behind which there is no lag; the first still multiplies then.
+    assert timeline.end_ps.tolist() == [10, 12, 18, 24]
+    assert timeline.busy_ps().tolist() == [10 + 12 + 18 + 24, 7, 24]
     assert _busiest_ps(timeline.graph) == {"sm": 10, "memory": 7, "port": 24}
 
 

@@ -10,6 +10,7 @@ import pytest
 from loops import every
 from one_layer import replay_layer
 from packets import write_packets
+from round_machine import WHOLE_BLOCKS
 
 import hwmodel
 from hwmodel import PATHS
@@ -26,6 +27,7 @@ NS = 1000  # picoseconds
 
 # One byte a picosecond is 1000 GB/s; an SM multiplies one operation a picosecond.
 ROUND = {
+    **WHOLE_BLOCKS,
     "link.bandwidth_GB_per_s": 125.0, "link.efficiency": 1.0, "link.links_per_gpu": 8,
     "link.propagation_ns": 100.0, "link.sm_write_ack_flits": 0.0, "link.scatter_efficiency": 0.5,
     "switch.traversal_ns": 50.0, "gpu.num_sms": 100, "gpu.write_visibility_ns": 30.0,

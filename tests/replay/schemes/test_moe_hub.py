@@ -9,6 +9,7 @@ import engine_oracle
 import numpy as np
 import pytest
 from loops import every
+from round_machine import WHOLE_BLOCKS
 
 import hwmodel
 import replay
@@ -30,6 +31,7 @@ US = 1_000_000
 
 # A port moves one byte a picosecond; an SM stores a tenth of that and multiplies one FLOP.
 ROUND = {
+    **WHOLE_BLOCKS,
     "link.bandwidth_GB_per_s": 125.0, "link.efficiency": 1.0, "link.links_per_gpu": 8,
     "link.propagation_ns": 100.0, "link.sm_write_ack_flits": 0.0, "link.fan_out_efficiency": 1.0,
     "switch.traversal_ns": 50.0, "switch.virtual_channels": 8, "switch.flits_per_channel": 60000,

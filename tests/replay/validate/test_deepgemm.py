@@ -84,7 +84,9 @@ def test_small_batches_take_as_long_as_the_experts_they_touch():
     measured, predicted = (
         np.diff(times) / np.diff(touched) for times in (outcome.measured, outcome.predicted)
     )
-    assert predicted == pytest.approx(measured, rel=0.10)
+    assert predicted[1:] == pytest.approx(measured[1:], rel=0.02)
+    # Eight experts take 6 us longer than predicted, by which the step to 16 is too short.
+    assert outcome.predicted == pytest.approx(outcome.measured, rel=0.04)
     # Weights of an expert, 3 x 7168 x 2048 bytes, at no more than the peak of memory.
     assert (measured > 3 * 7168 * 2048 / 3.35e6).all()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from round_machine import WHOLE_BLOCKS
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
@@ -22,6 +23,10 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape
 from replay.schemes.contract import layers as small_layers
+from replay.studies.validate import tile_lists as LISTS
+from replay.studies.validate import tile_order
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.table import predict
 
 ROOT = Path(__file__).parents[3]
 TABLES = Path(str(resources.files("replay.studies.validate.measurements")))
@@ -36,7 +41,6 @@ def script_of(name):
     return module
 
 
-LISTS = script_of("tile_lists")  # the other one imports it by this name
 SCRIPT = script_of("measure_tile_order")
 
 
@@ -123,7 +127,7 @@ def test_a_log_gives_each_launch_the_bytes_of_its_kernels():
         SCRIPT.unit_factor("furlong")
 
 
-@pytest.mark.parametrize("cache", [{}, {"cache.kept_MiB": 3, "cache.slices": 3}])
+@pytest.mark.parametrize("cache", [WHOLE_BLOCKS, {"cache.kept_share": 0.75, "cache.slices": 3}])
 @pytest.mark.parametrize(("raster", "order"), [("rows", "unit:1"), ("experts", "unit:16")])
 def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, cache):
     """Groups of 16 row tiles are what 132 SMs take with these tiles."""
@@ -151,7 +155,7 @@ def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, cache):
     )  # fmt: skip
     timeline = schedule(machine.graph.build())
     cache = mechanisms(timeline, machine).cache
-    found = SCRIPT.predicted(shape, "bf16", order, system)
+    found = tile_order.replayed(shape, "bf16", order, system)
     weights, activations = cache["weights"], cache["activations"]
     assert found.weight_bytes == weights.first_bytes + weights.again_bytes
     assert found.activation_bytes == activations.first_bytes + activations.again_bytes
@@ -172,22 +176,35 @@ def kept_mib(system):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
+def test_the_preset_keeps_what_was_seen_to_stay(name):
+    l2 = SYSTEMS[name].l2
+    assert l2.kept_bytes == pytest.approx(kept_mib(name) * (1 << 20), rel=1e-5)
+    assert l2.slices == 2
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_tiles_in_slices_read_from_memory_what_was_measured(name):
     """In every order, on both GPUs, and with no constant that was made to fit."""
-    rows = [row for row in rows_of("tile_order") if row["rows"] != "16384"]
-    by_order, near = defaultdict(list), []
-    in_slices = hwmodel.load(name, {"cache.kept_MiB": kept_mib(name), "cache.slices": 2})
-    for one in SCRIPT.compared(rows, in_slices):
-        ratio = one.read_bytes / int(one.row["read_bytes"])
-        by_order[one.row["order"]].append(ratio)
-        near.append(abs(ratio - 1) < 0.15)
-    assert set(by_order) == set(LISTS.ORDERS)
-    for order, ratios in by_order.items():
-        assert 0.97 < np.median(ratios) < 1.03, order
-    assert np.mean(near) > 0.85
-    as_large = SCRIPT.compared(rows, SYSTEMS[name])
-    far = [abs(one.read_bytes / int(one.row["read_bytes"]) - 1) > 0.15 for one in as_large]
-    assert np.mean(far) > 0.35, "whole blocks"
+    rows = [row for row in tile_order.READ.rows() if row["system"] == name and row["rows"] != 16384]
+    found = predict(tile_order.READ, Bench(), rows)
+    ratios = found.predicted / found.measured
+    for order in LISTS.ORDERS:
+        of_order = [row["order"] == order for row in rows]
+        assert 0.97 < np.median(ratios[of_order]) < 1.03, order
+    assert np.mean(abs(ratios - 1) < 0.15) > 0.85
+    whole = predict(tile_order.READ, Bench(WHOLE_BLOCKS), rows)
+    assert np.mean(abs(whole.predicted / whole.measured - 1) > 0.15) > 0.35, "whole blocks"
+
+
+def test_what_tileops_moved_is_the_share_of_its_time_in_which_memory_was_busy():
+    plain, grouped = tile_order.TILEOPS.rows()
+    assert (plain["order"], grouped["order"]) == ("unit:1", "unit:8")
+    (moved,) = tile_order.TILEOPS_BYTES.rows()
+    assert dict(moved.setting) == dict(plain.setting)
+    assert moved.measured == pytest.approx(0.30 * 4.8e12 * plain.measured / 1e6)
+    weights = 2 * moved["experts"] * moved["k"] * moved["n"]
+    rows = 2 * moved["experts"] * moved["rows"] * (moved["k"] + moved["n"])
+    assert (moved.measured - rows) / weights == pytest.approx(3.7, abs=0.05)
 
 
 # ---- tables -------------------------------------------------------------------------------------
