@@ -75,6 +75,7 @@ def prepare(
         scheme,
         settings.launch or _launch(settings, scheme, system, batches[0]),
         strategy,
+        communication_only=settings.communication_only,
     )
 
 

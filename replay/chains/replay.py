@@ -44,7 +44,7 @@ from replay.measure.token_latency import us
 from replay.model.compute.gradient_reduction import reduce_gradients
 from replay.model.compute.replication import replicate
 from replay.model.compute.shared import PLACED
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.kinds import EXPERTS, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine, Time
 from replay.model.machine.times import NO_TIME
 
@@ -203,6 +203,8 @@ class Replay:
         (rank,): by how much each host begins before its GPU.
     meets
         Whether all ranks wait for each other after each layer.
+    communication_only
+        Whether experts take no time and no memory traffic, and launch no kernels.
     """
 
     links: Sequence[ChainLink]
@@ -212,6 +214,7 @@ class Replay:
     strategy: Strategy = ONE_BATCH
     lead: Time = NO_TIME
     meets: bool = False
+    communication_only: bool = False
 
     def under(self, scheme: Scheme, system: System | None = None) -> Replay:
         """Replace the scheme, such as by one with other options, and perhaps the system."""
@@ -249,11 +252,15 @@ class Replay:
         """Choose the scheme's options on the first layer, where `Scheme.is_tuned` has it so."""
         if not self.scheme.is_tuned(asked):
             return self, []
-        trial = self.strategy.trial(self)
+        # The communication alone is that of the whole layer, splits of SMs included.
+        trial = dataclasses.replace(self.strategy.trial(self), communication_only=False)
         found = tune(self.scheme, lambda scheme: trial.under(scheme).build().built.graph)
         return self.under(found.scheme), found.trials
 
     # ---- schedules -------------------------------------------------------------------------------
+
+    def _builder(self) -> GraphBuilder:
+        return GraphBuilder(KIND_NAMES, EXPERTS if self.communication_only else ())
 
     def build(self, progress: Callable[[], object] | None = None) -> ChainGraph:
         """Describe all layers as one graph; raises as `Strategy.layers` does.
@@ -263,7 +270,7 @@ class Replay:
         progress
             Called after every layer's tasks were added.
         """
-        builder = GraphBuilder(KIND_NAMES)
+        builder = self._builder()
         return ChainGraph.of(self.strategy.layers(self, builder), builder, progress)
 
     def stream(
@@ -292,7 +299,7 @@ class Replay:
         OutOfOrderError
             If a GPU comes to a layer before it has done what it does in the one before.
         """
-        builder, scheduler = GraphBuilder(KIND_NAMES), Scheduler()
+        builder, scheduler = self._builder(), Scheduler()
 
         def go_on() -> None:
             piece = scheduler.run()

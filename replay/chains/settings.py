@@ -46,6 +46,7 @@ class ChainSettings:
     steps: int
     direction: Direction
     barrier: bool
+    communication_only: bool
     sample_nodes: int | None
     placement: str
     replicas: ReplicaRule
@@ -82,7 +83,12 @@ class ChainSettings:
 
     def makes_chain(self, num_layers: int) -> bool:
         """Whether so many layers, over all steps and passes, are replayed as one chain."""
-        return self.pairs_passes or (num_layers > 1 and not self.barrier)
+        return self.pairs_passes or (num_layers > 1 and not self.replays_apart)
+
+    @property
+    def replays_apart(self) -> bool:
+        """Whether each layer is replayed by itself; nothing lies between exchanges alone."""
+        return self.barrier or self.communication_only
 
     def num_layers(self, trace: RoutingTrace) -> int:
         """Count layers over all steps and passes; raises as `positions` does."""
@@ -164,6 +170,9 @@ class ChainSettings:
             ),
             f"--jitter {self.jitter}: a GPU that is held up holds up both micro-batches": (
                 self.jitter != OFF
+            ),
+            "--communication-only: micro-batches take turns at communication and experts": (
+                self.communication_only
             ),
             f"--placement {self.placement}: a plan's slots hold replicas for one batch": (
                 self.placement.partition(":")[0] in PER_STEP

@@ -5,7 +5,7 @@ The module is long because every verb of a graph is a method of one class, with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ _FIELDS: dict[str, tuple[type[np.generic], int, int]] = {
     "rank": (np.int8, -1, INT32_MAX),
     "tag": (np.int8, -INT64_MAX, INT64_MAX),
 }
+#: What a task of a kind that is left out has instead.
+_MARK = {name: 0 for name in _FIELDS if name not in ("rank", "tag")} | {"resource": NULL_RESOURCE}
 
 
 class GraphBuilder(Supplies):
@@ -72,6 +74,9 @@ class GraphBuilder(Supplies):
     kind_names
         Name of every kind of task (kind,), for reports and error messages. A task's ``kind`` is
         an index into this list; the engine does not look at it.
+    left_out
+        Kinds whose tasks become marks: tasks of the first kind, on no resource, that take no
+        time. They pass on what they wait for, and must touch nothing.
 
     Examples
     --------
@@ -85,9 +90,11 @@ class GraphBuilder(Supplies):
     (4, 3)
     """
 
-    def __init__(self, kind_names: Sequence[str]) -> None:
+    def __init__(self, kind_names: Sequence[str], left_out: Collection[int] = ()) -> None:
         super().__init__()
         self.kind_names = tuple(kind_names)
+        self.left_out = frozenset(left_out)
+        self._is_left_out = bytearray()  # of each task, where any kinds are
         self._num_tasks = 0
         self._fields = {name: GrowingColumn(spec[0]) for name, spec in _FIELDS.items()}
         self._limits = {name: spec[1:] for name, spec in _FIELDS.items()}
@@ -104,6 +111,10 @@ class GraphBuilder(Supplies):
     def num_tasks(self) -> int:
         """Tasks added so far; also the id of the next one."""
         return self._num_tasks
+
+    def leaves_out(self, tasks: Ids) -> npt.NDArray[np.bool_]:
+        """(task,): whether each is of a kind that is left out; asked where any are."""
+        return np.frombuffer(self._is_left_out, np.bool_)[tasks]
 
     def add(
         self,
@@ -169,6 +180,8 @@ class GraphBuilder(Supplies):
         before = None if after is None else as_ints("after", after)
         count = block_length(count, given, before)
         first = self._num_tasks
+        if self.left_out:
+            given |= self._without(given, count)
         if first + count > INT32_MAX:
             message = f"{first + count} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
@@ -188,6 +201,14 @@ class GraphBuilder(Supplies):
             check_range("after", before, 0, INT32_MAX, 0, "row")
             self._edges.append(before, range(first, first + count), count)
         return np.arange(first, first + count, dtype=np.int64)
+
+    def _without(self, given: dict[str, int | IntArray], count: int) -> dict[str, int | IntArray]:
+        """Fields of tasks of which those of kinds that are left out become marks."""
+        leaves = np.broadcast_to(np.isin(given["kind"], list(self.left_out)), count)
+        self._is_left_out.extend(leaves.tobytes())
+        if not leaves.any():
+            return {}
+        return {name: np.where(leaves, mark, given[name]) for name, mark in _MARK.items()}
 
     def add_one(self, **fields: Any) -> int:
         """Add one task with the fields of :meth:`add` and return its id."""

@@ -85,6 +85,12 @@ class RunSpec(Spec):
     barrier: bool = Field(
         False, description="Replay each layer by itself instead of chaining layers per GPU."
     )
+    communication_only: bool = Field(
+        False,
+        description="Replay dispatch and combine alone, each layer by itself: experts take no time "
+        "and launch nothing. Rows go back when they have come, as the scheme orders them: behind "
+        "the dispatch or, in a fused kernel, beside what is still coming.",
+    )
     sample_layers: int | None = Field(
         None,
         ge=2,
@@ -186,4 +192,5 @@ class RunSpec(Spec):
     def makes_one_graph(self) -> bool:
         """Whether the replay has one schedule, whatever the trace holds."""
         has_one_layer = isinstance(self.layer, int) and self.steps == 1
-        return not self.barrier or (has_one_layer and self.direction != "training")
+        is_chain = not (self.barrier or self.communication_only)
+        return is_chain or (has_one_layer and self.direction != "training")

@@ -78,7 +78,8 @@ def gemm_call(
         (rank,): what precedes the call in its stream; returned where a GPU has no call.
     """
     on = call.rows > 0
-    begun = machine.kernel(after, Operation(KIND_NAMES[gemm.kind], source=EACH), on=on)
+    what = Operation(KIND_NAMES[gemm.kind], source=EACH)
+    begun = machine.kernel(after, what, kind=gemm.kind, on=on)
     if not on.any():
         return begun
     tiles = _tiles(machine, work, gemm, call)
@@ -164,7 +165,7 @@ def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[Call], a
     types, ends = work.precision, after
     copies = 2 if work.is_backward else 1
     for call in calls:
-        begun = machine.kernel(ends, QUANTISE, on=call.rows > 0)
+        begun = machine.kernel(ends, QUANTISE, kind=Kind.CAST, on=call.rows > 0)
         ranks = np.flatnonzero(call.rows)
         rows, ends = call.rows[ranks], begun.copy()
         moved = MemoryTraffic(
@@ -233,7 +234,7 @@ def gradient_call(
     See `gemm_call` for the parameters.
     """
     on = call.rows > 0
-    begun = machine.kernel(after, WGRAD._replace(source=EACH), on=on)
+    begun = machine.kernel(after, WGRAD._replace(source=EACH), kind=Kind.WGRAD, on=on)
     of_expert, rows = np.zeros((2, work.num_experts), np.int64)
     of_expert[call.expert[on]], rows[call.expert[on]] = begun[on], call.rows[on]
     tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert, rows=rows)

@@ -352,8 +352,8 @@ def gemm_kernel(
         moves="operands and results of all experts",
         source="grouped GEMM of all experts",
     )
-    begun = machine.kernel(after, what, has_gap=not launched_early)
-    if layout == "masked":
+    begun = machine.kernel(after, what, kind=gemm.kind, has_gap=not launched_early)
+    if layout == "masked" and gemm.kind not in machine.graph.left_out:
         most = max((len(experts) for experts in work.experts_of_rank), default=0)
         lines = -(-4 * most // COUNT_LINE_BYTES)
         begun = machine.delay(Kind.LAUNCH, machine.costs.cache_load() * lines, begun)

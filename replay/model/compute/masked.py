@@ -125,7 +125,7 @@ def masked_activation(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     experts = np.array([len(local) for local in work.experts_of_rank], np.int64)
     of_expert = np.where(experts < FEW_EXPERTS, *ACTIVATION_BLOCKS)
     blocks = experts * of_expert * -(-work.shape.intermediate // SCALE_BLOCK)
-    begun = machine.kernel(after, ACTIVATION)
+    begun = machine.kernel(after, ACTIVATION, kind=Kind.ACTIVATION)
     started = machine.delay(Kind.ACTIVATION, Time(blocks * BLOCK_PS), begun)
     moved = activation_bytes(work, "masked")
     done = machine.stream(

@@ -44,7 +44,9 @@ def matrix_kernel(
         for experts in work.experts_of_rank
     ]  # fmt: skip
     if any(grid.slices > 1 for grid in grids):
-        begun = machine.kernel(after, KIND_NAMES[gemm.kind], has_gap=not launched_early)
+        begun = machine.kernel(
+            after, KIND_NAMES[gemm.kind], kind=gemm.kind, has_gap=not launched_early
+        )
         return _sliced(machine, work, gemm, grids, pool, begun)
     return gemm_kernel(
         machine, work, gemm, pool, after, launched_early=launched_early, layout="matrix"

@@ -164,7 +164,7 @@ def weight_gradient_kernel(
     num_sms: int = 0,
 ) -> Ints:
     """Run the weight gradients of one projection as a kernel: (rank,) marks of its end."""
-    begun = machine.kernel(after, WGRAD)
+    begun = machine.kernel(after, WGRAD, kind=Kind.WGRAD)
     of_expert = begun[work.placement.expert_rank]
     tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert, num_sms=num_sms)
     return machine.gather(tasks, rank, begun)

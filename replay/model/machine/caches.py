@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -102,26 +102,25 @@ class Caches:
         drops
             Whether the keys leave their tables.
         """
+        pays = tasks if charged is None else charged
+        given = (table, key, room, miss.ps, miss_service.ps, evict.ps, pays)
+        tasks, (table, key, room, latency, service, evicting, pays, *noted) = self._there(
+            tasks, *given, lookups, evict_wire_bytes, miss_wire_bytes
+        )
         self._graph.touch(
             tasks,
             table,
             key,
             units=room,
-            miss_latency_ps=miss.ps,
-            miss_duration_ps=miss_service.ps,
-            evict_duration_ps=evict.ps,
-            charged=charged,
+            miss_latency_ps=latency,
+            miss_duration_ps=service,
+            evict_duration_ps=evicting,
+            charged=pays,
             drops=drops,
         )
         touch = self._number(len(tasks))
-        self._notes.touches.setdefault(group, []).append(
-            TouchNotes(
-                touch,
-                np.broadcast_to(np.asarray(lookups, np.int64), len(tasks)),
-                np.broadcast_to(np.asarray(evict_wire_bytes, np.int64), len(tasks)),
-                np.broadcast_to(np.asarray(miss_wire_bytes, np.int64), len(tasks)),
-            )
-        )
+        of_touch = (np.broadcast_to(np.asarray(one, np.int64), len(tasks)) for one in noted)
+        self._notes.touches.setdefault(group, []).append(TouchNotes(touch, *of_touch))
 
     def read(
         self,
@@ -150,11 +149,28 @@ class Caches:
         lag_ps
             What is done when the blocks have come.
         """
+        tasks, (table, key, nbytes, fetch_ps, port_ps) = self._there(
+            tasks, table, key, nbytes, fetch_ps, port_ps
+        )
         self._graph.touch(
             tasks, table, key,
             units=nbytes, miss_duration_ps=fetch_ps, port_duration_ps=port_ps, lag_ps=lag_ps,
         )  # fmt: skip
         self._notes.reads.setdefault(what, []).append(self._number(len(tasks)))
+
+    def _there(self, tasks: Ints, *given: IntsLike) -> tuple[Ints, list[Any]]:
+        """Leave out what is given of tasks that the graph leaves out: tasks (touch,), and the rest.
+
+        Parameters
+        ----------
+        given
+            Numbers or (touch,).
+        """
+        if not self._graph.left_out:
+            return tasks, list(given)
+        there = ~self._graph.leaves_out(tasks)
+        each = (np.broadcast_to(np.asarray(one, np.int64), len(tasks)) for one in given)
+        return tasks[there], [one[there] for one in each]
 
     def _number(self, count: int) -> Ints:
         """Places of the next touches among all of the graph: (touch,)."""

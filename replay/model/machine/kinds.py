@@ -217,6 +217,12 @@ def _places(names: list[str | None], known: tuple[str, ...]) -> npt.NDArray[np.i
 COMPUTE = frozenset(kind for kind in Kind if KINDS[kind].role == "compute")
 """Work on a GPU's own data."""
 
+EXPERTS = frozenset({
+    Kind.CAST, Kind.GEMM1, Kind.ACTIVATION, Kind.GEMM2_SYNC, Kind.GEMM2, Kind.WGRAD,
+})  # fmt: skip
+"""What experts do once their rows are there, and no part of the exchange. Rows are permuted,
+unpermuted and made ready to travel for the exchange."""
+
 ROWS = frozenset(kind for kind in Kind if KINDS[kind].on_wire == "payload")
 """Port tasks whose payload is token rows; every other port task carries only control."""
 

@@ -13,7 +13,7 @@ from replay.model.machine.domains import Domains
 from replay.model.machine.host import Bools, Host, Launch, Operation, named
 from replay.model.machine.in_switch import InSwitch
 from replay.model.machine.input_buffers import InputBuffers
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.kinds import EXPERTS, KIND_NAMES, Kind
 from replay.model.machine.l2 import L2
 from replay.model.machine.merging import Merging
 from replay.model.machine.notes import Notes
@@ -153,6 +153,11 @@ class Machine:
         """NVLink domains that the ranks in use are in."""
         return self.domains.num
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether experts do anything, or the communication is replayed without them."""
+        return not self.graph.left_out >= EXPERTS
+
     def path(self, src: Ints, dst: Ints) -> Iterator[Path]:
         """Ports that messages between ranks pass; see `Paths`."""
         return self._paths(src, dst)
@@ -164,6 +169,7 @@ class Machine:
         after: Ints,
         what: str | Operation = "",
         *,
+        kind: Kind | None = None,
         has_gap: bool = True,
         on: Bools | None = None,
     ) -> Ints:
@@ -173,12 +179,17 @@ class Machine:
         ----------
         what
             The kernel, or its name in the list of operations.
+        kind
+            What all of the kernel does, where it does one thing; the kernel is left out where the
+            graph leaves that out.
         has_gap
             False for a kernel that is on the GPU before its input is complete (programmatic
             dependent launch).
         on
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
+        if kind in self.graph.left_out:
+            return after.copy()
         behind = after if self._pace is None else self._pace(after)
         return self.host.begin(behind, what, has_gap=has_gap, on=on)
 
@@ -207,7 +218,7 @@ class Machine:
         """
         if isinstance(what, str):
             what = Operation(what or KIND_NAMES[kind], moves=moves)
-        begun = self.kernel(after, what, has_gap=has_gap)
+        begun = self.kernel(after, what, kind=kind, has_gap=has_gap)
         late = self.costs.elementwise(nbytes)
         return self.stream(kind, nbytes, self.ranks, begun, late=late)
 
@@ -223,6 +234,8 @@ class Machine:
         what
             The kernels, one or more; or the name of one.
         """
+        if kind in self.graph.left_out:
+            return after
         one = named(what)
         each = np.full(one.launches - 1, self.system.overheads.small_kernel_ps)
         before = self.host.row(kind, Time(each), after, one)

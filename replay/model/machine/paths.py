@@ -174,7 +174,7 @@ class Paths:
 
     def _over_ports(self, src: Ints, dst: Ints, messages: Ints | None) -> Path:
         """Path of messages within domains that are all alike: that of the first of them."""
-        gpu, resources = self.domains.gpu, self._resources
+        gpu = self.domains.gpu
         found = []
         for hop in self._fabric.hops(int(gpu[src[0]]), int(gpu[dst[0]])):
             of = ResourceClass[hop.port.upper()]
@@ -183,12 +183,16 @@ class Paths:
                 link = self._links[src, dst]
                 found.append(Hop(of, link, rank, hop.rate, hop.latency_ps))
                 continue
-            is_up = of == ResourceClass.UPLINK
-            ports = resources.uplink if is_up else resources.downlink
-            rate = self._fabric.uplink_rate if is_up else self._fabric.downlink_rate
+            ports, rate = self.nvlink_ports(outwards=of == ResourceClass.UPLINK)
             slower = self._slower(rate, self._gpu_factors, rank)
             found.append(Hop(of, ports[rank], rank, rate, hop.latency_ps, slower))
         return Path(messages, tuple(found), is_nvlink=True)
+
+    def nvlink_ports(self, *, outwards: bool) -> tuple[Ints, Rate]:
+        """(rank,): the ports out of the GPUs, or into them, and the rate of one that is whole."""
+        if outwards:
+            return self._resources.uplink, self._fabric.uplink_rate
+        return self._resources.downlink, self._fabric.downlink_rate
 
     @cached_property
     def _groups(self) -> Ints:

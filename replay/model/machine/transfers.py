@@ -338,6 +338,38 @@ class Transfers:
 
     # ---- one path --------------------------------------------------------------------------------
 
+    def at_line_rate(
+        self, kinds: PhaseKinds, rows: Ints, row_bytes: int, after: Ints, *, outwards: bool
+    ) -> Ints:
+        """Occupy the NVLink ports of all GPUs with nothing but rows in full packets: (rank,) tasks.
+
+        Latency, acknowledgements and changes of the peer are left out.
+
+        Parameters
+        ----------
+        kinds
+            What the rows are on a way out of a GPU, and on a way in.
+        rows
+            (rank,): how many pass the port of each.
+        after
+            (rank,): what each port waits for.
+        outwards
+            Whether these are the ports out of the GPUs, or into them.
+        """
+        ports, rate = self._paths.nvlink_ports(outwards=outwards)
+        ranks = self._paths.ranks
+        wire = self._system.link.write_wire_bytes(row_bytes, rows)
+        return self._graph.add(
+            len(ranks),
+            resource=ports,
+            duration_ps=self._paths.on_nvlink_ps(ranks, rate.duration_ps(wire)),
+            kind=kinds.up if outwards else kinds.down,
+            payload_bytes=row_bytes * rows,
+            wire_bytes=wire,
+            rank=ranks,
+            after=after,
+        )
+
     def send(
         self,
         path: Path,

@@ -1,10 +1,23 @@
-"""No communication: every row is where it is wanted, at once.
+"""What no way to run a layer can beat, in three readings of the word ideal.
 
-A layer takes at least as long as the least work of its experts does on the busiest GPU
-(`replay.model.compute.least`): the tensor cores' time on all SMs, or the weights' through device
-memory. Nothing is launched and no port carries a byte. It is a bound rather than a way to run a
-layer: any tiles in any order may be beaten by others, if only by a better order, and no scheme can
-beat this.
+* **The experts' work alone** (``form=least``): rows are where they are wanted, at once. A layer
+  takes at least as long as the least work of its experts does on the busiest GPU
+  (`replay.model.compute.least`): the tensor cores' time on all SMs, or the weights' through device
+  memory. No scheme can beat this.
+* **The communication alone** (``form=communication``): the least rows that an exchange sends, at
+  the line rate of the ports, headers of full packets included. Each GPU that has experts of a token
+  gets its row once, and adds up its results before one row goes back (``rows=copy``). Dispatch and
+  combine are in no order, so that the busiest port of one direction decides, with what it carries
+  of both. With ``rows=switch`` the switch copies rows and adds results up, so that a token leaves
+  its GPU once and comes back once: what schemes in the switch are measured by.
+* **The busiest resource** (``form=busiest``): both at once, and neither waits for the other. A
+  layer takes as long as its busiest tensor cores, memory or port does.
+
+Nothing is launched, and what is not named here takes no time: latencies, acknowledgements, control,
+rows through device memory. The last two readings are bounds for schemes that send no less.
+
+In a replay of the communication alone (``--communication-only``) there are no experts, and the
+ideal is that of the communication.
 
 Two ways to run the experts without an exchange are options, to see what is lost between the bound
 and them: one fused kernel, and the kernels of separate GEMMs with their gaps.
@@ -17,15 +30,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.errors import UserError
 from replay.model.compute.experts import fused_tiles, separate_kernels
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.least import least_experts
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.shared import PLACED, shared_kernels, shared_tiles
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
+from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes.ep import memory
-from replay.schemes.ep.base import Scheme
+from replay.schemes.ep.base import LayerRefusedError, Scheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -37,30 +52,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IdealOptions(Options):
-    """What the experts do once all rows are there."""
+    """What is ideal."""
 
     form: str = option(
         "least",
-        "least: the work that no kernels do with less. fused: tiles of both GEMMs in one kernel. "
-        "kernels: GEMM, activation, GEMM.",
+        "What the layer takes. least: the experts' work alone, as no kernels do it with less. "
+        "busiest: the tensor cores, memory or port that has most of the experts' and the rows' "
+        "least work. communication: the rows' alone, dispatch beside combine. fused, kernels: the "
+        "experts' alone, with tiles of both GEMMs in one kernel; as GEMM, activation, GEMM.",
         "definition",
-        choices=("least", "fused", "kernels"),
+        choices=("least", "busiest", "communication", "fused", "kernels"),
+    )
+    rows: str = option(
+        "copy",
+        "Least rows of busiest and communication. copy: one for each (token, GPU) each way, the "
+        "results of a GPU added up. switch: the switch copies rows and adds results up, so that a "
+        "token leaves its GPU once and comes back once.",
+        "definition",
+        choices=("copy", "switch"),
     )
 
 
 class Ideal(Scheme):
-    """Only the experts; rows and results move in no time."""
+    """The least that a layer takes."""
 
     name = "ideal"
     summary = "the experts' least work alone; no scheme is faster"
     source = "definition"
-    traffic = "none"
-    network = "free"
     platform = ""
     overlap = "nothing to overlap"
     phases_separated = False
     combine_types = frozenset(NUMBER_TYPES)
     options: IdealOptions = IdealOptions()
+
+    @property
+    def traffic(self) -> str:  # type: ignore[override]  # an option decides; nobody sets it
+        """Class of the rows that are counted."""
+        return self.options.rows if self.options.form in ("busiest", "communication") else "none"
+
+    @property
+    def network(self) -> str:  # type: ignore[override]  # likewise
+        """None where rows are counted, which is in one NVLink domain."""
+        return "free" if self.traffic == "none" else ""
 
     def communication_sms(self, system: System) -> int | None:
         """None: rows move in no time."""
@@ -68,30 +101,84 @@ class Ideal(Scheme):
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
         """Nothing but weights, where it is a bound; else what the form writes."""
-        if self.options.form == "least":
+        if self.options.form not in ("fused", "kernels"):
             return ()
         fused = self.options.form == "fused"
         return memory.intermediates(work, memory.received(work), fuses_activation=fused)
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        """Add the experts of each rank on all its SMs.
+        """Add the experts of each rank on all its SMs, its ports, or both.
 
         A rank begins when all whose tokens it serves have begun, and ends when all that serve its
         tokens have ended.
+
+        Raises
+        ------
+        LayerRefusedError
+            If ranks lie in several NVLink domains where rows are counted.
+        UserError
+            If there are no experts for forms of them.
         """
-        pool = machine.sms.pool("sm", machine.sms.count)
         source, expert_rank = np.nonzero(work.matrix("copies"))
         begun = machine.gather(start[source], expert_rank, start)
-        done = {
-            "least": self._least,
-            "fused": self._fused,
-            "kernels": self._kernels,
-        }[self.options.form](work, machine, pool, start, begun)
+        form = self._form(machine)
+        if form == "communication":
+            done = self._rows(work, machine, start, begun)
+            if work.shared is not None:
+                machine.notes.count(PLACED, machine.ranks, np.diff(work.tokens_of_rank))
+        else:
+            pool = machine.sms.pool("sm", machine.sms.count)
+            run = {"fused": self._fused, "kernels": self._kernels}.get(form, self._least)
+            done = run(work, machine, pool, start, begun)
+        if form == "busiest":
+            rows = self._rows(work, machine, start, begun)
+            done = machine.gather(rows, machine.ranks, done)
         ends = machine.gather(done[expert_rank], source, done)
         token = np.arange(work.num_tokens)
         machine.notes.follow("sent", token, start[work.source_rank])
         machine.notes.follow("combined", token, ends[work.source_rank])
         return ends
+
+    def _form(self, machine: Machine) -> str:
+        """What of the layer there is."""
+        form = self.options.form
+        if not machine.has_experts:
+            if form in ("fused", "kernels"):
+                message = (
+                    f"ideal: form={form} is the experts alone, of which --communication-only has "
+                    "nothing; possible are communication, busiest and least, which are the same"
+                )
+                raise UserError(message)
+            return "communication"
+        return form
+
+    def _rows(self, work: LayerWork, machine: Machine, start: Ints, begun: Ints) -> Ints:
+        """Keep the ports busy with the least rows of both phases: (rank,) marks of the end."""
+        if machine.num_domains > 1:
+            message = (
+                "scheme 'ideal': the rows of an exchange are counted in one NVLink domain; "
+                f"{machine.num_ranks} ranks lie in {machine.num_domains} (form=least counts none)"
+            )
+            raise LayerRefusedError(message)
+        remote, n = work.copy_is_remote, machine.num_ranks
+        inwards = np.bincount(work.copy_rank[remote], minlength=n)
+        leaving = np.bincount(work.copy_source[remote], minlength=n)
+        if self.options.rows == "switch":
+            tokens = np.unique(work.copy_token[remote])
+            leaving = np.bincount(work.source_rank[tokens], minlength=n)
+        done = begun
+        for kinds, row_bytes, back in (
+            (DISPATCH, work.dispatch_row_bytes, False),
+            (COMBINE, work.combine_row_bytes, True),
+        ):
+            for outwards in (True, False):
+                at_owner = outwards is not back
+                passed = machine.transfers.at_line_rate(
+                    kinds, leaving if at_owner else inwards, row_bytes,
+                    start if at_owner else begun, outwards=outwards,
+                )  # fmt: skip
+                done = machine.gather(passed, machine.ranks, done)
+        return done
 
     def _least(
         self, work: LayerWork, machine: Machine, pool: Ints, start: Ints, begun: Ints

@@ -46,6 +46,26 @@ def test_a_column_of_one_value_takes_no_memory() -> None:
     assert graph.duration_ps.tolist() == [7] * 2000
 
 
+def test_tasks_of_kinds_that_are_left_out_pass_on_what_they_wait_for() -> None:
+    builder = GraphBuilder(["mark", "send", "compute"], left_out=[2])
+    port = builder.resource("uplink", group="uplink")
+    sent = builder.add(2, resource=port, duration_ps=5, kind=1)
+    both = builder.add(resource=port, duration_ps=[7, 8], latency_ps=2, kind=[2, 1], after=sent)
+    given = {"duration_ps": 9, "priority": 1, "payload_bytes": 3, "wire_bytes": 4, "tag": 6}
+    last = builder.add(resource=port, rank=1, kind=2, after=both[:1], **given)
+    assert builder.leaves_out(np.concatenate((sent, both, last))).tolist() == [
+        False, False, True, False, True
+    ]  # fmt: skip
+    graph = builder.build()
+    assert graph.kind.tolist() == [1, 1, 0, 1, 0]
+    assert graph.resource.tolist() == [port, port, NULL_RESOURCE, port, NULL_RESOURCE]
+    assert graph.duration_ps.tolist() == [5, 5, 0, 8, 0]
+    assert graph.latency_ps.tolist() == [0, 0, 0, 2, 0]
+    assert (graph.rank[last[0]], graph.tag[last[0]]) == (1, 6)
+    assert graph.payload_bytes[last[0]] == graph.wire_bytes[last[0]] == graph.priority[last[0]] == 0
+    assert schedule(graph).visible_ps.tolist() == [5, 10, 5, 20, 5]
+
+
 def test_callers_arrays_are_copied() -> None:
     builder = _builder()
     durations = np.array([1, 2])

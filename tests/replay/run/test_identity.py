@@ -49,6 +49,7 @@ def test_identity_changes_with_everything_that_changes_the_run(synthetic) -> Non
         replay.run(synthetic(), system=system, scheme="deepep"),
         replay.run(synthetic(), system=system, scheme="deepep", barrier=True),
         replay.run(synthetic(), system=system, scheme="deepep", layer=0, direction="backward"),
+        replay.run(synthetic(), system=system, scheme="deepep", layer=0, communication_only=True),
         replay.run(synthetic(), system=system, scheme="deepep", layer=0, tune=True),
     ]
     assert len({result.run_id for result in runs}) == len(runs)

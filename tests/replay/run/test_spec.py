@@ -49,6 +49,7 @@ SPECS = st.builds(
     steps=st.integers(1, 99),
     direction=st.sampled_from(["forward", "backward", "training"]),
     barrier=st.booleans(),
+    communication_only=st.booleans(),
     compare_barrier=st.booleans(),
     placement=st.sampled_from(["contiguous", "round-robin", "random:7", "file:a b.json"]),
     precision=st.none() | st.sampled_from(NUMBER_TYPES),

@@ -8,7 +8,9 @@ from packets import response_packets, write_packets
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
+from replay.chains.chain import ChainLink
 from replay.chains.layer import build_layer
+from replay.chains.replay import Replay
 from replay.engine import Timeline, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -25,6 +27,13 @@ PUSH, PULL = ROW * 10, ROW * 20  # 100 GB/s; the slower of reading at 200 and wr
 def run(layer: LayerWork, scheme: str, **options: int | str) -> Timeline:
     graph, _, _ = build_layer(layer, round_machine(), find(scheme).with_options(options))
     return schedule(graph)
+
+
+def run_alone(layer: LayerWork, scheme: str) -> Timeline:
+    """The communication alone."""
+    link = ChainLink(lambda: layer)
+    alone = Replay([link], round_machine(), find(scheme), communication_only=True)
+    return schedule(alone.build().built.graph)
 
 
 def adding(parts: int) -> int:
@@ -206,6 +215,28 @@ def test_ideal_token_takes_its_kernels_alone_wherever_its_expert_is() -> None:
     assert timeline.visible_ps[ends].tolist() == [KERNELS, KERNELS]
 
 
+def test_plain_token_alone_takes_the_sum_of_what_moves_it() -> None:
+    """Experts take no time, and their kernels no gap."""
+    timeline = run_alone(one_token([1], num_ranks=2), "plain")
+    stored = GAP + PUSH + OUT + UP + OUT + DOWN + VISIBLE + ACKNOWLEDGED + MEET
+    summed = GAP + ROW // 8 + ROW // 4 + 300 * NS
+    assert timeline.makespan_ps == stored + stored + summed
+
+
+def test_plain_layer_alone_launches_no_kernels_of_experts() -> None:
+    layer = one_token([1], num_ranks=2)
+    link = ChainLink(lambda: layer)
+    whole, alone = (
+        Replay([link], round_machine(), find("plain"), "eager", communication_only=only).build()
+        for only in (False, True)
+    )
+    names = [[one.name for one in built.built.machine.host.program] for built in (whole, alone)]
+    assert names == [
+        ["dispatch", "gemm1", "activation", "gemm2", "combine", "unpermute"],
+        ["dispatch", "combine", "unpermute"],
+    ]
+
+
 def pushed_ps(wire: int) -> int:
     """A row through the switch, at half the rate of its ports."""
     return GAP + PUSH + 2 * wire + UP + 2 * wire + DOWN + VISIBLE
@@ -237,6 +268,12 @@ def test_dysharp_token_without_the_switch_is_stored_and_loaded() -> None:
     request = 16 * 16
     pulled = PULL + request + UP + request + DOWN + ACCESS + BACK + UP + BACK + DOWN + ADDED
     assert timeline.makespan_ps == pushed + POLL + TILES + TOLD + pulled
+
+
+def test_dysharp_token_alone_goes_back_when_it_has_come() -> None:
+    timeline = run_alone(one_token([1], num_ranks=2), "dysharp")
+    pushed = pushed_ps(write_packets(ROW + 4, extra_flits=1))
+    assert timeline.makespan_ps == pushed + POLL + TOLD + pulled_ps()
 
 
 def test_reduction_buffer_holds_back_requests() -> None:

@@ -135,6 +135,8 @@ def heading(*results: Result) -> str:
         ),
         f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
     ]
+    if result.spec.communication_only:
+        lines[:0] = ["Communication alone: dispatch and combine, without experts"]
     lines += [_estimated(one, one.estimate) for one in results if one.estimate is not None]
     lines += [_sampled_nodes(one) for one in results if _is_sampled(one)]
     for one in placed.values():

@@ -92,11 +92,12 @@ def measured(result: Result) -> str:
         steps = f", mean of {result.chain.num_steps} steps" if result.chain.num_steps > 1 else ""
         return f"per step ({result.chain.num_layers} layers{steps})"
     number = len(result.layers)
-    return (
+    layers = (
         f"per layer (mean of {number})"
         if number > 1
         else f"of layer {result.layers[0].decoder_layer}"
     )
+    return f"of the communication alone, {layers}" if result.spec.communication_only else layers
 
 
 def _mean_chained_us(result: Result) -> float:

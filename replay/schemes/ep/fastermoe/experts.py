@@ -51,7 +51,7 @@ def _elementwise(
     what: Operation,
 ) -> Ints:
     """Run a kernel on `ranks`, that moves (rank of these,) bytes: (rank,) tasks."""
-    ends = machine.kernel(after, what, on=np.isin(machine.ranks, ranks))
+    ends = machine.kernel(after, what, kind=kind, on=np.isin(machine.ranks, ranks))
     late = machine.costs.elementwise(moved)
     ends[ranks] = machine.stream(kind, moved, ranks, ends[ranks], late=late)
     return ends

@@ -236,7 +236,7 @@ class _Layer:
         grid = np.zeros_like(tiles.expert)
         done, inputs = full, None
         for gemm, tiles in self._gemms:
-            begun = machine.kernel(ended, KIND_NAMES[gemm.kind])
+            begun = machine.kernel(ended, KIND_NAMES[gemm.kind], kind=gemm.kind)
             if inputs is None and work.precision.casts_dispatched:
                 # A block that has polled for its tile casts it, and keeps its SM.
                 polled = machine.mark(tiles.rank, ready)

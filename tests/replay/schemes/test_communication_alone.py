@@ -1,0 +1,96 @@
+"""The communication alone: that of the whole layer to the byte, without what experts do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiers import mostly_extended
+
+from replay.chains.replay import Replay
+from replay.engine import TaskGraph, schedule
+from replay.errors import UserError
+from replay.model.machine.kinds import KINDS, Kind
+from replay.schemes import SCHEMES, find
+from replay.schemes.contract import layers
+from replay.schemes.contract.case import Case
+from replay.schemes.registry import EXAMPLES
+
+OF_EXPERTS = [
+    kind
+    for kind in Kind
+    if KINDS[kind].phase in ("gemm1", "activation", "gemm2", "wgrad") or kind == Kind.CAST
+]
+SCHEMES_OF_ROWS = [*(name for name in SCHEMES if name != "ideal"), *EXAMPLES]
+
+
+def cases(scheme: str) -> list[Case]:
+    """The layers that a scheme takes."""
+    every = (Case(find(scheme), name, make()) for name, make in layers.ALL.items())
+    return [case for case in every if not case.refusal]
+
+
+def replays(case: Case) -> tuple[TaskGraph, TaskGraph]:
+    """Graph of the whole layer, and that of its communication."""
+    whole = Replay([case.link], case.system, case.scheme)
+    alone = dataclasses.replace(whole, communication_only=True)
+    return whole.build().built.graph, alone.build().built.graph
+
+
+def on_ports(graph: TaskGraph) -> dict[tuple[int, int], tuple[int, int]]:
+    """Bytes on the wire and payload, by kind of message and resource."""
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for task in np.flatnonzero(graph.wire_bytes):
+        key = int(graph.kind[task]), int(graph.resource[task])
+        wire, payload = found.get(key, (0, 0))
+        found[key] = wire + int(graph.wire_bytes[task]), payload + int(graph.payload_bytes[task])
+    return found
+
+
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES_OF_ROWS))
+def test_it_is_the_communication_of_the_whole_layer(scheme: str) -> None:
+    seen = 0
+    for case in cases(scheme):
+        try:
+            whole, alone = replays(case)
+        except UserError:  # shared experts that have no place
+            continue
+        assert not np.isin(alone.kind, OF_EXPERTS).any(), case.name
+        assert on_ports(alone) == on_ports(whole), case.name
+        assert schedule(alone).makespan_ps <= schedule(whole).makespan_ps, case.name
+        seen += 1
+    assert seen >= 10
+
+
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES_OF_ROWS))
+def test_ideals_are_bounds_of_it_and_of_the_layer(scheme: str) -> None:
+    """A switch that copies and adds up sends less than the ideal of GPUs that do it."""
+    in_switch = SCHEMES[scheme].traffic == "switch" if scheme in SCHEMES else False
+    for case in cases(scheme):
+        try:
+            times = [schedule(graph).makespan_ps for graph in replays(case)]
+        except UserError:
+            continue
+        for rows in ["switch"] if in_switch else ["copy", "switch"]:
+            for form, time in zip(("busiest", "communication"), times, strict=True):
+                ideal = SCHEMES["ideal"].with_options({"form": form, "rows": rows})
+                graph = Replay([case.link], case.system, ideal).build().built.graph
+                assert schedule(graph).makespan_ps <= time, (case.name, form, rows)
+
+
+def test_the_ideal_of_it_is_the_ports() -> None:
+    case = Case(SCHEMES["ideal"], "uniform 4 ranks", layers.ALL["uniform 4 ranks"]())
+    _, alone = replays(case)
+    form = SCHEMES["ideal"].with_options({"form": "communication"})
+    ports = Replay([case.link], case.system, form).build().built.graph
+    assert schedule(alone).makespan_ps == schedule(ports).makespan_ps > 0
+    moved = {Kind.DISPATCH_UP, Kind.DISPATCH_DOWN, Kind.COMBINE_UP, Kind.COMBINE_DOWN}
+    assert set(alone.kind.tolist()) == {Kind.MARK, *moved}
+
+
+@pytest.mark.parametrize("form", ["fused", "kernels"])
+def test_forms_of_experts_are_refused_without_experts(form: str) -> None:
+    scheme = SCHEMES["ideal"].with_options({"form": form})
+    with pytest.raises(UserError, match=f"form={form} is the experts alone"):
+        replays(Case(scheme, "one gpu", layers.ALL["one gpu"]()))
