@@ -41,6 +41,14 @@ Name = Literal["arrival", "expert", "unit", "waves"]
 TILE_ORDERS = ("arrival", "expert", "unit:N", "unit:N+N", "waves:N")
 """Forms of an order's name, as choices of an option."""
 
+UNIT_ASSUMED = (
+    "which of several ready rows of tiles goes first is assumed as in kernels whose order is known: "
+    "launched ones go through 8 or 16 row tiles by columns (deepseek-ai/DeepGEMM 54e2261, "
+    "scheduler/gemm.cuh), fused ones through units of up to 8 row tiles of one expert (its pull "
+    "request 440, sgl-project/DeepGEMM 88)"
+)
+"""Source of the default ``unit:8`` where a proposal starts tiles by their rows."""
+
 
 @dataclass(frozen=True)
 class TileOrder:

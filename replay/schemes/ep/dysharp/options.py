@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from replay.model.compute.tile_order import TILE_ORDERS
+from replay.model.compute.tile_order import TILE_ORDERS, UNIT_ASSUMED
 from replay.schemes.options import Options, option
 
 PAPER = "arXiv 2605.05607"
@@ -144,13 +144,13 @@ class TileOptions(RowOptions):
         choices=("arrival", "source"),
     )
     tile_order: str = option(
-        "arrival",
+        "unit:8",
         "Which ready tile goes first. arrival takes tiles as they became ready; expert takes the "
         "lowest expert, so that its tiles find weights in the L2 cache; unit:N goes through units "
         "of N row tiles of an expert column by column, with +N the second GEMM so many units "
         "later; waves:N takes so many experts at a time.",
-        f"{PAPER} section IV: tiles are paced by tokens, and a row of tiles goes when 128 tokens "
-        "have arrived; which of several goes first it does not say",
+        f"{PAPER} section IV: tiles are paced by tokens, a row of tiles is issued when its 128 "
+        f"tokens have arrived; {UNIT_ASSUMED}",
         choices=TILE_ORDERS,
     )
     tile_rows: int = option(128, "Rows of a tile.", f"{PAPER} section IV-B")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from replay.model.compute.tile_order import TILE_ORDERS
+from replay.model.compute.tile_order import TILE_ORDERS, UNIT_ASSUMED
 from replay.schemes.options import Options, option
 
 MOST_ADDRESS_BYTES = 4096  # far more than any address; it travels in pieces, as a row does
@@ -57,13 +57,13 @@ class MoeHubOptions(Options):
         "assumed: twelve, as many as DeepEP's kernels have senders, keep an H100's port busy",
     )
     tile_order: str = option(
-        "arrival",
+        "unit:8",
         "Which ready tile goes first. arrival takes tiles as their counters launch them; expert "
         "takes the lowest expert, so that its tiles find weights in the L2 cache; unit:N goes "
         "through units of N row tiles of an expert column by column, with +N the second GEMM so "
         "many units later; waves:N takes so many experts at a time. Without dam, tiles go in the "
         "order of the grid.",
-        "arXiv 2605.05888: counters of arrived data launch blocks",
+        f"arXiv 2605.05888: counters of arrived data launch blocks; {UNIT_ASSUMED}",
         choices=TILE_ORDERS,
     )
     piece_bytes: int = option(
