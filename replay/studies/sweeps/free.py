@@ -75,12 +75,29 @@ def free_inputs_of(study: Study) -> Study:
 
 
 def _variations(study: Study) -> list[Grid]:
-    return [
-        _varied(study, number, inputs)
-        for number, grid in enumerate(study.grids)
-        if grid.claims and grid.free and not isinstance(grid, Variation)
-        for inputs in _values(grid, place(study, number))
-    ]
+    held: set[str] = set()
+    found: list[Grid] = []
+    problem = None
+    for number, grid in enumerate(study.grids):
+        if not grid.claims or isinstance(grid, Variation):
+            continue
+        where = place(study, number)
+        choices = axes_of(grid, where)
+        free = []
+        for one in grid.free:
+            try:
+                check_labels(one.at, choices, f"{where}: free input {one.input!r}")
+            except UserError as error:
+                problem = problem or (one.input, error)
+            else:
+                free.append(one)
+        held |= {one.input for one in free}
+        if free:
+            asked = grid.model_copy(update={"free": free})
+            found += [_varied(study, number, asked, inputs) for inputs in _values(asked, where)]
+    if problem is not None and problem[0] not in held:
+        raise problem[1]
+    return found
 
 
 def _values(grid: Grid, where: str) -> Iterator[dict[str, str]]:
@@ -109,12 +126,9 @@ def _values(grid: Grid, where: str) -> Iterator[dict[str, str]]:
     yield from (dict(corner) for corner in grid.corners)
 
 
-def _varied(study: Study, number: int, inputs: Mapping[str, str]) -> Variation:
-    grid, where = study.grids[number], place(study, number)
-    choices = axes_of(grid, where)
-    fixed, axes = dict(grid.fixed), _of_claims(grid, choices)
+def _varied(study: Study, number: int, grid: Grid, inputs: Mapping[str, str]) -> Variation:
+    fixed, axes = dict(grid.fixed), _of_claims(grid, axes_of(grid, place(study, number)))
     for free in grid.free:
-        check_labels(free.at, choices, f"{where}: free input {free.input!r}")
         for other in free.others:
             if other[LABEL] == inputs.get(free.input):
                 settings = {key: value for key, value in other.items() if key != LABEL}
@@ -252,7 +266,7 @@ def free_table(claims: Sequence[SweptClaim]) -> Table:
         for one in claims
     ]
     missing = {
-        f"{told(found.inputs) or 'as stated'}: left out, {found.num_missing} points cannot run": None
+        f"{told(found.inputs) or 'as stated'}: {found.num_missing} points cannot run": None
         for one in claims
         for found in one.found
         if found.num_missing

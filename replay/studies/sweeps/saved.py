@@ -70,7 +70,7 @@ class Found(_Read):
 
 def told(inputs: Mapping[str, str]) -> str:
     """Values of free inputs in one line; empty for those that are stated."""
-    return ", ".join(f"{name}: {label}" for name, label in inputs.items())
+    return "; ".join(f"{name}: {label}" for name, label in inputs.items())
 
 
 class SweptClaim(_Read):

@@ -130,7 +130,7 @@ class Free(StrictDocument):
         The other values it may have had: tables of settings, each with a ``label``.
     at
         Values of one axis of the points that it changes, one or a list; all points where it says
-        nothing.
+        nothing. Grids without these values are left as they are.
     """
 
     input: Line
