@@ -88,28 +88,29 @@ class SweptClaim(_Read):
 
     @property
     def lowest(self) -> Found | None:
-        """The least of all, of equals the first."""
-        return min(self._there(), key=lambda one: one.value or 0.0, default=None)
+        """The least of all as they are shown, of equals the first."""
+        return min(self._there(), key=self._shown, default=None)
 
     @property
     def highest(self) -> Found | None:
-        """The largest of all, of equals the first."""
-        return max(self._there(), key=lambda one: one.value or 0.0, default=None)
+        """The largest of all as they are shown, of equals the first."""
+        return max(self._there(), key=self._shown, default=None)
 
     @property
     def decides(self) -> str:
         """The input that alone moves the number most, and its range; a dash where none does."""
-        stated = self.stated
         spans: dict[str, list[float]] = {}
         for one in self._there():
-            if stated is not None and len(one.inputs) == 1 and one.value is not None:
-                span = spans.setdefault(next(iter(one.inputs)), [stated.value or 0.0])
-                span.append(one.value)
-        name = max(spans, key=lambda name: max(spans[name]) - min(spans[name]), default="")
-        if not name or max(spans[name]) == min(spans[name]):
+            if len(one.inputs) == 1:
+                spans.setdefault(next(iter(one.inputs)), []).append(self._shown(one))
+        if self.stated is None or not spans:
             return "-"
-        low, high = (f"{edge(spans[name]):,.{self.digits}f}" for edge in (min, max))
-        return f"{name} ({low} to {high})"
+        ranges = {name: _edges([*found, self._shown(self.stated)]) for name, found in spans.items()}
+        name = max(ranges, key=lambda name: ranges[name][1] - ranges[name][0])
+        low, high = ranges[name]
+        if low == high:
+            return "-"
+        return f"{name} ({low:,.{self.digits}f} to {high:,.{self.digits}f})"
 
     def text(self, found: Found | None, *, of: bool = False) -> str:
         """A number, and the values that it is of."""
@@ -118,8 +119,17 @@ class SweptClaim(_Read):
         values = f" ({told(found.inputs)})" if of and found.inputs else ""
         return f"{found.value:,.{self.digits}f}{values}"
 
+    def _shown(self, found: Found) -> float:
+        """A number as it is written: what differs by less decides nothing."""
+        return round(found.value or 0.0, self.digits)
+
     def _there(self) -> list[Found]:
         return [one for one in self.found if one.value is not None]
+
+
+def _edges(values: list[float]) -> tuple[float, float]:
+    """The least and the largest."""
+    return min(values), max(values)
 
 
 class SavedFree(_Read):

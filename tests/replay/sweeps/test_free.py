@@ -204,7 +204,8 @@ def test_corners_and_what_cannot_run_decide_nothing() -> None:
     assert claim.decides == "a (1.90 to 2.50)"
     assert claim.text(claim.highest, of=True) == "4.00 (a: x; b: x)"
     assert claim.text(claim.lowest, of=True) == "1.90 (a: y)"
-    assert made({(): 2.0, (("a", "x"),): 2.0}).decides == "-"
+    same = made({(): 2.0, (("a", "x"),): 2.004})
+    assert (same.decides, same.text(same.highest, of=True)) == ("-", "2.00")
     nothing = made({(): None})
     assert nothing.decides == nothing.text(nothing.stated) == "-"
 
