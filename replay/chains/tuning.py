@@ -1,4 +1,4 @@
-"""Choosing among the options that a scheme offers for its machine: how it splits the SMs.
+"""Choosing among the options that a scheme offers for its machine: how it splits the SMs, and more.
 
 Libraries profile a few compiled variants on the machine and keep the best one (COMET, arXiv
 2502.19811v3, section 3.2: kernels with several numbers of communicating blocks are compiled
@@ -38,7 +38,7 @@ class Trial(Strict):
     the GPU has.
     """
 
-    options: dict[str, int]
+    options: dict[str, int | str]
     makespan_us: float | None
 
 
@@ -77,10 +77,10 @@ def tune(scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> Tuning:
     }
     if not candidates:
         return Tuning(scheme, [])
-    known: dict[tuple[int, ...], int | None] = {}
+    known: dict[tuple[int | str, ...], int | None] = {}
     trials: list[Trial] = []
 
-    def makespan_ps(chosen: dict[str, int], *, must_run: bool = False) -> int | None:
+    def makespan_ps(chosen: dict[str, int | str], *, must_run: bool = False) -> int | None:
         """Time of the layer, or None where the scheme refuses the options; found once."""
         key = tuple(chosen.values())
         if key not in known:

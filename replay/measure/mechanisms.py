@@ -11,7 +11,15 @@ from replay.engine import Touched
 from replay.engine.levels import Block, HighWater
 from replay.engine.timeline import sum_by
 from replay.measure.noted import NotedTouches, Waits
-from replay.measure.parts import BufferUse, CacheUse, Mechanisms, PortBytes, TableUse, TileUse
+from replay.measure.parts import (
+    BufferUse,
+    CacheUse,
+    ExpertUse,
+    Mechanisms,
+    PortBytes,
+    TableUse,
+    TileUse,
+)
 from replay.measure.ports import NVLINK
 from replay.model.machine.kinds import ROWS, WIRE_ROLES, Kind, among, wire_role
 
@@ -34,6 +42,7 @@ class Explaining:
         self._counters: dict[str, Ints] = {}
         self._ratios: dict[str, tuple[str, str]] = {}
         self._tiles = np.zeros(3, np.int64)  # tiles, rows, and rows that would fill them
+        self._experts = np.zeros(3, np.int64)  # with rows, their row tiles, and most of one
         self._has_tiles = self._has_polls = False
         self._polls = Waits(of_starts=True)
         self._polled = np.zeros(num_ranks, np.int64)
@@ -50,6 +59,9 @@ class Explaining:
         self._ratios |= notes.ratios
         for _, rows, tile_rows in notes.tiles:
             self._tiles += (len(rows), int(rows.sum()), len(rows) * tile_rows)
+        for count in notes.row_tiles:
+            self._experts[:2] += (len(count), int(count.sum()))
+            self._experts[2] = max(self._experts[2], int(count.max(initial=0)))
         self._has_tiles |= bool(notes.tiles)
         self._has_polls |= bool(notes.polls)
         self._polls.begin(notes.polls)
@@ -90,14 +102,16 @@ class Explaining:
 
     def result(self, graph: TaskGraph, ports: PortSums) -> Mechanisms:
         """The report; the graph is all of it, or its last part."""
+        cache = {
+            name: CacheUse(bytes=int(read), first_bytes=int(first), again_bytes=int(again))
+            for name, (read, first, again) in sorted(self._reads.items())
+        }
         return Mechanisms(
             wire_bytes=_by_role(ports),
             tables=dict(self._table_uses(graph)),
             buffers=dict(self._buffer_uses(graph)),
-            cache={
-                name: CacheUse(bytes=int(read), first_bytes=int(first), again_bytes=int(again))
-                for name, (read, first, again) in sorted(self._reads.items())
-            },
+            cache=cache,
+            experts=self._expert_use(cache.get("weights")),
             tiles=self._tile_use() if self._has_tiles else None,
             polling_us=[int(time) / 1e6 for time in self._polled] if self._has_polls else None,
             counters={name: sums.tolist() for name, sums in sorted(self._counters.items())},
@@ -132,6 +146,17 @@ class Explaining:
         for group, most in self._buffers.result().items():
             capacity = int(pools.capacity[pools.groups.index(group)])
             yield group, BufferUse(capacity=capacity, high_water=most)
+
+    def _expert_use(self, weights: CacheUse | None) -> ExpertUse | None:
+        experts, tiles, most = self._experts.tolist()
+        if not experts or weights is None:
+            return None
+        return ExpertUse(
+            weight_reads=weights.passes,
+            num_experts=experts,
+            mean_row_tiles=tiles / experts,
+            most_row_tiles=most,
+        )
 
     def _tile_use(self) -> TileUse:
         num_tiles, num_rows, slots = self._tiles.tolist()

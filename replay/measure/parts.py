@@ -438,6 +438,25 @@ class TileUse(Strict):
     fill: float = Field(ge=0, le=1)
 
 
+class ExpertUse(Strict):
+    """Degree to which tiles share the weights of an expert.
+
+    Attributes
+    ----------
+    weight_reads
+        How often the weights that are used were read from device memory, over reading each once.
+    num_experts
+        Experts with rows, counted in each of their GEMMs.
+    mean_row_tiles, most_row_tiles
+        Row tiles of such an expert, in the mean and at most.
+    """
+
+    weight_reads: float = Field(ge=1)
+    num_experts: int
+    mean_row_tiles: float
+    most_row_tiles: int
+
+
 class Mechanisms(Strict):
     """Report of a scheme's mechanisms.
 
@@ -452,6 +471,9 @@ class Mechanisms(Strict):
         Finite memories by name.
     cache
         Blocks read through the L2 caches, by what they are; empty in results of older versions.
+    experts
+        Reads of weights and row tiles; null where no expert has rows, and in results of older
+        versions.
     polling_us
         For each GPU, SM time in which blocks held an SM and waited for data; null for schemes whose
         blocks do not.
@@ -463,6 +485,7 @@ class Mechanisms(Strict):
     tables: dict[str, TableUse]
     buffers: dict[str, BufferUse]
     cache: dict[str, CacheUse] = Field(default_factory=dict)
+    experts: ExpertUse | None = None
     tiles: TileUse | None
     polling_us: list[float] | None
     counters: dict[str, list[int]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from replay.report.tables import MB
+from replay.measure.parts import ExpertUse
+from replay.report.tables import MB, named_table, told
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -31,6 +32,29 @@ def mechanism_table(
     ]
     columns = [Column("scheme"), Column("mechanism"), Column("use")]
     return Table("mechanisms", title, columns, rows) if rows else None
+
+
+def expert_table(measured: Sequence[Sequence[Measures]], labels: Sequence[str]) -> Table | None:
+    """How tiles share the weights of experts, a row each; None where no result says.
+
+    Parameters
+    ----------
+    measured, labels
+        As for `mechanism_table`.
+    """
+    uses = [expert_use([one.mechanisms for one in parts]) for parts in measured]
+    rows = [
+        (label, (use.weight_reads, use.mean_row_tiles, use.most_row_tiles))
+        for label, use in zip(labels, uses, strict=True)
+        if use is not None
+    ]
+    columns = [
+        told("weights read", "", ".2f"),
+        told("row tiles", "", ",.1f"),
+        Column("most", form=",d"),
+    ]
+    title = "Reads of the experts' weights, and tiles that share them"
+    return named_table("experts", title, columns, rows) if rows else None
 
 
 def lines_of(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
@@ -60,6 +84,22 @@ def lines_of(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
         yield name, f"{sum(map(sum, amounts)):,}"
     for name, ratios in _by_name(reports, "ratios"):
         yield name, f"{sum(ratios) / len(ratios):.2f}"
+
+
+def expert_use(reports: Sequence[Mechanisms]) -> ExpertUse | None:
+    """Reads of weights and row tiles of several layers together; None where no expert has rows."""
+    known = [(one.experts, one.cache["weights"]) for one in reports if one.experts is not None]
+    if not known:
+        return None
+    uses, weights = zip(*known, strict=True)
+    experts = sum(use.num_experts for use in uses)
+    first = sum(one.first_bytes for one in weights)
+    return ExpertUse(
+        weight_reads=1 + sum(one.again_bytes for one in weights) / first,
+        num_experts=experts,
+        mean_row_tiles=sum(use.num_experts * use.mean_row_tiles for use in uses) / experts,
+        most_row_tiles=max(use.most_row_tiles for use in uses),
+    )
 
 
 def _by_name(reports: Sequence[Mechanisms], field: str) -> Iterator[tuple[str, list[Any]]]:

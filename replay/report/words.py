@@ -19,6 +19,8 @@ WORDS: dict[str, str] = {
     "bound": "a time that no schedule of this work can beat",
     "bound/time": "how much of the time the bound explains",
     "binds": "the resource that is busy for the largest share of the time, and that share",
+    "weights read": "how often weights come from device memory, over each that is used once",
+    "row tiles": "tiles of an expert's rows, in the mean over experts with rows and their GEMMs",
     "busy of a phase": "time in which something of the phase is in service somewhere",
     "mean of a chained layer": "from its beginning on a GPU to its end there, waiting included",
     # ---- what is waited for ----

@@ -81,7 +81,7 @@ class AnyScheme(ABC):
     needs: frozenset[str] = frozenset()
     platform: str = "cuda"
     proposes: frozenset[str] = frozenset()
-    candidates: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    candidates: Mapping[str, tuple[int | str, ...]] = MappingProxyType({})
     tuned_by_default: bool = False
     options: Any = Options()
     code: str = ""

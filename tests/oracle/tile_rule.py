@@ -42,6 +42,25 @@ def key(order: str, tile: Tile, rows_of_expert: dict[int, int]) -> tuple[int, ..
     return (wave, tile.gemm, unit, tile.column)
 
 
+def sorted_key(
+    order: str, tile: Tile, rows_of_expert: dict[int, int], needs: dict[tuple[int, int], int]
+) -> tuple[int, ...]:
+    """What decides where rows come from one source after the other.
+
+    Parameters
+    ----------
+    needs
+        The farthest source of the rows of each (expert, row tile), as the place in which it is
+        fetched. All of a unit waits for the farthest of any of its row tiles.
+    """
+    name, _, numbers = order.partition(":")
+    height = {"unit": int(numbers.partition("+")[0] or 0), "waves": 8}.get(name, 1)
+    first = tile.row // height * height
+    last = min(first + height, rows_of_expert[tile.expert])
+    stage = max(needs[tile.expert, row] for row in range(first, last))
+    return (stage, *key(order, tile, rows_of_expert))
+
+
 def starts(
     order: str,
     rows_of_expert: dict[int, int],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 
-Raster = Literal["rows", "columns", "groups", "experts"]
+Raster = Literal["rows", "columns", "blocks", "groups", "experts"]
 
 GROUP_TILES = (8, 16)  # row tiles that kernels go through together; see `_group_rows`
 COUNT_LINE_BYTES = 128  # counts of four bytes are read by the line; later looks hit the L1 cache
@@ -79,6 +79,7 @@ def gemm_tasks(
     *,
     inputs: Ints | None = None,
     raster: Raster = "rows",
+    block_columns: int = 0,
     priority: Ints | None = None,
     by_columns: bool = False,
     resident_blocks: int = 1,
@@ -86,6 +87,7 @@ def gemm_tasks(
     loading_warps: int = 0,
     kept: Bools | None = None,
     steps: Ints | None = None,
+    routed: bool = True,
 ) -> TileTasks:
     """Add the tiles of one GEMM.
 
@@ -100,7 +102,10 @@ def gemm_tasks(
     raster
         Order of tiles that are ready at the same time: ``"rows"`` takes row tile after row tile,
         ``"columns"`` goes column by column over all row tiles of the rank, ``"groups"`` does so
-        within groups of row tiles (`_group_rows`), ``"experts"`` within such groups of one expert.
+        within groups of row tiles (`_group_rows`), ``"experts"`` within such groups of one expert,
+        ``"blocks"`` takes row tile after row tile through each block of columns.
+    block_columns
+        Columns of a block; a tile is of the block in which it begins.
     priority
         (tile,): order among ready tiles, smaller first.
     by_columns
@@ -120,12 +125,17 @@ def gemm_tasks(
     steps
         (step, tile): where tiles begin to multiply before their rows are there in full, the tasks
         that equal shares of the inner dimension wait for, all but the last, which is `after`.
+    routed
+        Whether the tiles are of routed experts, whose number a result states.
     """
     compute, dtype = machine.system.compute, work.precision.gemm
     hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
     block_n = tiles.block_n[tiles.rank]
     num_columns = -(-gemm.n // block_n)
     tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.compute)
+    if raster == "blocks":
+        by_block = np.lexsort((column * block_n[tile] // block_columns, tiles.rank[tile]))
+        tile, column = tile[by_block], column[by_block]
     last = gemm.n - (num_columns - 1) * block_n  # width of the last column of each row tile
     is_last = column == (num_columns - 1)[tile]
     widths = np.where(is_last, last[tile], block_n[tile])
@@ -159,6 +169,8 @@ def gemm_tasks(
         kept,
     )
     done = machine.join(columns, tile, tiles.rank)
+    if routed:
+        machine.notes.multiply(tiles.expert)
     return TileTasks(columns, tile, column, done, outputs, chain[0])
 
 
@@ -172,7 +184,7 @@ def _in_raster(
     num_columns
         (tile,): column tiles of each row tile; the same for all of a rank.
     """
-    if raster == "rows":
+    if raster in ("rows", "blocks"):
         ordered, in_group = np.arange(len(tiles), dtype=np.int64), np.ones(len(tiles), np.int64)
     else:  # row tiles are numbered over all ranks; groups and columns count within a rank
         which, most = tiles.rank, _group_rows(tiles, num_sms)

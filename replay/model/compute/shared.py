@@ -125,7 +125,7 @@ def shared_tiles(
     for gemm in (first, second):
         tasks = gemm_tasks(
             machine, shared, gemm, tiles, pool, done, inputs=inputs,
-            priority=order, resident_blocks=resident_blocks, clusters=clusters,
+            priority=order, resident_blocks=resident_blocks, clusters=clusters, routed=False,
         )  # fmt: skip
         if hold is not None:
             hold(tiles, tasks, done)

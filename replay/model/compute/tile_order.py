@@ -16,6 +16,9 @@ turns of an order, first those of GEMM-1:
 - ``unit:G+L``: the same, but GEMM-2 of a unit is behind GEMM-1 of the unit that is L later.
 - ``waves:E``: E experts of a GPU at a time, GEMM-1 of them all and then GEMM-2 of them all, in
   units of 8 row tiles.
+
+Where rows are fetched from one source after the other (COMET), the turn is that of the unit's
+farthest source before all else, and a unit's tiles wait for the rows of all of it.
 """
 
 from __future__ import annotations
@@ -41,8 +44,11 @@ Name = Literal["arrival", "expert", "unit", "waves"]
 TILE_ORDERS = ("arrival", "expert", "unit:N", "unit:N+N", "waves:N")
 """Forms of an order's name, as choices of an option."""
 
+TRIED = ("arrival", "expert", "unit:4", "unit:8", "unit:16", "unit:8+2")
+"""Orders among which a search chooses, where a scheme's own kernels do not say among which."""
+
 UNIT_ASSUMED = (
-    "which of several ready rows of tiles goes first is assumed as in kernels whose order is known: "
+    "which of several ready rows of tiles goes first is assumed as in kernels that say so: "
     "launched ones go through 8 or 16 row tiles by columns (deepseek-ai/DeepGEMM 54e2261, "
     "scheduler/gemm.cuh), fused ones through units of up to 8 row tiles of one expert (its pull "
     "request 440, sgl-project/DeepGEMM 88)"
@@ -76,6 +82,15 @@ class TileOrder:
         name, size, lag = found.groups("0")
         return cls(cast("Name", name), int(size), int(lag))
 
+    @property
+    def unit_tiles(self) -> int:
+        """Most row tiles of a unit; 1 in orders that know no units."""
+        return {"unit": self.size, "waves": WAVE_UNIT_TILES}.get(self.name, 1)
+
+    def heads(self, tiles: RowTiles) -> Ints:
+        """(tile,): the first row tile of the unit that each is of."""
+        return np.arange(len(tiles)) - _within_expert(tiles) % self.unit_tiles
+
     def turns(self, tiles: RowTiles, columns: int) -> Turns:
         """Turns of the tiles of both GEMMs.
 
@@ -87,8 +102,7 @@ class TileOrder:
         if self.name in ("arrival", "expert"):
             turn = tiles.expert if self.name == "expert" else np.zeros_like(tiles.expert)
             return Turns(turn, turn)
-        height = self.size if self.name == "unit" else WAVE_UNIT_TILES
-        unit, expert = _numbers_on_rank(tiles, height)
+        unit, expert = _numbers_on_rank(tiles, self.unit_tiles)
         if self.name == "unit":
             first, second = 2 * unit, 2 * (unit + self.lag) + 1
         else:
@@ -141,9 +155,14 @@ def most_columns(tiles: RowTiles, *gemms: Gemm) -> int:
     return max(-(-gemm.n // least) for gemm in gemms)
 
 
+def _within_expert(tiles: RowTiles) -> Ints:
+    """(tile,): place of each row tile among those of its expert."""
+    return np.arange(len(tiles)) - tiles.first_of_expert[tiles.expert]
+
+
 def _numbers_on_rank(tiles: RowTiles, height: int) -> tuple[Ints, Ints]:
     """Units of so many row tiles, and experts with rows, numbered on each rank: two (tile,)."""
-    within = np.arange(len(tiles)) - tiles.first_of_expert[tiles.expert]
+    within = _within_expert(tiles)
     by_rank = np.argsort(tiles.rank, kind="stable")
     first_of_rank = places(np.bincount(tiles.rank, minlength=len(tiles.block_m))) == 0
     unit, expert = np.empty(len(tiles), np.int64), np.empty(len(tiles), np.int64)

@@ -52,6 +52,8 @@ class Notes:
         By name, the counters that are set over one another.
     tiles
         Blocks of (tile,) ranks, rows, and rows that a full tile has.
+    row_tiles
+        Blocks of (expert,) row tiles that experts with rows have in a GEMM.
     polls
         Blocks of (block,) tasks that take an SM, tasks for which it then waits, and ranks.
     touches
@@ -75,6 +77,7 @@ class Notes:
     counters: dict[str, Ints] = field(default_factory=dict)
     ratios: dict[str, tuple[str, str]] = field(default_factory=dict)
     tiles: list[tuple[Ints, Ints, int]] = field(default_factory=list)
+    row_tiles: list[Ints] = field(default_factory=list)
     polls: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
     reads: dict[Read, list[Ints]] = field(default_factory=dict)
@@ -90,7 +93,8 @@ class Notes:
         """Take everything that was noted since the last time, and forget it."""
         taken = replace(self)
         self.counters, self.ratios, self.touches, self.reads = {}, {}, {}, {}
-        self.tiles, self.polls, self.held_up, self.accesses = [], [], [], {}
+        self.tiles, self.row_tiles, self.polls = [], [], []
+        self.held_up, self.accesses = [], {}
         self._followed = {"sent": [], "combined": []}
         return taken
 
@@ -150,6 +154,11 @@ class Notes:
             Rows of a full tile.
         """
         self.tiles.append((rank, rows, tile_rows))
+
+    def multiply(self, expert: Ints) -> None:
+        """Remember the row tiles of a GEMM by the (tile,) experts that they are of."""
+        count = np.bincount(expert)
+        self.row_tiles.append(count[count > 0])
 
     def poll(self, held: Ints, begun: Ints, rank: Ints) -> None:
         """Remember blocks that hold an SM while they wait for data.

@@ -138,6 +138,7 @@ def tiles_of(
         priority=priority,
         kept=kept,
         steps=steps,
+        routed=False,
     )
     block_n = tiles.block_n[tiles.rank[tasks.column_tile]]
     columns = np.minimum(block_n, product.n - tasks.column_index * block_n)

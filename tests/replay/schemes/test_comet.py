@@ -10,6 +10,7 @@ import pytest
 from loops import every
 from packets import write_packets
 from round_machine import NS, ROUND, US, round_machine
+from tile_rule import Tile, sorted_key
 
 import hwmodel
 from replay.chains.layer import build_layer
@@ -265,26 +266,86 @@ def test_rows_are_fetched_from_the_nearest_source_first(name: str) -> None:
     assert order.tolist() == [1] * 4 + [2] * 4 + [3] * 4
 
 
-def test_a_tile_waits_for_its_own_sources_alone() -> None:
+@pytest.mark.parametrize(
+    ("order", "waits"), [("arrival", [3, 7]), ("unit:1", [3, 7]), ("unit:2", [7])]
+)
+def test_a_unit_of_tiles_waits_for_its_own_sources_alone(order: str, waits: list[int]) -> None:
     """Two tiles: 64 rows each of ranks 0 and 1, and 64 of rank 2."""
-    scheme = SCHEMES["flux"].with_options({"dispatch_sms": 1})
+    scheme = SCHEMES["flux"].with_options({"dispatch_sms": 1, "tile_order": order})
     graph, _, _ = build_layer(from_every_rank(64, ranks=3), round_machine(), scheme)
     timeline = schedule(graph)
     down = np.flatnonzero(graph.kind == Kind.DISPATCH_DOWN)
     arrived = np.sort(timeline.visible_ps[down])
     starts = np.unique(timeline.start_ps[np.flatnonzero(graph.kind == Kind.GEMM1)])
-    assert starts.tolist() == [arrived[3] + SEEN, arrived[7] + SEEN]
+    assert starts.tolist() == [arrived[one] + SEEN for one in waits]
 
 
 def test_tiles_run_in_the_order_of_their_farthest_source() -> None:
     """One SM multiplies: tiles of near rows of both experts come before those of far rows."""
-    scheme = SCHEMES["flux"].with_options({"dispatch_sms": 99})
+    scheme = SCHEMES["flux"].with_options({"dispatch_sms": 99, "tile_order": "expert"})
     graph, _, _ = build_layer(from_every_rank(64, experts=2), round_machine(), scheme)
     timeline = schedule(graph)
     gemm = np.flatnonzero(graph.kind == Kind.GEMM1)
     # Each expert has two tiles of two columns.
     tile = np.argsort(timeline.start_ps[gemm], kind="stable") // 2
     assert tile.tolist() == [0, 0, 2, 2, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("order", ["expert", "unit:1", "unit:2", "unit:4", "unit:3+1", "waves:1"])
+def test_units_are_sorted_by_the_ranks_that_they_need(order: str) -> None:
+    """As flux sorts its problems: by the farthest rank of any of its tiles, then by expert."""
+    rng = np.random.default_rng(4)
+    ranks, experts = 4, 6
+    layer = small_layers.work(
+        small_layers.draw(ranks * 700, experts, 2, seed=5), ranks, experts,
+        tokens_of_rank=(rng.multinomial(ranks * 700, [0.1, 0.4, 0.3, 0.2])).tolist(), shape=WIDE,
+    )  # fmt: skip
+    scheme = SCHEMES["flux"].with_options({"tile_order": order})
+    graph = build_layer(layer, round_machine(), scheme)[0]
+    for rank in range(ranks):
+        rows_of_expert, needs = {}, {}
+        for expert in layer.experts_of_rank[rank].tolist():
+            source = layer.pair_source[layer.pair_expert == expert]
+            distance = np.sort((source - rank) % ranks)
+            for row, first in enumerate(range(0, len(distance), 128)):
+                needs[expert, row] = int(distance[first : first + 128].max())
+                rows_of_expert[expert] = row + 1
+        gemm = np.flatnonzero(
+            (graph.kind == Kind.GEMM1) & (graph.rank == rank) & (graph.duration_ps > 0)
+        )
+        columns = len(gemm) // len(needs)
+        tiles = [Tile(0, expert, row, column) for expert, row in needs for column in range(columns)]
+        assert len(tiles) == len(gemm)
+        by_turn = np.argsort(graph.priority[gemm], kind="stable").tolist()
+        keys = [sorted_key(order, tiles[place], rows_of_expert, needs) for place in by_turn]
+        assert keys == sorted(keys)
+        # Of tiles with the same key, none has another priority.
+        assert len(set(graph.priority[gemm].tolist())) == len(set(keys))
+
+
+def test_the_second_gemm_goes_block_by_block_and_expert_by_expert() -> None:
+    """One SM multiplies: two blocks of 512 columns, two experts of two row tiles."""
+    scheme = SCHEMES["comet"].with_options({"combine_sms": 99})
+    graph, _, _ = build_layer(from_every_rank(64, experts=2), round_machine(), scheme)
+    timeline = schedule(graph)
+    gemm = np.flatnonzero((graph.kind == Kind.GEMM2) & (graph.duration_ps > 0))
+    begun = gemm[np.argsort(timeline.start_ps[gemm], kind="stable")]
+    expert = graph.tag[begun].reshape(2, 2, -1)
+    assert (expert == np.array([0, 1])[None, :, None]).all()
+    # Of an expert in a block: all columns of its first row tile, then of its second.
+    row_tile = _row_tiles_of(graph, begun).reshape(4, 2, -1)
+    assert (row_tile == row_tile[:, :, :1]).all()
+    assert (row_tile[:, 0] != row_tile[:, 1]).all()
+
+
+def _row_tiles_of(graph: Any, gemm: Any) -> Any:
+    """(task,): of two tasks of an expert, the same number if they read the same activations."""
+    touches = graph.touches
+    found = []
+    for task in gemm.tolist():
+        mine = np.flatnonzero(touches.task == task)
+        found.append(min(touches.key[mine].tolist()))
+    return np.array(found)
 
 
 @pytest.mark.parametrize("name", ["flux", "comet"])

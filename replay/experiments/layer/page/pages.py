@@ -9,7 +9,7 @@ from replay.experiments.layer.page import charts, spent, validity
 from replay.experiments.layer.page.command import compare_command, run_command
 from replay.experiments.layer.result import Result
 from replay.experiments.layer.tables import bands, memory, notes, times, tokens, wires
-from replay.experiments.layer.tables.every import mechanisms_table
+from replay.experiments.layer.tables.every import experts_table, mechanisms_table
 from replay.experiments.layer.tables.times import fastest, time_us, unit_of
 from replay.report.comparisons import identities_table, schemes_table, versions
 from replay.report.pages import filled_page, there
@@ -64,7 +64,7 @@ def _of_result(result: Result, words: str) -> Iterator[Section]:
         "Tokens", [*there(charts.latency_plot(results), tokens.latency_table(results)), *lines]
     )
     yield _memory(results, memory.buffers_table(result))
-    yield Section("Mechanisms", there(mechanisms_table(results)))
+    yield Section("Mechanisms", there(experts_table(results), mechanisms_table(results)))
     yield from _rests_on(results, words, *tuned_tables(result))
 
 
@@ -110,7 +110,8 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
     )
     yield Section("Tokens", there(charts.latency_plot(results), tokens.latency_table(results)))
     yield _memory(results)
-    yield Section("Mechanisms", there(mechanisms_table(results)), is_open=False)
+    shown = there(experts_table(results), mechanisms_table(results))
+    yield Section("Mechanisms", shown, is_open=False)
     yield from _rests_on(results, words)
 
 

@@ -9,7 +9,7 @@ from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.layer.tables import bands, memory, notes, times, wires
 from replay.measure.result import LayerResult
 from replay.report.comparisons import tables_group
-from replay.report.mechanisms import mechanism_table
+from replay.report.mechanisms import expert_table, mechanism_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def ranking(compared: Comparison) -> Group:
     more = "What each scheme waits for, moves, launches and keeps in memory: --details."
     return tables_group(
         notes.heading(*results),
-        [times.times_table(compared, results)],
+        [times.times_table(compared, results), experts_table(results)],
         [*notes.outside_notes(compared), more],
         *bands.bands_table(compared),
     )
@@ -51,6 +51,7 @@ def comparison_tables(compared: Comparison) -> Group:
         notes.heading(*results),
         [
             times.times_table(compared, results),
+            experts_table(results),
             *times.waiting_tables(results),
             *wires.payload_tables(results),
             wires.network_table(results),
@@ -78,6 +79,7 @@ def result_tables(result: Result) -> Group:
             times.path_table(measures, name),
             wires.overhead_table(results),
             memory.buffers_table(result),
+            experts_table(results),
             mechanisms_table(results),
         ],
         [
@@ -87,6 +89,11 @@ def result_tables(result: Result) -> Group:
             *notes.chain_notes(result),
         ],
     )
+
+
+def experts_table(results: Sequence[Result]) -> Table | None:
+    """Reads of weights and row tiles of each result; None in results of older versions."""
+    return expert_table([one.measured for one in results], row_names(results))
 
 
 def mechanisms_table(results: Sequence[Result]) -> Table | None:

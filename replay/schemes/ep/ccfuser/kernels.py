@@ -129,6 +129,7 @@ def gemm2_and_put(
             begun[grid.rank],
             clusters=False,
             loading_warps=loading_warps,
+            routed=False,  # they were counted before
         )
         repeat = np.full((2, len(rank)), NOBODY)
         repeat[:, paired] = tile_steps(machine, again)

@@ -1,10 +1,12 @@
 """The second kernel of COMET: GEMM-2 by blocks of columns, and SMs that send what is finished.
 
-The grouped GEMM goes through all experts block by block. When a GPU has finished a block, its
-communicating SMs take it on. `sums_back` is flux's way: they add up the rows of a token's experts
-on this GPU and store one row to the token's owner, where a kernel of its own adds up what the GPUs
-have stored. `rows_back` is the paper's: every (token, expert) has its row stored to the owner,
-whose communicating SMs add it up in the same kernel.
+The grouped GEMM goes through all experts block by block, in a block expert by expert, and in an
+expert row tile by row tile, as in flux (gemm_grouped_v3_gather_rs.cc: a problem for each block and
+expert, of transposed operands, so that its raster along M goes along the columns). When a GPU has
+finished a block, its communicating SMs take it on. `sums_back` is flux's way: they add up the rows
+of a token's experts on this GPU and store one row to the token's owner, where a kernel of its own
+adds up what the GPUs have stored. `rows_back` is the paper's: every (token, expert) has its row
+stored to the owner, whose communicating SMs add it up in the same kernel.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def gemm2_and_combine(
     computing = sms.pool("sm-2", sms.left)
     tiles = row_tiles(machine, work, gemm := Gemm.second(work), sms.left, TILE_ROWS)
     tasks = gemm_tasks(
-        machine, work, gemm, tiles, computing, begun[tiles.rank], inputs=inputs, raster="columns"
+        machine, work, gemm, tiles, computing, begun[tiles.rank],
+        inputs=inputs, raster="blocks", block_columns=block_columns,
     )  # fmt: skip
     # A block is complete when all tiles are that hold columns of it.
     hidden = work.shape.hidden

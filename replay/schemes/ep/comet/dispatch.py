@@ -1,7 +1,10 @@
 """The first kernel of COMET: some SMs fetch rows, the others multiply tiles as their rows come.
 
 Cut along the rows (arXiv 2502.19811v3, section 3.1): rows of an expert are ordered by source rank,
-so that tiles of local rows run first and later tiles wait only for the ranks they need.
+so that tiles of local rows run first and later tiles wait only for the ranks they need. Tiles are
+sorted by their unit's farthest source and then as `replay.model.compute.tile_order` says. In flux a
+block keeps to the tiles of its number and holds its SM until their rows are there; here the next
+ready tile goes first.
 """
 
 from __future__ import annotations
@@ -58,8 +61,8 @@ def dispatch_and_gemm1(
         Whether a token is fetched once for all of its experts on a GPU, with the rows of the first
         of them; tiles of the others wait for these, too.
     tile_order
-        Which ready tile goes first of those whose last rows come from sources equally far away; see
-        `replay.model.compute.tile_order`.
+        Which ready tile goes first of those whose units' last rows come from sources equally far
+        away; see `replay.model.compute.tile_order`.
 
     Returns
     -------
@@ -94,17 +97,22 @@ def dispatch_and_gemm1(
     machine.notes.follow("sent", token[~is_local], fetch[message])
     machine.notes.follow("sent", token[is_local], begun[work.source_rank[token[is_local]]])
     data = machine.transfers.load(DISPATCH, reader, source, row_bytes, fetch, rows=rows).arrived
-    fetched = machine.mark(tiles.rank, begun[tiles.rank])
-    needed, needed_by = np.divmod(np.unique(message * len(tiles) + tile[~is_local]), len(tiles))
+    # Tiles wait for the rows of their whole unit.
+    order_of_tiles = TileOrder.of(tile_order)
+    heads, unit = np.unique(order_of_tiles.heads(tiles), return_inverse=True)
+    unit_rank = tiles.rank[heads]
+    fetched = machine.mark(unit_rank, begun[unit_rank])
+    needs = np.unique(message * len(heads) + unit[tile[~is_local]])
+    needed, needed_by = np.divmod(needs, len(heads))
     machine.order(data[needed], fetched[needed_by])
     # The blocks that multiply look for flags of those that fetch.
-    is_told = np.bincount(needed_by, minlength=len(tiles)) > 0
+    is_told = np.bincount(needed_by, minlength=len(heads)) > 0
     told = Time.where(is_told, machine.costs.visible() + machine.costs.poll(), NO_TIME)
-    ready = machine.delay(DISPATCH.sync, told, fetched, rank=tiles.rank)
-    last_source = np.zeros(len(tiles), np.int64)
+    ready = machine.delay(DISPATCH.sync, told, fetched, rank=unit_rank)[unit]
+    last_source = np.zeros(len(heads), np.int64)
     np.maximum.at(last_source, needed_by, message_distance[needed])
-    turns = TileOrder.of(tile_order).turns(tiles, most_columns(tiles, gemm))
-    turns = turns.later(last_source * turns.behind)
+    turns = order_of_tiles.turns(tiles, most_columns(tiles, gemm))
+    turns = turns.later(last_source[unit] * turns.behind)
     ready = cast_tiles(
         machine, work, tiles.rank, tiles.moved_rows, computing, ready, turns.first
     ).done

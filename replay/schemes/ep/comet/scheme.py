@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from replay.model.compute.casts import cast_before_dispatch
+from replay.model.compute.tile_order import TILE_ORDERS
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
@@ -40,6 +41,10 @@ FIRST, SECOND = "dispatch and gemm1", "gemm2 and combine"  # the kernels
 # shows the best for three set-ups (18, 26 and 46 of 132, figure 8) but not the list. The library
 # has kernels with 28 (BF16) and 32 (FP8), and profiles 26, 28 and 30 (docs/tuning_guide.md).
 SPLITS = (6, 12, 18, 26, 46)
+RASTERS = (
+    "expert",
+    "unit:4",
+)  # of tiles of GEMM-1: the library has kernels of either, and profiles
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,17 @@ class CometOptions(Options):
         "follows the top-K reduction (section 3.2.1)",
         choices=("experts", "gpus"),
     )
+    tile_order: str = option(
+        "unit:4",
+        "Which ready tile of GEMM-1 goes first of those whose last rows come from sources equally "
+        "far away. arrival takes tiles as they became ready; expert takes the lowest expert, row "
+        "tile by row tile; unit:N goes through units of N row tiles of an expert column by column, "
+        "and all of a unit waits for its last row.",
+        f"{LIBRARY}: get_sorted_problem_schedule cuts problems of four row tiles, sorts them by "
+        "ranks needed and then by expert, and kernels go through each by columns (AlongM) or by "
+        "rows (AlongN); the paper says that local rows go first, and nothing within a source",
+        choices=TILE_ORDERS,
+    )
 
 
 class FusedKernelPair(Scheme):
@@ -87,8 +103,6 @@ class FusedKernelPair(Scheme):
     ----------
     traffic_of
         Class of traffic by what a row is fetched and sent for, see `CometOptions.rows_of`.
-    tile_order
-        Which ready tile of GEMM-1 goes first, see `dispatch_and_gemm1`; no option of users yet.
     """
 
     overlap = "inside each of two fused kernels"
@@ -97,10 +111,11 @@ class FusedKernelPair(Scheme):
     combine_types = frozenset({"bf16"})  # what FP8 GEMMs write, too
     validity = "measured on 8 H800 and on 8 L20"
     tuned_by_default = True
-    candidates = MappingProxyType({"dispatch_sms": SPLITS, "combine_sms": SPLITS})
+    candidates = MappingProxyType(
+        {"dispatch_sms": SPLITS, "combine_sms": SPLITS, "tile_order": RASTERS}
+    )
     options: CometOptions = CometOptions()
     traffic_of: Mapping[str, str]
-    tile_order = "arrival"
 
     def __init__(self) -> None:
         self.traffic = self.traffic_of[self.options.rows_of]
@@ -126,7 +141,7 @@ class FusedKernelPair(Scheme):
             message_rows=self.options.message_rows,
             fused_activation=self.fuses_activation,
             once=self.options.rows_of == "gpus",
-            tile_order=self.tile_order,
+            tile_order=self.options.tile_order,
         )  # fmt: skip
         ends = self.between(work, machine, ends)
         hidden = work.shape.hidden

@@ -32,6 +32,7 @@ from replay.model.compute.experts import fused_tiles, separate_kernels
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.row_tiles import RowTiles, row_tiles
 from replay.model.compute.shared import shared_kernels, shared_tiles
+from replay.model.compute.tile_order import TRIED
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import COMBINE, DISPATCH
@@ -105,6 +106,7 @@ class DySharp(Scheme):
             "dispatch_sms": SM_CANDIDATES,
             "combine_sms": SM_CANDIDATES,
             **({"gemm2_sms": (0, 32, 44, 56)} if fusion == "layer" else {}),
+            **({"tile_order": TRIED} if fusion != "none" else {}),
         }
         super().__init__(options)
 

@@ -31,7 +31,7 @@ from replay.model.compute.casts import cast_tiles, casting, tokens_read
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
 from replay.model.compute.shared import shared_tiles
-from replay.model.compute.tile_order import TileOrder, most_columns
+from replay.model.compute.tile_order import TRIED, TileOrder, most_columns
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
@@ -74,6 +74,7 @@ class FlashDMoe(Scheme):
         "gradients are an extrapolation"
     )
     unpadded = MappingProxyType({"pad_tiles": False})
+    candidates = MappingProxyType({"tile_order": TRIED})
     options: FlashDMoeOptions = FlashDMoeOptions()
 
     def communication_sms(self, system: System) -> int | None:

@@ -39,7 +39,7 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.shared import shared_tiles
-from replay.model.compute.tile_order import TileOrder, Turns, most_columns
+from replay.model.compute.tile_order import TRIED, TileOrder, Turns, most_columns
 from replay.model.compute.weight_gradients import (
     DOWN,
     UP,
@@ -86,7 +86,7 @@ class MoeHub(Scheme):
     fuses_activation = True
     keeps_results = False
     validity = "simulated: 8 GPUs like the H800"
-    candidates = MappingProxyType({"store_sms": (4, 8, 12, 16, 24)})
+    candidates = MappingProxyType({"store_sms": (4, 8, 12, 16, 24), "tile_order": TRIED})
     options: MoeHubOptions = MoeHubOptions()
 
     @property
