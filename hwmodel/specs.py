@@ -29,6 +29,7 @@ from hwmodel.tables import (
     NicSpec,
     OverheadsSpec,
     PcieSpec,
+    SmSpec,
     SwitchSpec,
     WarpSpec,
 )
@@ -47,6 +48,7 @@ class SystemSpec(StrictDocument):
     link: LinkSpec
     switch: SwitchSpec
     gpu: GpuSpec
+    sm: SmSpec | None = None
     cache: CacheSpec | None = None
     warp: WarpSpec | None = None
     ai_core: AiCoreSpec | None = None

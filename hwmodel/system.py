@@ -15,6 +15,7 @@ from hwmodel.link import Link
 from hwmodel.memory import L2, Hbm, StreamingMultiprocessors
 from hwmodel.nccl import Nccl
 from hwmodel.overheads import Overheads
+from hwmodel.residency import BlockFootprint, SmLimits
 from hwmodel.specs import SystemSpec
 from hwmodel.switch import Switch
 from hwmodel.warps import Warps
@@ -76,6 +77,7 @@ class System(Shown):
     attention: Attention
     overheads: Overheads
     spec: SystemSpec
+    _sm_limits: SmLimits | None
     _warps: Warps | None
     _nccl: Nccl | None
 
@@ -103,9 +105,20 @@ class System(Shown):
             attention=Attention.from_spec(spec),
             overheads=Overheads.from_spec(spec.overheads, store_ps),
             spec=spec,
+            _sm_limits=None if spec.sm is None else SmLimits.from_spec(spec.sm),
             _warps=Warps.from_spec(spec) if spec.warp is not None else None,
             _nccl=Nccl.from_spec(spec.nccl) if spec.nccl is not None else None,
         )
+
+    def resident_blocks(self, block: BlockFootprint) -> int:
+        """Count the blocks of a kernel that are on an SM at a time; an AI core runs one.
+
+        Raises
+        ------
+        UserError
+            If not even one fits.
+        """
+        return 1 if self._sm_limits is None else self._sm_limits.resident_blocks(block)
 
     @property
     def nccl(self) -> Nccl:

@@ -157,6 +157,30 @@ class GpuSpec(StrictDocument):
     """A load that hits the L2 cache."""
 
 
+class SmSpec(StrictDocument):
+    """What the thread blocks that are resident on an SM share, and how many there can be.
+
+    Only of machines that run CUDA: an AI core runs one block.
+    """
+
+    registers: Quantity[Count]
+    """Of 32 bits, of all partitions together."""
+    partitions: Quantity[Units]
+    """Parts of an SM that have as many registers each, and the warps that these are enough for."""
+    register_unit: Quantity[Units]
+    """A warp gets registers in multiples of it."""
+    shared_bytes: Quantity[Count]
+    """Shared memory of all blocks together."""
+    block_shared_bytes: Quantity[Count]
+    """Most shared memory that one block can have."""
+    reserved_shared_bytes: Quantity[Count]
+    """Shared memory of each block that CUDA keeps for itself."""
+    threads: Quantity[Units]
+    """Of all blocks together."""
+    blocks: Quantity[Units]
+    """Resident at a time, however small."""
+
+
 class CacheSpec(StrictDocument):
     """How the L2 cache holds what tiles read, on machines on which that was measured.
 

@@ -83,6 +83,9 @@ def test_dimensional_keys_name_their_unit():
             "per_leaf",
             "oversubscription",
             "fabric.slow",
+            "sm.register",
+            "sm.partitions",
+            "sm.threads",
         ),
     )
     for key in keys():  # of all tables, those that not every machine has too

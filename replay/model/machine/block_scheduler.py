@@ -1,10 +1,17 @@
 """Thread blocks on SMs: who holds an SM, from when and until when.
 
-A pool of SMs serves tasks whose data are there. A real block takes its SM earlier: the hardware
-gives blocks to SMs in the order of the grid as SMs become free, and a block keeps its SM until it
-ends, whatever it waits for in between - a flag that it polls, or room in a buffer for what it
-stores. Here each GPU has as many *block slots* as SMs; a block's *claim* takes one, its last task
-gives it back, and claims are served in the order in which the block scheduler would be.
+A pool of SMs serves tasks whose data are there. A real block takes room on an SM earlier: the
+hardware gives it to blocks in the order of the grid as it becomes free, and a block keeps it until
+it ends, whatever it waits for in between - a flag that it polls, or room in a buffer for what it
+stores. Here each GPU has *block slots*, as many for each SM as blocks of the kernel are resident on
+one (`hwmodel.System.resident_blocks`). A block's *claim* takes a slot, its last task gives it back,
+and claims are served in the order in which the block scheduler would be.
+
+A block that waits holds its slot alone. What it does takes an SM of the pool, whole, one block at a
+time: of the tasks that are ready, in the order of their priorities, then of the times at which they
+became ready, then as they are numbered; none is interrupted. With one resident block an SM is never
+asked for by two, so that a block has one from its claim to its end. With several, others multiply
+while it waits. They need not be of the same SM, which spares them some waiting.
 
 What a kernel's grid order costs follows from who waits for what. Blocks of a kernel that runs from
 its start are all claimed at once, in grid order, and hold their SMs while their data are under
@@ -22,22 +29,30 @@ if TYPE_CHECKING:
 
 
 class BlockScheduler:
-    """Block slots of every GPU, one per SM, and the unit that assigns them.
+    """Block slots of every GPU, and the unit that assigns them.
 
     Parameters
     ----------
     machine
-        Receives tasks. All schedulers of a machine with the same `num_sms` share their slots, so
-        that blocks of one layer keep those of the next from their SMs.
+        Receives tasks. All schedulers of a machine with the same `num_sms` and `resident_blocks`
+        share their slots, so that blocks of one layer keep those of the next from their SMs.
     num_sms
         SMs per GPU that take blocks.
+    resident_blocks
+        Blocks that an SM has at a time.
+
+    Attributes
+    ----------
+    slots
+        Blocks that a GPU has at a time.
     """
 
-    def __init__(self, machine: Machine, num_sms: int) -> None:
+    def __init__(self, machine: Machine, num_sms: int, resident_blocks: int = 1) -> None:
         self._graph = machine.graph
         # Kernels that run side by side do not block each other, hence no plain queue.
         self._scheduler = machine.sms.units("block scheduler", 1, "voq")[:, 0]
-        self._slots = machine.buffers.pools("blocks on SMs", num_sms)
+        self.slots = num_sms * resident_blocks
+        self._slots = machine.buffers.pools("blocks on SMs", self.slots)
 
     def hold(
         self,
@@ -49,7 +64,7 @@ class BlockScheduler:
         priority: IntsLike = 0,
         resident: Ints | None = None,
     ) -> Ints:
-        """Make blocks take an SM before their first task and keep it until their last has ended.
+        """Make blocks take a slot before their first task and keep it until their last has ended.
 
         Parameters
         ----------
@@ -68,7 +83,7 @@ class BlockScheduler:
 
         Returns
         -------
-        (block,) claims: a block has its SM when its claim starts.
+        (block,) claims: a block has its slot when its claim starts.
         """
         graph = self._graph
         claims = graph.add(

@@ -10,7 +10,7 @@ What that means for a layer whose weights are sliced (CAIS, arXiv 2605.05628, co
 
 - Weights are the larger matrix, so that blocks are bound to columns: each GPU makes its columns of
   the product that enters a half. Rows of tokens are placed by the row, and seven of eight remote.
-- A block begins when it is its turn in the grid, has its SM from then on, and asks for its rows
+- A block begins when it is its turn in the grid, is on an SM from then on, and asks for its rows
   then: nothing is fetched ahead of it but what its own pipeline holds. The first block of a row of
   blocks asks, the others find the rows in the cache. Rows come to a GPU once.
 - All grids begin with the same rows: those that the first GPU owns.
@@ -35,6 +35,7 @@ from replay.schemes.options import Options, option
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
 from replay.schemes.tp.overlap.pieces import chunks_of, whole_rows
+from replay.schemes.tp.residency import resident_blocks
 from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class LadmOptions(Options):
         "that not all load from one.",
         "MICRO 2020, III-D: blocks of the grid in order; links are not looked at",
     )
+    resident_blocks: int = resident_blocks()
 
 
 class Ladm(TensorScheme):
@@ -108,7 +110,7 @@ class Ladm(TensorScheme):
         return machine.gather(*ends, done)
 
     def _load_rows(self, kernels: Kernels, tiled: Tiled, begun: Ints) -> tuple[Ints, Ints]:
-        """Let blocks of a product load their rows when they have their SMs.
+        """Let blocks of a product load their rows when they are on SMs.
 
         A *loader* is a block that loads for itself and for those that find its rows in the cache.
 
@@ -124,9 +126,7 @@ class Ladm(TensorScheme):
             loads, of = loads[np.argsort(tile[loads])], tile
         else:
             loads = of = np.arange(len(blocks))
-        asked = machine.serve(
-            kernels.pool[rank[loads]], NO_TIME, kind=GATHER.send, rank=rank[loads]
-        )
+        asked = machine.delay(GATHER.send, NO_TIME, None, rank[loads])
         loader, chunk, first_row, rows = _parts(tiled, tile[loads], layer)
         far = np.flatnonzero(chunk != rank[loads[loader]])
         loader, chunk, first_row, rows = (each[far] for each in (loader, chunk, first_row, rows))
@@ -150,15 +150,13 @@ class Ladm(TensorScheme):
         # A block ends when the last of its rows has come, too.
         is_far = np.isin(of, loader)
         whole = machine.join(at, loader, rank[loads])
-        late = machine.serve(
-            kernels.pool[rank[is_far]], NO_TIME, kind=GATHER.send, rank=rank[is_far],
-            after=blocks[is_far],
-        )  # fmt: skip
+        late = machine.delay(GATHER.send, NO_TIME, blocks[is_far], rank[is_far])
         machine.order(whole[of[is_far]], late)
         first, last = tiled.tasks.begins.copy(), blocks.copy()
         first[loads] = asked
         last[is_far] = late
-        BlockScheduler(machine, machine.sms.compute).hold(first, last, rank, begun[rank])
+        resident = self.options.resident_blocks or matrices.resident_blocks(machine, tiled.tiles)
+        BlockScheduler(machine, machine.sms.compute, resident).hold(first, last, rank, begun[rank])
         return (
             np.concatenate((late, *ends)),
             np.concatenate((rank[is_far], *[chunk for _ in ends])),
@@ -173,7 +171,7 @@ class Ladm(TensorScheme):
         block, reader = (each[pieces.chunk[block] != reader] for each in (block, reader))
         return _loading_kernel(
             kernels, GATHER, "load rows", after, reader, pieces.rows[block],
-            np.arange(len(block)), pieces.chunk[block],
+            np.arange(len(block)), pieces.chunk[block], self.options.resident_blocks,
         )  # fmt: skip
 
     # ---- sums ------------------------------------------------------------------------------------
@@ -185,8 +183,9 @@ class Ladm(TensorScheme):
         block = np.repeat(np.arange(len(pieces)), n - 1)
         source = (pieces.chunk[block] + 1 + places(np.full(len(pieces), n - 1))) % n
         return _loading_kernel(
-            kernels, REDUCE, "load and add", after, pieces.chunk, pieces.rows, block, source
-        )
+            kernels, REDUCE, "load and add", after, pieces.chunk, pieces.rows, block, source,
+            self.options.resident_blocks,
+        )  # fmt: skip
 
 
 def _parts(tiled: Tiled, tile: Ints, layer: TensorLayer) -> tuple[Ints, Ints, Ints, Ints]:
@@ -219,6 +218,7 @@ def _loading_kernel(
     rows: Ints,
     of: Ints,
     source: Ints,
+    resident_blocks: int,
 ) -> Ints:
     """Load rows from other GPUs and write them, added up where there are several: (rank,) marks.
 
@@ -230,11 +230,13 @@ def _loading_kernel(
         (block,): GPU of a block, and rows that it works on.
     of, source
         (load,): block, and the GPU that it loads its rows from.
+    resident_blocks
+        Blocks that an SM has at a time; 0 is one.
     """
     machine, row_bytes = kernels.machine, kernels.layer.row_bytes
     pool = kernels.pool[reader]
     begun = machine.kernel(machine.sync.barrier(kinds, after), name)
-    asked = machine.serve(pool, NO_TIME, kind=kinds.send, rank=reader)
+    asked = machine.delay(kinds.send, NO_TIME, None, reader)
     loaded = machine.transfers.load(
         kinds, reader[of], source, row_bytes, asked[of], rows=rows[of],
         requests_first=True,
@@ -251,5 +253,6 @@ def _loading_kernel(
     machine.order(loaded.arrived, worked[of])
     # The own summand is read, and the sum or the copy written.
     touched = machine.stream(kinds.memory, (1 + adds) * nbytes, reader, worked)
-    BlockScheduler(machine, machine.sms.compute).hold(asked, worked, reader, begun[reader])
+    scheduler = BlockScheduler(machine, machine.sms.compute, resident_blocks or 1)
+    scheduler.hold(asked, worked, reader, begun[reader])
     return machine.gather(np.concatenate((read, touched)), np.concatenate((source, reader)), begun)

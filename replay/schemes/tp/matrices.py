@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.model.compute.footprints import mma_sync_block
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import Raster, TileTasks, gemm_kernel, gemm_tasks
 from replay.model.compute.matrix import matrix_kernel
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from replay.model.machine.kinds import Kind
     from replay.model.machine.machine import Ints, Machine
 
-__all__ = ["Tiled", "gradient", "kernel", "tiles_of", "work_of"]
+__all__ = ["Tiled", "gradient", "kernel", "resident_blocks", "tiles_of", "work_of"]
 
 
 @lru_cache(maxsize=64)
@@ -66,6 +67,12 @@ def kernel(machine: Machine, product: Product, kind: Kind, pool: Ints, after: In
 def gradient(machine: Machine, product: Product, pool: Ints, after: Ints) -> Ints:
     """Make the gradient of a product's weights in a kernel: (rank,) marks of its end."""
     return weight_gradient_kernel(machine, work_of(machine.num_ranks, product), UP, pool, after)
+
+
+def resident_blocks(machine: Machine, tiles: RowTiles) -> int:
+    """Count the blocks of a product that are on an SM at a time, by the size of their tiles."""
+    block = mma_sync_block(int(tiles.block_m[0]), int(tiles.block_n[0]))
+    return machine.system.resident_blocks(block)
 
 
 class Tiled(NamedTuple):

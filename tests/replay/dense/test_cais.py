@@ -43,13 +43,13 @@ FLIT, UP, DOWN = 16, 150 * NS, 100 * NS
 
 
 class Run:
-    """Steps under CAIS."""
+    """Steps under CAIS, with one block on an SM at a time unless options say otherwise."""
 
     def __init__(
         self, *steps: Step, system: dict[str, Any] | None = None, is_backward: bool = False,
         num: int = NUM, **options: Any,
     ) -> None:  # fmt: skip
-        self.scheme = Cais().with_options(options)
+        self.scheme = Cais().with_options({"resident_blocks": 1, **options})
         graph = GraphBuilder(KIND_NAMES)
         self.machine = Machine(hwmodel.load("dgx-h100", {**SYSTEM, **(system or {})}), graph, num)
         layer = TensorLayer(num, TOKENS, HIDDEN, steps, is_backward)
@@ -218,6 +218,92 @@ def test_blocks_keep_their_sms_while_they_wait_for_rows() -> None:
     assert len(set(late.tolist())) == (TOKENS - OWNED) // TILE  # a row tile each time
 
 
+@every("slices", [1, 4])
+@every("num_sms", [1, 3, 100])
+def test_no_slice_is_multiplied_before_its_block_has_its_turn(slices: int, num_sms: int) -> None:
+    """Blocks of which a slice has been multiplied and not the last are on SMs of their own."""
+    for resident in (1, 2):
+        run = Run(
+            ENTER, system={"gpu.num_sms": num_sms}, slices=slices, resident_blocks=resident, **BASE
+        )
+        for rank in range(NUM):
+            steps = run.of(Kind.GEMM1, rank=rank).reshape(slices, -1)
+            begun, over = run.timeline.start_ps[steps[0]], run.timeline.end_ps[steps[-1]]
+            assert at_once(begun, over) <= num_sms * resident
+            assert at_once(run.timeline.start_ps[steps], run.timeline.end_ps[steps]) <= num_sms
+
+
+def at_once(start: Ints, end: Ints) -> int:
+    """Most intervals at a time; what ends makes room for what starts then."""
+    times = np.concatenate((end, start), axis=None)
+    change = np.repeat((-1, 1), start.size)
+    return int(np.cumsum(change[np.lexsort((change, times))]).max())
+
+
+@every("resident", [1, 2, 4])
+def test_blocks_that_wait_leave_their_sm_to_as_many_as_it_has_room_for(resident: int) -> None:
+    """On one SM, rows of so many row tiles are asked for before the first tile is over."""
+    run = Run(
+        ENTER, system={"gpu.num_sms": 1}, order="same", slices=1, resident_blocks=resident, **BASE
+    )
+    # The last rank's tiles of own rows come last: all that it asks for before are of others.
+    asked = run.timeline.start_ps[run.of(GATHER.request_up, rank=NUM - 1)]
+    first_end = run.timeline.end_ps[run.of(Kind.GEMM1, rank=NUM - 1)].min()
+    per_tile = len(asked) / ((TOKENS - OWNED) // TILE)
+    assert (asked < first_end).sum() == resident * per_tile
+
+
+def test_waiting_is_hidden_by_other_blocks_and_multiplying_is_not() -> None:
+    """Rows that are slow to come: with room for all blocks an SM multiplies without a gap."""
+    slow = {"gpu.num_sms": 2, "link.efficiency": 0.02}
+    times = [
+        Run(ENTER, system=slow, resident_blocks=resident, **BASE).ps for resident in (1, 2, 4, 32)
+    ]
+    assert times == sorted(times, reverse=True)
+    run = Run(ENTER, system=slow, resident_blocks=32, **BASE)
+    tiles = run.of(Kind.GEMM1, rank=0)
+    busy = int(run.graph.duration_ps[tiles].sum()) // 2
+    assert times[-1] > busy
+    assert times[0] - times[-1] > 0.1 * busy
+
+
+@every(("tile", "resident"), [([128, 256], 1), ([128, 128], 2), ([64, 128], 3), ([64, 64], 2)])
+def test_as_many_blocks_are_on_an_sm_as_the_tiles_leave_room_for(
+    tile: list[int], resident: int
+) -> None:
+    system = {"compute.bf16_blocks": [tile]}
+    for steps in ((ENTER,), (LEAVE,), THREE):
+        by_tile, given = (
+            Run(*steps, system=system, resident_blocks=number) for number in (0, resident)
+        )
+        assert by_tile.ps == given.ps
+
+
+NARROW = Enter(Product(TOKENS, 64, HIDDEN))
+
+
+@every(
+    ("steps", "num_sms", "resident"),
+    [
+        ((LEAVE,), 4, 3),  # 64 x 128
+        ((NARROW,), 4, 2),  # 64 x 64
+        ((LEAVE, NORM, NARROW), 4, 2),
+        ((LEAVE,), 100, 2),  # 64 x 64, since there are more SMs than larger tiles
+        ((LEAVE, NORM, ENTER), 100, 2),  # 64 x 128 in the second
+    ],
+)
+def test_a_kernel_of_two_products_has_room_for_as_many_as_the_larger_blocks_leave(
+    steps: tuple[Step, ...], num_sms: int, resident: int
+) -> None:
+    system = {"compute.bf16_blocks": [[64, 64], [64, 128]], "gpu.num_sms": num_sms}
+    started: dict[int, list[int]] = {}
+    for number in (0, 2, 3):
+        timeline = Run(*steps, system=system, resident_blocks=number).timeline
+        started[number] = timeline.start_ps.tolist()
+    assert started[0] == started[resident]
+    assert started[2] != started[3]
+
+
 # ---- sums ----------------------------------------------------------------------------------------
 
 
@@ -308,13 +394,15 @@ def test_a_block_waits_for_its_number_on_all_gpus() -> None:
     assert int(alone.timeline.start_ps[alone.of(Kind.GEMM2, rank=0)].min()) < 3 * US
 
 
-def test_a_gpu_registers_no_more_blocks_ahead_than_it_has_sms() -> None:
-    run = Run(LEAVE, coordination=True, overlap=False)
+@every("resident", [1, 2])
+def test_a_gpu_registers_no_more_blocks_ahead_than_its_sms_have_room_for(resident: int) -> None:
+    run = Run(LEAVE, coordination=True, overlap=False, resident_blocks=resident)
     registered = np.sort(run.timeline.start_ps[run.of(Kind.SIGNAL_UP, rank=1)])
     launched = np.sort(run.timeline.start_ps[run.of(Kind.LAUNCH, rank=1)])[1:]  # the kernel first
     assert len(registered) == len(launched) == BLOCKS[1]
-    assert (registered[100:] >= launched[:-100]).all()
-    assert registered[99] < launched[0]
+    room = 100 * resident
+    assert (registered[room:] >= launched[:-room]).all()
+    assert registered[room - 1] < launched[0]
 
 
 def test_packets_take_their_way_there_and_back() -> None:
@@ -371,6 +459,17 @@ def test_a_norm_takes_an_sm_and_memory_and_tells_the_other_gpus() -> None:
     assert run.busy_ps(REDUCE.memory, rank=3) == pytest.approx(memory, rel=0.02)
     flags = run.of(Kind.NOTIFY_UP, rank=3)
     assert len(flags) == OWNED // TILE * (NUM - 1)  # for each row tile, to each other GPU
+
+
+@every("resident", [1, 2])
+def test_blocks_of_the_second_product_follow_as_many_as_run_at_a_time(resident: int) -> None:
+    by_default, given = (
+        Run(*THREE, resident_blocks=resident, system={"gpu.num_sms": 20}, **ahead)
+        for ahead in ({}, {"ahead_blocks": 20 * resident})
+    )
+    assert by_default.timeline.start_ps.tolist() == given.timeline.start_ps.tolist()
+    other = Run(*THREE, resident_blocks=resident, system={"gpu.num_sms": 20}, ahead_blocks=30)
+    assert by_default.ps != other.ps
 
 
 def test_with_overlap_both_directions_are_busier() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
@@ -190,6 +191,18 @@ def test_a_block_keeps_its_sm_until_all_of_its_rows_have_come(slice_values: int)
         assert (np.sort(starts)[0] < came.max()) == bool(slice_values)
         assert np.sort(starts)[0] > came.min()
     assert most_in_use(run.timeline, run.machine).sms == 1
+
+
+@every("name", ["leave", "enter"])
+@every(("options", "resident"), [({}, 1), ({"resident_blocks": 2}, 2)])
+def test_as_many_blocks_come_at_once_as_sms_have_room_for(
+    name: str, options: dict[str, int], resident: int
+) -> None:
+    """Of the product, and of the kernel that adds; while some wait others multiply."""
+    run = Run({"leave": LEAVE, "enter": ENTER}[name], overrides={"gpu.num_sms": 8}, **options)
+    claims = run.timeline.start_ps[run.of(Kind.LAUNCH, 3)]
+    assert np.unique(claims, return_counts=True)[1].max() == 8 * resident
+    assert most_in_use(run.timeline, run.machine).sms <= 8
 
 
 def test_the_next_slice_is_asked_for_when_one_has_come() -> None:

@@ -394,6 +394,20 @@ def test_rows_are_multiplied_in_the_order_in_which_they_come() -> None:
         ].min()  # fmt: skip
 
 
+@every("name", ["t3", "t3-nvls"])
+@every(("options", "resident"), [({}, 1), ({"resident_blocks": 2}, 2), ({"resident_blocks": 3}, 3)])
+def test_as_many_tiles_wait_on_sms_as_there_is_room_for(
+    name: str, options: dict[str, int], resident: int
+) -> None:
+    """From the begin of the kernel on: 512 of 128 x 256, of which an SM has one."""
+    run = ran(name, "enter", **options)
+    begun, *claims = run.timeline.start_ps[run.of(Kind.LAUNCH, 3)].tolist()
+    first = min(claims)
+    assert len(claims) == 512
+    assert sum(start == first for start in claims) == 132 * resident
+    assert begun < first < run.timeline.end_ps[run.of(GATHER.down, 3)].min()
+
+
 def test_rows_of_all_gpus_come_from_the_switch_at_the_same_time() -> None:
     run = ran("t3-nvls", "enter")
     (tiled,) = run.tiled

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hwmodel import BlockFootprint
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.work.ragged import firsts, places
 from replay.schemes.ep.flashdmoe.packets import Packets, PacketTiles
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 TILE_ROWS, TILE_COLUMNS = 64, 512
+BLOCK = BlockFootprint(threads=256, registers=129, shared_bytes=0)  # more than half of an SM's
 
 NOBODY = -1
 
@@ -140,7 +142,8 @@ def run(machine: Machine, blocks: BlockPairs, steps: Sequence[Step], after: Ints
         begins = step.block[~goes_on]
         first[begins] = step.entry[~goes_on]
         last[step.block] = step.exit
-    scheduler = BlockScheduler(machine, machine.sms.count)
+    resident = machine.system.resident_blocks(BLOCK)
+    scheduler = BlockScheduler(machine, machine.sms.count, resident)
     scheduler.hold(first, last, blocks.rank, after[blocks.rank])
 
 

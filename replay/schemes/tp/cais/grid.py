@@ -1,12 +1,12 @@
 """Thread blocks of one kernel on all GPUs: their order, and how GPUs keep in step.
 
-The block scheduler gives SMs to blocks in the order of the grid, and a block keeps its SM until it
-ends. With coordination a block *registers* before it can have an SM: an empty packet goes to the
+The block scheduler gives room on SMs to blocks in the order of the grid, and a block keeps it until
+it ends. With coordination a block *registers* before it can have any: an empty packet goes to the
 switch, which answers all GPUs when all have registered the block. A GPU registers as many blocks
-ahead as it has SMs, so that this takes no SM's time.
+ahead as its SMs have room for, so that this takes no SM's time.
 
 Nothing can wait in a circle: all GPUs launch blocks in the same order of time or, without
-coordination, no block that has an SM waits for one that comes later on any GPU.
+coordination, no block that is on an SM waits for one that comes later on any GPU.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ class CaisGrid:
         Phase that the packets of coordination count to.
     group_blocks
         Consecutive blocks that register together; 0 without coordination.
+    resident_blocks
+        Blocks that an SM has at a time.
     """
 
-    def __init__(self, machine: Machine, kinds: PhaseKinds, group_blocks: int) -> None:
+    def __init__(
+        self, machine: Machine, kinds: PhaseKinds, group_blocks: int, resident_blocks: int
+    ) -> None:
         self._machine, self._kinds, self._group = machine, kinds, group_blocks
+        self._scheduler = BlockScheduler(machine, machine.sms.compute, resident_blocks)
         self._sets: list[tuple[Ints, Ints, Ints]] = []
 
     def add(self, first: Ints, last: Ints, place: Ints) -> None:
@@ -51,7 +56,7 @@ class CaisGrid:
 
     def launch(self, begun: Ints) -> None:
         """Let the block scheduler go through all blocks after `begun` (rank,)."""
-        machine, num_sms = self._machine, self._machine.sms.compute
+        machine, slots = self._machine, self._scheduler.slots
         columns = zip(*self._sets, strict=True)
         first, last, place = (np.concatenate(each, axis=1) for each in columns)
         order = np.argsort(place, axis=1, kind="stable")
@@ -65,9 +70,7 @@ class CaisGrid:
             offered = met.released[:, np.arange(count) // self._group].ravel()
         else:
             offered = begun[rank]
-        claims = BlockScheduler(machine, num_sms).hold(first.ravel(), last.ravel(), rank, offered)
+        claims = self._scheduler.hold(first.ravel(), last.ravel(), rank, offered)
         if self._group:
-            claims, late = claims.reshape(first.shape), np.flatnonzero(leaders >= num_sms)
-            machine.order(
-                claims[:, leaders[late] - num_sms].ravel(), met.registered[:, late].ravel()
-            )
+            claims, late = claims.reshape(first.shape), np.flatnonzero(leaders >= slots)
+            machine.order(claims[:, leaders[late] - slots].ravel(), met.registered[:, late].ravel())

@@ -14,6 +14,7 @@ from replay.schemes.tp.base import GATHER, REDUCE
 from replay.schemes.tp.cais.rows import Cut, cut_rows
 
 if TYPE_CHECKING:
+    from replay.model.compute.row_tiles import RowTiles
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints
     from replay.model.work.transformer_layer import Product
@@ -43,6 +44,8 @@ class Pushing(NamedTuple):
         Sums are in the memory of their homes.
     first, end
         (rank, block): the first and the last task of each block.
+    resident
+        Blocks that are on an SM at a time.
     """
 
     part: Ints
@@ -53,6 +56,7 @@ class Pushing(NamedTuple):
     added: Added
     first: Ints
     end: Ints
+    resident: int
 
 
 class Loading(NamedTuple):
@@ -70,6 +74,8 @@ class Loading(NamedTuple):
         (rank, block): places in the order of the grid.
     first, end
         (rank, block): the first and the last task of each block.
+    resident
+        Blocks that are on an SM at a time.
     """
 
     part: Ints
@@ -78,6 +84,7 @@ class Loading(NamedTuple):
     place: Ints
     first: Ints
     end: Ints
+    resident: int
 
 
 class CaisBlocks:
@@ -119,14 +126,12 @@ class CaisBlocks:
         end = tiled.tasks.columns.reshape(machine.num_ranks, -1)
         tile = tiled.tasks.column_tile[: end.shape[1]]
         column = tiled.tasks.column_index[: end.shape[1]]
-        # The claim of a block that loads nothing precedes its last slice alone: those before may be
-        # multiplied on an SM that it was not given. CAIS.md says what that changes.
-        first = end.copy() if num_slices > 1 else tiled.tasks.begins.reshape(end.shape).copy()
+        first = tiled.tasks.begins.reshape(end.shape).copy()
         place = self.places(part, tile, column)
         for rank, order in enumerate(np.argsort(place, axis=1)):
             which, begin = np.unique(tile[order], return_index=True)
             first[rank, order[begin]] = entry[rank, which]
-        return Loading(part, ready, tile, place, first, end)
+        return Loading(part, ready, tile, place, first, end, self._resident(tiles))
 
     def load_alone(self) -> Loading:
         """Blocks that only load rows, for kernels that follow."""
@@ -134,7 +139,7 @@ class CaisBlocks:
         entry, ready, there = self._load(part, 1)
         tile = np.arange(entry.shape[1])
         place = self.places(part, tile, np.zeros_like(tile))
-        return Loading(part, ready, tile, place, entry, there[0])
+        return Loading(part, ready, tile, place, entry, there[0], self._resident())
 
     def _load(self, part: Ints, num_slices: int) -> tuple[Ints, Ints, Ints]:
         """Load rows of parts (row,), slice by slice.
@@ -178,7 +183,7 @@ class CaisBlocks:
         widths = np.zeros(int(column.max()) + 1, np.int64)
         widths[column] = tiled.columns[: made.shape[1]] * BF16
         first, done = tiled.tasks.begins.reshape(num, -1), tiled.tasks.done.reshape(num, -1)
-        return self._push(part, widths, tile, column, first, made, done)
+        return self._push(part, widths, tile, column, first, made, done, self._resident(tiles))
 
     def push_alone(self) -> Pushing:
         """Blocks that read partial sums from memory and push them."""
@@ -191,11 +196,12 @@ class CaisBlocks:
         read = machine.stream(REDUCE.memory, nbytes, rank, entry).reshape(machine.num_ranks, -1)
         entry, tile = entry.reshape(read.shape), np.arange(len(rows))
         widths = np.array([layer.row_bytes])
-        return self._push(part, widths, tile, np.zeros_like(tile), entry, read, read)
+        column = np.zeros_like(tile)
+        return self._push(part, widths, tile, column, entry, read, read, self._resident())
 
     def _push(
         self, part: Ints, widths: Ints, tile: Ints, column: Ints, first: Ints, made: Ints,
-        complete: Ints,
+        complete: Ints, resident: int,
     ) -> Pushing:  # fmt: skip
         """Push what blocks (rank, block) have `made`; see `Pushing`."""
         machine, layer = self._machine, self._layer
@@ -212,7 +218,17 @@ class CaisBlocks:
         sent[:, tile, column] = issued.reshape(num, -1)
         pushed = self._moves.push(cut, widths, sent)
         end, place = pushed.left[:, tile, column], self.places(part, tile, column)
-        return Pushing(part, cut, tile, place, complete, pushed.added, first, end)
+        return Pushing(part, cut, tile, place, complete, pushed.added, first, end, resident)
+
+    # ---- SMs -------------------------------------------------------------------------------------
+
+    def _resident(self, tiles: RowTiles | None = None) -> int:
+        """Count the blocks on an SM, of a product with tiles or of a kernel that only moves rows.
+
+        A block of the latter keeps an SM to itself if the option does not say anything else.
+        """
+        by_footprint = 1 if tiles is None else matrices.resident_blocks(self._machine, tiles)
+        return self._options.resident_blocks or by_footprint
 
     # ---- order -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from replay.errors import UserError
 from replay.schemes.options import Options, option
+from replay.schemes.tp.residency import resident_blocks
 
 PAPER = "arXiv 2605.05628"
 
@@ -102,10 +103,11 @@ class CaisOptions(Options):
     ahead_blocks: int = option(
         0,
         "With overlap: blocks of the first product that a GPU launches between the last one that "
-        "makes a group of rows and the first one of the second product that needs it. 0 is one for "
-        "each SM.",
+        "makes a group of rows and the first one of the second product that needs it. 0 is as many "
+        "as are on all SMs at a time.",
         "chosen: as many as run at a time, so that the rows are nearly there",
     )
+    resident_blocks: int = resident_blocks()
     launch_skew_us: float = option(
         0.0,
         "How much later the last GPU begins a pass than the first; those between are spread "

@@ -105,7 +105,8 @@ class Cais(TensorScheme):
         """Launch a kernel of blocks that load rows: (rank,) tasks of its end."""
         machine = kernels.machine
         begun = machine.kernel(machine.sync.barrier(GATHER, after), name)
-        loading, grid = load(self._blocks(kernels)), self._grid(machine)
+        loading = load(self._blocks(kernels))
+        grid = self._grid(machine, loading.resident)
         grid.add(loading.first, loading.end, loading.place)
         grid.launch(begun)
         return _ended(machine, loading.end, begun)
@@ -132,7 +133,7 @@ class Cais(TensorScheme):
 
     def _summed(self, machine: Machine, pushing: Pushing, begun: Ints) -> Ints:
         """Launch a kernel of blocks that push: (rank,) tasks at which all GPUs have their sums."""
-        grid = self._grid(machine)
+        grid = self._grid(machine, pushing.resident)
         grid.add(pushing.first, pushing.end, pushing.place)
         grid.launch(begun)
         done = _ended(machine, pushing.end, begun)
@@ -147,11 +148,13 @@ class Cais(TensorScheme):
         """Product, norm and product in one kernel: (rank,) tasks."""
         blocks, machine, layer = self._blocks(kernels), kernels.machine, kernels.layer
         begun = machine.kernel(after, "gemm-rs, norm, ag-gemm")
-        grid = self._grid(machine)
         pushing = blocks.multiply_and_push(leave.product, begun)
         loading = blocks.load_and_multiply(enter.product)
         norming = normalise(kernels, norm, pushing, loading)
-        ahead = self.options.ahead_blocks or machine.sms.compute
+        # All blocks of a kernel take what its largest ones need.
+        resident = min(pushing.resident, loading.resident)
+        grid = self._grid(machine, resident)
+        ahead = self.options.ahead_blocks or machine.sms.compute * resident
         grid.add(pushing.first, pushing.end, 2 * pushing.place)
         grid.add(norming.first, norming.end, 2 * (norming.follows + ahead))
         grid.add(loading.first, loading.end, 2 * (interleaved(loading, norming) + ahead) + 1)
@@ -185,8 +188,9 @@ class Cais(TensorScheme):
             is_coordinated=self._is_coordinated, order=order,
         )  # fmt: skip
 
-    def _grid(self, machine: Machine) -> CaisGrid:
-        return CaisGrid(machine, GATHER, self.options.group_blocks if self._is_coordinated else 0)
+    def _grid(self, machine: Machine, resident: int) -> CaisGrid:
+        group = self.options.group_blocks if self._is_coordinated else 0
+        return CaisGrid(machine, GATHER, group, resident)
 
 
 def _ended(machine: Machine, tasks: Ints, begun: Ints) -> Ints:

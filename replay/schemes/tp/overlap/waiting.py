@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.model.compute.gemm_tiles import GROUP_TILES
+from replay.model.machine.block_scheduler import BlockScheduler
 from replay.schemes.tp import matrices
 from replay.schemes.tp.overlap.pieces import chunks_of, pieces_between
 
@@ -71,8 +72,11 @@ def product(
     pieces: RowPieces,
     there: Ints,
     tell: Callable[[Ints, Ints], Ints],
+    resident_blocks: int,
 ) -> Ints:
     """Multiply rows as they come: (rank,) marks of the kernel's end.
+
+    Blocks come onto the SMs run by run, and wait there.
 
     Parameters
     ----------
@@ -82,6 +86,8 @@ def product(
         (rank, piece): tasks with which a piece of rows is in a GPU's memory.
     tell
         Of ranks (run,) and marks (run,): tasks (run,) with which SMs know that rows are there.
+    resident_blocks
+        Blocks that an SM has at a time; 0 is as many as their tiles leave room for.
     """
     (tiles, first_row), run = ordered.cuts, ordered.run
     rank_of_run = tiles.rank[np.flatnonzero(np.diff(run, prepend=-1))]
@@ -89,5 +95,11 @@ def product(
     tile, piece = pieces_between(pieces, first_row, tiles.rows)
     machine.order(there[tiles.rank[tile], piece], ready[run[tile]])
     known = tell(rank_of_run, ready)
-    tiled = matrices.tiles_of(machine, what, kind, pool, known[run], cuts=ordered.cuts)
-    return machine.gather(tiled.tasks.done, tiles.rank, begun)
+    tasks = matrices.tiles_of(machine, what, kind, pool, known[run], cuts=ordered.cuts).tasks
+    resident = resident_blocks or matrices.resident_blocks(machine, tiles)
+    grid = np.argsort(run[tasks.column_tile], kind="stable")
+    rank = tiles.rank[tasks.column_tile[grid]]
+    BlockScheduler(machine, machine.sms.compute, resident).hold(
+        tasks.begins[grid], tasks.columns[grid], rank, begun[rank]
+    )
+    return machine.gather(tasks.done, tiles.rank, begun)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replay.schemes.options import Options, option
+from replay.schemes.tp.residency import resident_blocks
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class T3Options(Options):
         "by tile.",
         "assumed: as a tile of 128 x 256 sums",
     )
+    resident_blocks: int = resident_blocks()
 
 
 @dataclass(frozen=True)

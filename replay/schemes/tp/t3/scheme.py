@@ -96,6 +96,7 @@ class Tracked(TensorScheme):
             ordered=waiting.in_order(machine, layer, product, Kind.GEMM1, self._place(kernels)),
             pieces=pieces, there=self._gathered(engines, pieces, after),
             tell=lambda rank, ready: engines.tell(GATHER, rank, ready),
+            resident_blocks=self.options.resident_blocks,
         )  # fmt: skip
 
     # ---- sums ------------------------------------------------------------------------------------

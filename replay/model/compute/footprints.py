@@ -1,0 +1,36 @@
+"""Footprints of kernels that multiply: what a block takes of an SM, by its tile.
+
+`hwmodel.System.resident_blocks` says how many of them are on an SM at a time.
+"""
+
+from __future__ import annotations
+
+from hwmodel import BlockFootprint
+
+WARP_TILE = 64
+"""Rows and columns of sums that a warp has in its registers."""
+LEAST_WARPS = 4
+STEP_VALUES = 32  # of the inner dimension
+VALUE_BYTES = 2  # BF16
+STAGES_BYTES = 80 << 10
+OTHER_REGISTERS = 102  # beside the sums
+
+
+def mma_sync_block(rows: int, columns: int) -> BlockFootprint:
+    """Footprint of a block of CUTLASS's BF16 kernels that multiply by ``mma.sync``.
+
+    A warp has 64 x 64 sums or less: a block has 4 warps, 8 for 128 x 256. As many stages of 32
+    values as 80 KB hold are under way. (NVIDIA/cutlass, ``python/cutlass_library/generator.py``,
+    ``GenerateSM80_TensorOp_16816``: 128 x 256 with 3, 64 x 256 with 4, 128 x 128 with 5, 128 x 64
+    with 6, 64 x 64 with 10. Tiles of 192 columns are not in it, and taken alike.) Beside the sums a
+    thread has 102 registers with 64 x 256, 230 in all as Nsight Systems has it, and with 128 x 256
+    94; 102 is assumed for all.
+    """
+    warps = max(LEAST_WARPS, -(-rows // WARP_TILE) * -(-columns // WARP_TILE))
+    sums = -(-rows * columns // (warps * 32))
+    stage_bytes = (rows + columns) * STEP_VALUES * VALUE_BYTES
+    return BlockFootprint(
+        threads=warps * 32,
+        registers=OTHER_REGISTERS + sums,
+        shared_bytes=STAGES_BYTES // stage_bytes * stage_bytes,
+    )
