@@ -820,6 +820,9 @@ BY_HAND = {"cais": "replay/experiments/dense/CAIS.md"}
 """Pages of other studies that do not lie beside them."""
 
 
+MARKS = ("`", "*", "|")
+
+
 def _named(line: str) -> str:
     """A line, or the first cell of a row of a table; rules between rows are all alike."""
     return line.split("|")[1].strip(" -") if line.startswith("|") else line
@@ -837,9 +840,9 @@ def test_a_page_that_is_written_by_hand_names_its_study_and_all_its_labels(name:
         axes = [choices for table in tables for choices in table.axes.values()]
         assert all(one.label in shipped for choices in axes for one in choices)
     assert len(points_of(asked)) > 10
-    free = [line for line in section(plan_sweep(asked).tables) if line[:1] in "`*|"]
+    free = [line for line in section(plan_sweep(asked).tables) if line.startswith(MARKS)]
     begin = shipped.index(f"## {TITLE}") if free else 0
-    found = [line for line in shipped[begin:].splitlines() if line[:1] in "`*|"][: len(free)]
+    found = [line for line in shipped[begin:].splitlines() if line.startswith(MARKS)][: len(free)]
     # Numbers take minutes, and are not checked.
     assert [_named(line) for line in found] == [_named(line) for line in free]
 
