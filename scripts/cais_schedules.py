@@ -1,6 +1,6 @@
 """Print what schedules of CAIS show and results do not hold, for experiments/dense/CAIS.md.
 
-    python scripts/cais_schedules.py              # both tables
+    python scripts/cais_schedules.py              # all tables
     python scripts/cais_schedules.py links        # one
 
 All other tables of that page are those of the study `moereplay sweep cais`. GPUs have half of their
@@ -124,7 +124,39 @@ def _steps(timeline: Timeline, machine: Machine) -> Iterator[str]:
         yield f"{(until - begin) / 1e6:.0f} us: {', '.join(f'{share:.2f}' for share in shares)}"
 
 
-TABLES: dict[str, Callable[[], Iterator[str]]] = {table.__name__: table for table in (sizes, links)}
+# ---- blocks on an SM -----------------------------------------------------------------------------
+
+SUB_LAYERS: list[dict[str, Any]] = [
+    {"model": model, "part": part, "direction": direction}
+    for model in ("mega-gpt-4b", "mega-gpt-8b", "llama-7b")
+    for part in ("attention-to-mlp", "mlp-to-attention")
+    for direction in ("forward", "backward")
+]
+TILES: dict[str, list[list[int]] | None] = {"as chosen": None, "128 x 128": [[128, 128]]}
+
+
+def blocks() -> Iterator[str]:
+    """By tiles and blocks on an SM, 0 as fit: times over the default, links in use, and most."""
+    # Means over all sub-layers. Studies cannot vary a list such as that of the tiles.
+    usual = [run(**layer).time_us for layer in SUB_LAYERS]
+    for tiles, shapes in TILES.items():
+        overrides = HALF if shapes is None else {**HALF, "compute.bf16_blocks": shapes}
+        for number in (0, 1, 2, 4):
+            for coordination in (True, False):
+                options = {"resident_blocks": number, "coordination": coordination}
+                found = [run(options, overrides=overrides, **layer) for layer in SUB_LAYERS]
+                ratios = [one.time_us / us for one, us in zip(found, usual, strict=True)]
+                in_use = [(one.up.utilisation + one.down.utilisation) / 2 for one in found]
+                yield row(
+                    tiles, number, "coordinated" if coordination else "not coordinated",
+                    f"{np.exp(np.log(ratios).mean()):.2f}", f"{np.mean(in_use):.2f}",
+                    f"{max(in_use):.2f}",
+                )  # fmt: skip
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    table.__name__: table for table in (sizes, links, blocks)
+}
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from hwmodel import BlockFootprint
 
+__all__ = ["BlockFootprint", "mma_sync_block"]
+
 WARP_TILE = 64
 """Rows and columns of sums that a warp has in its registers."""
 LEAST_WARPS = 4

@@ -31,9 +31,9 @@ itself (tasks.py)       mark, gather, join, order, meet, delay, serve; kernel, m
 
 Every message over NVLink takes room in the switch (input_buffers.py), unasked.
 
-Made of these: rings.py (chunks through ring buffers), block_scheduler.py (blocks that hold an SM
-while they wait), multimem.py (accesses to all members of a group). Kernels of libraries are the
-next room, `replay.model.collectives`.
+Made of these: rings.py (chunks through ring buffers), block_scheduler.py (blocks that wait on
+SMs), multimem.py (accesses to all members of a group). Kernels of libraries are the next room,
+`replay.model.collectives`.
 kinds.py lists the kinds of task and what each counts as.
 
 **The rule for schemes.** A scheme names work in rows, bytes, tokens and tasks. How long the work

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hwmodel import BlockFootprint
+from replay.model.compute.footprints import BlockFootprint
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.work.ragged import firsts, places
 from replay.schemes.ep.flashdmoe.packets import Packets, PacketTiles
