@@ -99,9 +99,9 @@ def swept(folder: Path) -> SweepResult:
     return sweep(study(), folder)
 
 
-def asked(inputs: dict[str, str]) -> list[dict[str, Any]]:
+def asked(inputs: dict[str, str], old: str = "", new: str = "") -> list[dict[str, Any]]:
     """Settings of the points that a variation asks for."""
-    plan = plan_sweep(free_inputs_of(study()))
+    plan = plan_sweep(free_inputs_of(study(old, new)))
     number = [getattr(grid, "inputs") for grid in plan.study.grids].index(inputs)  # noqa: B009
     return [dict(point.settings) for point in plan.points if point.grid == number]
 
@@ -131,8 +131,18 @@ def test_a_value_holds_for_all_points_against_what_axes_say() -> None:
 
 
 def test_a_value_holds_at_the_points_that_it_names() -> None:
-    found = asked({"which DeepEP": "version 2"})
-    assert [one["scheme"] for one in found] == ["deepep-v2", "ideal", "deepep-v2", "ideal"]
+    two = 'scheme = "deepep-v2"'
+    found = asked({"which DeepEP": "version 2"}, two, f'{two}, launch = "eager"')
+    assert [(one["scheme"], one.get("launch")) for one in found] == [
+        ("deepep-v2", "eager"), ("ideal", None), ("deepep-v2", "eager"), ("ideal", None)
+    ]  # fmt: skip
+
+
+def test_what_is_left_out_stays_left_out() -> None:
+    found = asked({"tokens": "16"}, '{ scheme = "nvls", size', '{ scheme = ["nvls", "ideal"], size')
+    assert [(one["scheme"], one["ranks"]) for one in found] == [
+        ("deepep", 2), ("deepep", 4), ("ideal", 4)
+    ]  # fmt: skip
 
 
 def test_a_value_is_left_out_of_grids_without_the_points_that_it_is_about() -> None:
@@ -219,6 +229,17 @@ def test_a_value_without_all_points_is_left_out(tmp_path: Path) -> None:
     assert [one.num_missing for one in claimed(result).found] == [0, 0, 0, 2, 0]
     assert "which DeepEP: version 2: 2 points cannot run" in result.markdown()
     assert "version 2" not in str(free_table([claimed(result)]).rows)
+
+
+def test_a_value_with_a_part_of_the_points_is_left_out(tmp_path: Path) -> None:
+    """A mean of fewer points is no number to compare with that of all."""
+    text = STUDY.replace('["deepep", "nvls"', '[{ label = "deepep", scheme = "tutel" }, "nvls"')
+    text = text.replace('scheme = "deepep-v2"', 'precision = "fp8"')
+    text = text.replace('at = { scheme = "deepep" }', 'at = { size = "few" }')
+    claim = claimed(sweep(parse_study(text, "paper", "paper.toml"), tmp_path))
+    assert [(one.num_missing, one.value is None) for one in claim.found] == [
+        (0, False), (0, False), (0, False), (1, True), (0, False)
+    ]  # fmt: skip
 
 
 def test_the_table_is_the_same_alone_and_with_the_study(swept: SweepResult, folder: Path) -> None:
