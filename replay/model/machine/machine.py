@@ -229,6 +229,25 @@ class Machine:
         late = self.costs.elementwise(nbytes)
         return self.stream(kind, nbytes, self.ranks, self.kernel(before, one), late=late)
 
+    def keeping_up(self, needed: Time, nbytes: Ints) -> int:
+        """SMs of a GPU that do their work while its busiest port carries bytes.
+
+        Parameters
+        ----------
+        needed
+            (rank,): time that the work takes one SM.
+        nbytes
+            (rank,): payload on the busier of a GPU's ports.
+
+        Returns
+        -------
+        As many as the busiest GPU needs for the busiest port; at least one, and at most a quarter
+        of all, so that two such kinds of work leave half.
+        """
+        port_ps = int(np.max(self.system.link.port_duration_ps(nbytes)))
+        sms = -(-int(np.max(needed.ps)) // port_ps) if port_ps else 1
+        return min(max(sms, 1), max(self.sms.count // 4, 1))
+
     def stream(
         self,
         kind: Kind,

@@ -614,12 +614,45 @@ def test_an_sm_stops_issuing_when_its_queue_is_full() -> None:
 
 def test_groups_of_sms_run_one_gemm_each() -> None:
     layer = small_layers.ALL["several tiles"]()
-    built, timeline = build(layer, gemm2_sms=3)
+    built, timeline = build(layer, dispatch_sms=8, combine_sms=8, gemm2_sms=3)
     groups = np.array(built.graph.resources.groups)
     for kind, group, servers in ((Kind.GEMM1, "sm", 100 - 16 - 3), (Kind.GEMM2, "sm-2", 3)):
         resource = built.graph.resource[of_kind(timeline, kind)]
         assert set(groups[resource]) == {group}
         assert set(built.graph.resources.servers[resource].tolist()) == {servers}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "push", "pull"),
+    [
+        # Of each row 7 copies take 7 ps a byte of a downlink. Its SM stores it twice, into the
+        # switch and for its own GPU: 2 x 10. Its sum is loaded once (20), added to the own one
+        # (2 x 5) and written (20).
+        ("dysharp", 3, 8),
+        ("dysharp-comet", 3, 8),
+        ("dysharp-basic", 3, 8),
+        # Seven stores and the own one: 80. Seven loads, 8 rows added, one sum: 140 + 40 + 20 would
+        # be 29 of 100 SMs, and a quarter is the most.
+        ("dysharp-fusion-only", 12, 25),
+    ],
+)
+def test_as_many_sms_move_rows_as_keep_up_with_the_port(scheme: str, push: int, pull: int) -> None:
+    ids = np.tile(np.arange(8, dtype=np.int32), (8 * 20, 1))  # every token on every GPU
+    layer = small_layers.work(ids, 8, 8)
+    graph = build(layer, scheme=scheme)[0].graph
+    asked = build(layer, scheme=scheme, dispatch_sms=push, combine_sms=pull)[0].graph
+    for kind, sms in ((Kind.DISPATCH_SEND, push), (Kind.COMBINE_SEND, pull)):
+        lanes = graph.resource[(graph.kind == kind) & (graph.resource >= 0) & (graph.rank == 0)]
+        assert len(np.unique(lanes)) == min(sms, 20)
+    assert (schedule(graph).end_ps == schedule(asked).end_ps).all()
+
+
+def test_without_rows_for_others_one_sm_moves_them() -> None:
+    layer = small_layers.work(np.zeros((4, 1), np.int32), 1, 1)
+    graph, asked = (
+        build(layer, **options)[0].graph for options in ({}, {"dispatch_sms": 1, "combine_sms": 1})
+    )
+    assert (schedule(graph).end_ps == schedule(asked).end_ps).all()
 
 
 def test_overlap_as_in_comet_keeps_the_gemms_apart() -> None:
@@ -672,7 +705,8 @@ def test_uplinks_serve_requests_and_responses_in_turn() -> None:
     # Tiles of one row, so that the combine begins while most of the dispatch waits for slow ports.
     layer = small_layers.work(small_layers.draw(240, 16, 2, skew=0.8), 4, 16)
     slow = hwmodel.load("dgx-h100", {**ROUND, "link.bandwidth_GB_per_s": 0.02})
-    built, timeline = build(layer, slow, multimem_queue=0, tile_rows=1)
+    sms = {"dispatch_sms": 8, "combine_sms": 8}
+    built, timeline = build(layer, slow, multimem_queue=0, tile_rows=1, **sms)
     graph = timeline.graph
     ready = np.zeros(graph.num_tasks, np.int64)
     src, dst = graph.edges()

@@ -14,12 +14,12 @@ from replay.schemes.options import Options, option
 PAPER = "arXiv 2605.05607"
 
 
-def _dispatch_sms(default: int, why: str) -> Any:
+def _row_sms(what: str) -> Any:
     return option(
-        default,
-        least=1,
-        help="SMs that push rows. In the fused variants the GEMMs have the SMs that are left.",
-        source=f"assumed, the paper gives no numbers: {why}",
+        0,
+        f"SMs that {what} rows. In the fused variants the GEMMs have the SMs that are left. 0: as "
+        "many as keep up with the busiest port.",
+        "assumed; the paper gives no numbers",
     )
 
 
@@ -27,16 +27,8 @@ def _dispatch_sms(default: int, why: str) -> Any:
 class RowOptions(Options):
     """Options of moving and placing rows, with or without the switch's help."""
 
-    dispatch_sms: int = _dispatch_sms(
-        12,
-        "each row is stored once for every GPU, and twelve SMs, as many as DeepEP's kernels have "
-        "senders, keep the port busy",
-    )
-    combine_sms: int = option(
-        8,
-        "SMs that pull rows. In the fused variants the GEMMs have the SMs that are left.",
-        "assumed; the paper gives no numbers",
-    )
+    dispatch_sms: int = _row_sms("push")
+    combine_sms: int = _row_sms("pull")
     segment_packets: int = option(
         0,
         "Packets of a row that are one message; 0 takes all of them. Rows that travel at the same "
@@ -79,7 +71,6 @@ class RowOptions(Options):
 class SwitchOptions(RowOptions):
     """Options of copies and sums in the switch."""
 
-    dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")
     addressing: str = option(
         "dynamic",
         "How packets name their targets. dynamic: packets list experts, eight to a flit, and the "
@@ -185,11 +176,7 @@ class FusedOptions(TileOptions):
 class DySharpOptions(FusedOptions, SwitchOptions):
     """Options of the fused kernel with in-switch computing."""
 
-    dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")
-
 
 @dataclass(frozen=True)
 class TwoKernelOptions(TileOptions, SwitchOptions):
     """Options of two kernels with in-switch computing."""
-
-    dispatch_sms: int = _dispatch_sms(8, "a row is stored once for all GPUs")

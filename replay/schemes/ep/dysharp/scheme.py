@@ -23,7 +23,7 @@ back (`units.py`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -49,6 +49,7 @@ from replay.schemes.ep.dysharp.options import (
 )
 from replay.schemes.ep.dysharp.pull import Pull
 from replay.schemes.ep.dysharp.push import Push
+from replay.schemes.ep.dysharp.shares import row_sms
 from replay.schemes.ep.dysharp.units import Units
 from replay.schemes.ep.facts import Buffer
 
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 SLOT_BYTES = 4  # for each token in the Algebraic->Layout table: 4 MB for a million (section IV)
-SM_CANDIDATES = (2, 4, 6, 8, 12, 16, 24, 32)
+SM_CANDIDATES = (0, 2, 4, 6, 8, 12, 16, 24, 32)
 
 
 IN_SWITCH = frozenset({"multicast", "reduction"})
@@ -116,8 +117,13 @@ class DySharp(Scheme):
         return "turns"
 
     def communication_sms(self, system: System) -> int | None:
-        """Those of dispatch and combine: together in one kernel, else of the larger."""
+        """Those of dispatch and combine: together in one kernel, else of the larger.
+
+        None where the layer's rows decide.
+        """
         sms: list[int] = [self.options.dispatch_sms, self.options.combine_sms]
+        if not all(sms):
+            return None
         return sum(sms) if self.fusion == "layer" else max(sms)
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
@@ -143,11 +149,27 @@ class DySharp(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the fused kernel, two of them, or kernels one after the other."""
+        units = Units(work, machine.domains)
+        fitted = self._fitted(work, machine, units)
         if self.fusion == "none":
-            return self._in_sequence(work, machine, start)
+            return fitted._in_sequence(work, machine, units, start)
+        return fitted._fused(work, machine, units, start)
+
+    def _fitted(self, work: LayerWork, machine: Machine, units: Units) -> Self:
+        """The same with a number of SMs where an option leaves it to the layer's rows."""
+        in_switch = isinstance(self.options, SwitchOptions)
+        found = row_sms(work, machine, units, in_switch=in_switch)
+        asked = ("dispatch_sms", "combine_sms")
+        chosen = {
+            name: sms for name, sms in zip(asked, found, strict=True)
+            if not getattr(self.options, name)
+        }  # fmt: skip
+        return self.with_options(chosen)
+
+    def _fused(self, work: LayerWork, machine: Machine, units: Units, start: Ints) -> Ints:
+        """Add the fused kernel, or two of them."""
         kernels = self._kernels(machine)
         begun = machine.kernel(start, "dispatch and gemm1" if self.two_kernels else "layer")
-        units = Units(work, machine.domains)
         hub = Hub(
             work,
             machine,
@@ -169,10 +191,9 @@ class DySharp(Scheme):
             ends = machine.gather(tasks, ranks, ends)
         return ends
 
-    def _in_sequence(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def _in_sequence(self, work: LayerWork, machine: Machine, units: Units, start: Ints) -> Ints:
         """Add the dispatch kernel, three expert kernels and the combine kernel."""
         begun = machine.kernel(start, "dispatch")
-        units = Units(work, machine.domains)
         hub = Hub(work, machine, units, tlb_entries=self.options.tlb_entries)
         kernels = self._in_turn(machine)
         arrived, passed_on = Push(work, machine, self.options, units, hub, kernels[0]).push(begun)
