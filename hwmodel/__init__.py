@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from hwmodel.link import Link
     from hwmodel.nccl import Nccl
     from hwmodel.overheads import Overheads
-    from hwmodel.residency import BlockFootprint
     from hwmodel.switch import Switch
     from hwmodel.system import Capability, System
     from hwmodel.tiles import TileGrid
     from hwmodel.warps import Warps
 
 __all__ = [
-    "BlockFootprint",
     "Capability",
     "Compute",
     "Fabric",
@@ -49,7 +47,6 @@ __all__ = [
 
 # Loaded on first use: a command's --help should not wait for what it does not need.
 _HOMES = {
-    "BlockFootprint": "hwmodel.residency",
     "Capability": "hwmodel.system",
     "Compute": "hwmodel.compute",
     "Fabric": "hwmodel.fabric",

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hwmodel
-from hwmodel import BlockFootprint, UserError
-from hwmodel.residency import SmLimits
+from hwmodel import UserError
+from hwmodel.residency import BlockFootprint, SmLimits
 
 H100, A100, L20, B200 = (
     hwmodel.load(name) for name in ("dgx-h100", "dgx-a100", "pcie-l20", "hgx-b200")

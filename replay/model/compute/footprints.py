@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from hwmodel import BlockFootprint
+from hwmodel.residency import BlockFootprint
 
 __all__ = ["BlockFootprint", "mma_sync_block"]
 
