@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
 from replay.report.command import command_words
-from replay.studies.sweeps.claims import column_of, replayed
+from replay.studies.sweeps.claims import column_of, replayed, without_value
 from replay.studies.sweeps.points import LABEL, axes_of, check_labels, place, show
 from replay.studies.sweeps.saved import Found, FreeInput, SweptClaim, told
 from replay.studies.sweeps.study import Grid, Labels, Scalar, Study
@@ -221,16 +221,17 @@ def free_inputs(tables: Sequence[GridTable]) -> list[FreeInput]:
 def swept_claims(tables: Sequence[GridTable]) -> list[SweptClaim]:
     """Claims with the number that each variation came to."""
     claims: dict[tuple[int, int], SweptClaim] = {}
+    stated: dict[tuple[int, int], frozenset[tuple[str, ...]]] = {}
     for table in tables:
         if not isinstance(table.grid, Variation):
             continue
         for number, claim in enumerate(table.grid.claims):
-            at = (table.grid.of, number)
-            found = replayed(claim, table)
+            at, missing = (table.grid.of, number), without_value(claim, table)
+            others = missing ^ stated.setdefault(at, missing)  # what is stated comes first
             one = Found(
                 inputs=table.grid.inputs,
-                value=found.value if found.num_found == found.num_wanted else None,
-                num_missing=found.num_wanted - found.num_found,
+                value=None if others else replayed(claim, table).value,
+                num_missing=len(others),
             )
             if at not in claims:
                 digits = column_of(claim, table).digits
@@ -266,7 +267,7 @@ def free_table(claims: Sequence[SweptClaim]) -> Table:
         for one in claims
     ]
     missing = {
-        f"{told(found.inputs) or 'as stated'}: {found.num_missing} points cannot run": None
+        f"{told(found.inputs)}: left out, as other points can run than as stated": None
         for one in claims
         for found in one.found
         if found.num_missing

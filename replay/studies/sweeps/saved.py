@@ -61,7 +61,10 @@ class FreeInput(_Read):
 
 
 class Found(_Read):
-    """What a claim comes to with some values of free inputs; none for those that are stated."""
+    """What a claim comes to with some values of free inputs, an empty table for what is stated.
+
+    It has no value where other points can run than as stated: how many these are.
+    """
 
     inputs: dict[str, str]
     value: float | None

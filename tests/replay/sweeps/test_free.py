@@ -227,19 +227,20 @@ def test_a_value_without_all_points_is_left_out(tmp_path: Path) -> None:
         tmp_path,
     )  # fmt: skip
     assert [one.num_missing for one in claimed(result).found] == [0, 0, 0, 2, 0]
-    assert "which DeepEP: version 2: 2 points cannot run" in result.markdown()
+    assert "which DeepEP: version 2: left out" in result.markdown()
     assert "version 2" not in str(free_table([claimed(result)]).rows)
 
 
-def test_a_value_with_a_part_of_the_points_is_left_out(tmp_path: Path) -> None:
-    """A mean of fewer points is no number to compare with that of all."""
+@every(("fixed", "changed"), [("bf16", "fp8"), ("fp8", "bf16")])
+def test_a_value_with_other_points_is_left_out(fixed: str, changed: str, tmp_path: Path) -> None:
+    """A mean of other points is no number to compare; the same ones may be missing throughout."""
     text = STUDY.replace('["deepep", "nvls"', '[{ label = "deepep", scheme = "tutel" }, "nvls"')
-    text = text.replace('scheme = "deepep-v2"', 'precision = "fp8"')
+    text = text.replace('scheme = "deepep-v2"', f'precision = "{changed}"')
     text = text.replace('at = { scheme = "deepep" }', 'at = { size = "few" }')
+    text = text.replace('label = "few"', f'label = "few", precision = "{fixed}"')
     claim = claimed(sweep(parse_study(text, "paper", "paper.toml"), tmp_path))
-    assert [(one.num_missing, one.value is None) for one in claim.found] == [
-        (0, False), (0, False), (0, False), (1, True), (0, False)
-    ]  # fmt: skip
+    assert [one.num_missing for one in claim.found] == [0, 0, 0, 1, 0]
+    assert [one.value is None for one in claim.found] == [False, False, False, True, False]
 
 
 def test_the_table_is_the_same_alone_and_with_the_study(swept: SweepResult, folder: Path) -> None:
