@@ -43,6 +43,14 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the points, and replay nothing.")
     ] = False,
+    free: Annotated[
+        bool,
+        typer.Option("--free", help="Only the claims over free inputs, and their one table."),
+    ] = False,
+    into: Annotated[
+        Path | None,
+        file_option("--into", help="Also put the table of free inputs into this page."),
+    ] = None,
     jobs: JobsOption = None,
     scheduler: SchedulerOption = None,
     cluster: ClusterOption = None,
@@ -70,9 +78,10 @@ def sweep(
     if out is None and not dry_run:
         message = "where to? Give a folder with -o; what is there already is used again"
         raise UserError(message)
-    if json_ is not None and (dry_run or shard is not None):
-        message = f"--json has nothing to write with {'--dry-run' if dry_run else '--shard'}"
-        raise UserError(message)
+    for name, file in (("--json", json_), ("--into", into)):
+        if file is not None and (dry_run or shard is not None):
+            message = f"{name} has nothing to write with {'--dry-run' if dry_run else '--shard'}"
+            raise UserError(message)
     if deliver != Delivery() and (dry_run or shard is not None):
         message = "a report needs the whole study: neither --dry-run nor --shard goes with it"
         raise UserError(message)
@@ -82,7 +91,9 @@ def sweep(
     from replay.studies.sweeps.plan import plan_sweep
     from replay.studies.sweeps.run import sweep as carry_out
 
-    plan = plan_sweep(study, allow_code=allow_code)
+    plan = plan_sweep(study, free_only=free, allow_code=allow_code)
+    if into is not None:
+        _read_page(into, plan)  # a page without a place for it ends the sweep before it begins
     if dry_run:
         _show_plan(plan, out)
         return
@@ -100,12 +111,28 @@ def sweep(
         )
     if json_ is not None:
         write_text(json_, result.to_json())
+    if into is not None:
+        write_text(into, _read_page(into, plan))
     if not result.num_missing:
-        words = ["moereplay", "sweep", study, "-o", str(out)]
+        words = ["moereplay", "sweep", study, *(["--free"] if free else []), "-o", str(out)]
         deliver(lambda: page(result, command_words(words)))
         for part in result.shown():
             show(part)
     _conclude(result, out)
+
+
+def _read_page(path: Path, plan: Plan) -> str:
+    """A page with the plan's table of free inputs in place of the one that it has."""
+    from replay.files import read_text
+    from replay.studies.sweeps.free import replaced
+
+    try:
+        text = read_text(path, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read the page {path}: {reason}"
+        raise UserError(message) from None
+    return replaced(text, plan.tables, str(path))
 
 
 class _Progress:

@@ -2,7 +2,8 @@
 
 `study` is the file, `points` what it spans, `task` one replay and its identity, `plan` all of them;
 `replay.experiments.base.crews` carries them out. `columns`, `table`, `claims` and `rows` are what
-is shown, `dataset` the rows as files, `book` and `result` what is known, `run` all together.
+is shown, `free` what a paper leaves open, `dataset` the rows as files, `book` and `result` what is
+known, `run` all together.
 SWEEPS.md is for those who use it.
 """
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from replay.studies.sweeps.study import Claim, Column
-    from replay.studies.sweeps.table import GridTable
+    from replay.studies.sweeps.table import Cell, GridTable, Labels
 
 HEADINGS = ["paper", "published", "replayed", "replayed / published"]
 NUM_LABELS = 2
@@ -65,12 +65,21 @@ def check_claims(table: GridTable) -> None:
 
 def replayed(claim: Claim, table: GridTable) -> Replayed:
     """What the points that a claim is about come to, each as the mean over its seeds."""
+    cells = _cells(claim, table)
+    values = [cell.mean for cell in cells.values() if cell is not None]
+    value = REDUCE[claim.reduce](values) if values else None
+    return Replayed(value, len(values), len(cells))
+
+
+def without_value(claim: Claim, table: GridTable) -> frozenset[Labels]:
+    """Labels of the points that a claim is about and that have no value."""
+    return frozenset(labels for labels, cell in _cells(claim, table).items() if cell is None)
+
+
+def _cells(claim: Claim, table: GridTable) -> dict[Labels, Cell | None]:
     column = column_of(claim, table)
     points = [labels for labels in table.rows() if is_meant(claim.where, table.axes, labels)]
-    cells = [table.cell(labels, column) for labels in points]
-    values = [cell.mean for cell in cells if cell is not None]
-    value = REDUCE[claim.reduce](values) if values else None
-    return Replayed(value, len(values), len(points))
+    return {labels: table.cell(labels, column) for labels in points}
 
 
 def column_of(claim: Claim, table: GridTable) -> Column:

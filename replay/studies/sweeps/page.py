@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from replay.report.command import command_words
 from replay.report.provenance import NO_COMMAND, provenance
+from replay.studies.sweeps.free import TITLE, free_table
 from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import study_names
 from tracegen.shared.display.content import (
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from replay.studies.sweeps.result import SweepResult
-    from replay.studies.sweeps.saved import SavedCell, SavedGrid, SavedRow
+    from replay.studies.sweeps.saved import SavedCell, SavedFree, SavedGrid, SavedRow
     from tracegen.shared.display.content import Cell, Chart, Item
 
 MOST_LINES = 10
@@ -52,8 +53,8 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
         package is.
     """
     study = result if isinstance(result, SavedSweep) else _saved(result)
-    grids = [_in_order(grid) for grid in study.grids]
-    points = sum(len(grid.rows) for grid in grids)
+    grids = [_in_order(grid) for grid in study.shown_grids]
+    points = sum(len(grid.rows) for grid in study.grids)
     several = len(grids) > 1
     entries: dict[str, Cell] = {"study": study.name, "points": points}
     if not command and study.name in study_names():
@@ -62,12 +63,20 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
         title=study.title,
         summary=f"{study.question.strip()} {_summary(grids, points)}".strip(),
         sections=[
+            *([_free(study.free)] if study.free.claims else []),
             *(_section(grid, number, several=several) for number, grid in enumerate(grids, 1)),
             *([Section("Notes", [study.notes.strip()])] if study.notes.strip() else []),
             provenance(entries, command=command, why_none=OWN_FILE),
         ],
         command=command,
     )
+
+
+def _free(free: SavedFree) -> Section:
+    """Inputs that papers leave open, and the claims over their values."""
+    said = [f"{one.input}: {one.stated}; or {', '.join(one.others)}. {one.why}"
+            for one in free.inputs]  # fmt: skip
+    return Section(TITLE, [*said, free_table(free.claims)])
 
 
 def _in_order(grid: SavedGrid) -> SavedGrid:

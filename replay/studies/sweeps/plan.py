@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from replay.errors import UserError
 from replay.studies.sweeps.claims import check_claims
+from replay.studies.sweeps.free import free_inputs_of, with_variations
 from replay.studies.sweeps.points import Point, place, points_of
 from replay.studies.sweeps.source import forget_files
 from replay.studies.sweeps.study import Study, load_study
@@ -30,7 +31,7 @@ class Plan:
     Attributes
     ----------
     study
-        The study.
+        The study, with the variations of its free inputs as further grids.
     tables
         One table per grid, still empty.
     points
@@ -51,13 +52,17 @@ class Plan:
         return [found[id(point)] for point in self.points]
 
 
-def plan_sweep(study: Study | str | Path, *, allow_code: AllowCode = False) -> Plan:
+def plan_sweep(
+    study: Study | str | Path, *, free_only: bool = False, allow_code: AllowCode = False
+) -> Plan:
     """Find and check everything a study asks for; nothing is replayed.
 
     Parameters
     ----------
     study
         A study, the name of one that comes with the package, or a TOML file.
+    free_only
+        Whether to ask for its claims over free inputs alone, without its other grids.
     allow_code
         Whether files of schemes that it names may be executed, see `replay.schemes.find`.
 
@@ -68,6 +73,7 @@ def plan_sweep(study: Study | str | Path, *, allow_code: AllowCode = False) -> P
     """
     if not isinstance(study, Study):
         study = load_study(study)
+    study = free_inputs_of(study) if free_only else with_variations(study)
     forget_files()
     tables = [GridTable(study, number) for number in range(len(study.grids))]
     for table in tables:

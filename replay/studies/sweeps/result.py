@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
+from replay.studies.sweeps.free import Variation, free_json, section
 from replay.studies.sweeps.plan import Plan
 from replay.studies.sweeps.rows import Row
-from replay.studies.sweeps.study import LAYER
+from replay.studies.sweeps.study import LAYER, Grid
 from replay.studies.sweeps.table import markdown, settings_text
 from replay.studies.sweeps.tables import shown
 from tracegen.shared.display import escape
@@ -84,6 +85,7 @@ class SweepResult(Shown):
             "grids": [
                 {
                     **table.to_json(),
+                    **_inputs(table.grid),
                     "claims": claims_json(table),
                     "points": [
                         {
@@ -98,6 +100,7 @@ class SweepResult(Shown):
                 }
                 for number, table in enumerate(self.plan.tables)
             ],
+            **free_json(self.plan.tables),
         }
         return json_text(document)
 
@@ -119,7 +122,10 @@ class SweepResult(Shown):
         lines = [f"# {escape.markdown(study.title)}", "", *_paragraphs(study.question)]
         lines += [escape.code(f"moereplay sweep {study.name} -o FOLDER"), ""]
         lines += _paragraphs(study.notes)
+        lines += section(self.plan.tables)
         for table in self.plan.tables:
+            if isinstance(table.grid, Variation):
+                continue
             headings, rows, notes = table.lines()
             labels = len(table.axes) - (table.grid.across is not None)
             if table.grid.title:
@@ -139,6 +145,11 @@ class SweepResult(Shown):
                 fixed = f"experiment={table.grid.experiment} ({title}){', ' * bool(fixed)}{fixed}"
             lines += [f"Fixed: {escape.markdown(fixed)}.", ""] if fixed else []
         return "\n".join(lines)
+
+
+def _inputs(grid: Grid) -> dict[str, Any]:
+    """Values of free inputs that a grid has otherwise than stated, if it varies them."""
+    return {"inputs": grid.inputs} if isinstance(grid, Variation) else {}
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -50,6 +51,97 @@ class SavedClaim(_Read):
     num_wanted: int
 
 
+class FreeInput(_Read):
+    """An input that a paper leaves open, with its values in words."""
+
+    input: str
+    stated: str
+    others: list[str]
+    why: str
+
+
+class Found(_Read):
+    """What a claim comes to with some values of free inputs, an empty table for what is stated.
+
+    It has no value where other points can run than as stated: how many these are.
+    """
+
+    inputs: dict[str, str]
+    value: float | None
+    num_missing: int
+
+
+def told(inputs: Mapping[str, str]) -> str:
+    """Values of free inputs in one line; empty for those that are stated."""
+    return "; ".join(f"{name}: {label}" for name, label in inputs.items())
+
+
+class SweptClaim(_Read):
+    """A published number beside those that are replayed over all values of free inputs."""
+
+    says: str
+    published: float
+    digits: int = Field(ge=0, le=9)
+    found: list[Found]
+
+    @property
+    def stated(self) -> Found | None:
+        """With all inputs as stated."""
+        return next((one for one in self._there() if not one.inputs), None)
+
+    @property
+    def lowest(self) -> Found | None:
+        """The least of all as they are shown, of equals the first."""
+        return min(self._there(), key=self._shown, default=None)
+
+    @property
+    def highest(self) -> Found | None:
+        """The largest of all as they are shown, of equals the first."""
+        return max(self._there(), key=self._shown, default=None)
+
+    @property
+    def decides(self) -> str:
+        """The input that alone moves the number most, and its range; a dash where none does."""
+        spans: dict[str, list[float]] = {}
+        for one in self._there():
+            if len(one.inputs) == 1:
+                spans.setdefault(next(iter(one.inputs)), []).append(self._shown(one))
+        if self.stated is None or not spans:
+            return "-"
+        ranges = {name: _edges([*found, self._shown(self.stated)]) for name, found in spans.items()}
+        name = max(ranges, key=lambda name: ranges[name][1] - ranges[name][0])
+        low, high = ranges[name]
+        if low == high:
+            return "-"
+        return f"{name} ({low:,.{self.digits}f} to {high:,.{self.digits}f})"
+
+    def text(self, found: Found | None, *, of: bool = False) -> str:
+        """A number, and the values that it is of."""
+        if found is None:
+            return "-"
+        values = f" ({told(found.inputs)})" if of and found.inputs else ""
+        return f"{found.value:,.{self.digits}f}{values}"
+
+    def _shown(self, found: Found) -> float:
+        """A number as it is written: what differs by less decides nothing."""
+        return round(found.value or 0.0, self.digits)
+
+    def _there(self) -> list[Found]:
+        return [one for one in self.found if one.value is not None]
+
+
+def _edges(values: list[float]) -> tuple[float, float]:
+    """The least and the largest."""
+    return min(values), max(values)
+
+
+class SavedFree(_Read):
+    """Free inputs, and the claims over them."""
+
+    inputs: list[FreeInput] = []
+    claims: list[SweptClaim] = []
+
+
 class SavedRow(_Read):
     """One point: its labels by axis, its cells by heading, and why it has none."""
 
@@ -70,6 +162,7 @@ class SavedGrid(_Read):
     axes: dict[str, list[SavedChoice]]
     columns: list[SavedColumn]
     claims: list[SavedClaim]
+    inputs: dict[str, str] | None = None
     rows: list[SavedRow]
 
     @model_validator(mode="after")
@@ -92,6 +185,12 @@ class SavedSweep(_Read, Shown):
     question: str
     notes: str
     grids: list[SavedGrid]
+    free: SavedFree = SavedFree()
+
+    @property
+    def shown_grids(self) -> list[SavedGrid]:
+        """Grids without those that vary free inputs, of which there is one table."""
+        return [grid for grid in self.grids if grid.inputs is None]
 
     def _rows(self) -> list[dict[str, Any]]:
         """One for each point: its grid, its labels by axis, and its quantities with their range."""

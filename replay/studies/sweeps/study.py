@@ -23,7 +23,8 @@ What is replayed is the `experiment` that the file names, layers of a trace unle
 such as ``experiment = "train"``. Several tables take ``[[grid]]`` with ``experiment``, ``fixed``,
 ``axes``, ``columns`` of their own; what stands at the top holds for each.
 `replay.studies.sweeps.points` says which settings there are. A grid that repeats what a paper
-measured has ``[[grid.claims]]``, see `Claim`.
+measured has ``[[grid.claims]]``, see `Claim`, and ``[[free]]`` for what the paper leaves open, see
+`Free`.
 """
 
 from __future__ import annotations
@@ -114,6 +115,31 @@ class Claim(StrictDocument):
     reduce: Literal["min", "max", "mean", "geomean"] = "geomean"
 
 
+class Free(StrictDocument):
+    """An input that a paper leaves open: claims are replayed with each of its values.
+
+    Attributes
+    ----------
+    input
+        What it is.
+    why
+        Why it is free: what the paper says of it, and what it does not.
+    stated
+        The value that the grid has, in words: the assumption.
+    others
+        The other values it may have had: tables of settings, each with a ``label``.
+    at
+        Values of one axis of the points that it changes, one or a list; all points where it says
+        nothing. Grids without these values are left as they are.
+    """
+
+    input: Line
+    why: Line
+    stated: Line
+    others: list[dict[str, Scalar]] = Field(min_length=1)
+    at: Labels = Field(default_factory=dict, max_length=1)
+
+
 class Grid(StrictDocument):
     """Every combination of some axes, shown as one table.
 
@@ -142,6 +168,11 @@ class Grid(StrictDocument):
         What to show.
     claims
         Published numbers, shown in a table of their own beside the replayed ones.
+    free
+        Inputs that the paper leaves open: each alone takes all its values, and the claims are
+        replayed with each.
+    corners
+        Values of several free inputs at a time, by label: ``{ gated = "not gated" }``.
     """
 
     title: str = ""
@@ -155,6 +186,8 @@ class Grid(StrictDocument):
     geomean: list[str] = Field(default_factory=list)
     columns: list[Column] = Field(default_factory=list)
     claims: list[Claim] = Field(default_factory=list)
+    free: list[Free] = Field(default_factory=list)
+    corners: list[dict[str, Line]] = Field(default_factory=list)
 
 
 class Study(StrictDocument):
@@ -263,7 +296,14 @@ def parse_study(text: str, name: str, where: str) -> Study:
         raise UserError(message) from None
 
 
-_SHARED = {"experiment", "fixed", "seeds", "columns"}  # given once, they hold for every grid
+_SHARED = {
+    "experiment",
+    "fixed",
+    "seeds",
+    "columns",
+    "free",
+    "corners",
+}  # they hold for every grid
 
 
 def _known(given: dict[str, Any], here: set[str], also: set[str], where: str) -> None:
@@ -279,6 +319,12 @@ def _complete(shared: dict[str, Any], grid: dict[str, Any], where: str) -> dict[
     for key in ("experiment", "seeds", "columns"):
         if key in shared:
             flat.setdefault(key, shared[key])
+    for key in ("free", "corners"):
+        given = [one.get(key, []) for one in (shared, grid)]
+        if not all(isinstance(one, list) for one in given):
+            message = f"{where}: {key} must be a list of tables"
+            raise UserError(message)
+        flat[key] = [*given[0], *given[1]]
     for source in (shared, grid):
         if not isinstance(source.get("fixed", {}), dict):
             message = f"{where}: fixed must be a table of settings"
@@ -294,7 +340,16 @@ def _complete(shared: dict[str, Any], grid: dict[str, Any], where: str) -> dict[
         else values
         for name, values in flatten(axes).items()
     }
+    flat["free"] = [_flat_others(one) for one in flat["free"]]
     return flat
+
+
+def _flat_others(free: Any) -> Any:
+    """A free input with dotted names in its other values."""
+    if not isinstance(free, dict) or not isinstance(free.get("others"), list):
+        return free
+    others = [flatten(one) if isinstance(one, dict) else one for one in free["others"]]
+    return {**free, "others": others}
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

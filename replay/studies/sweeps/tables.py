@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.studies.sweeps.claims import column_of, replayed
+from replay.studies.sweeps.free import Variation, free_table, swept_claims
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ def shown(study: Study, tables: Sequence[GridTable]) -> list[RenderableType]:
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(study.title), Text(study.question.strip())]
+    claims = swept_claims(tables)
+    parts += [free_table(claims)] if claims else []
     for number, table in enumerate(tables, 1):
+        if isinstance(table.grid, Variation):
+            continue
         parts.append(grid_table(table, f"grid-{number}"))
         if table.grid.claims:
             parts.append(claims_table(table, f"claims-{number}"))

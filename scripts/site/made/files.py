@@ -46,7 +46,7 @@ def models() -> Mapping[str, Shown]:
     from replay.experiments.train.spec import TrainSpec
     from replay.model.work.transformer_shape import LayerShape
     from replay.steps.plan import ParallelPlan
-    from replay.studies.sweeps.study import Claim, Column, Grid, Study
+    from replay.studies.sweeps.study import Claim, Column, Free, Grid, Study
     from tracegen.generate import GENERATORS
     from tracegen.library.catalogue import Entry
     from tracegen.library.settings import FileSettings
@@ -63,6 +63,7 @@ def models() -> Mapping[str, Shown]:
         "grid": Shown(Grid),
         "column": Shown(Column),
         "claim": Shown(Claim),
+        "free": Shown(Free),
         "plan": Shown(ParallelPlan),
         "space": Shown(Space),
         "where": Shown(Where),

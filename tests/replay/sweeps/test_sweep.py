@@ -27,6 +27,8 @@ from replay.schemes import SCHEMES
 from replay.studies.sweeps import columns as column_reading
 from replay.studies.sweeps import load_study, study_names
 from replay.studies.sweeps.claims import NUM_LABELS
+from replay.studies.sweeps.free import NUM_LABELS as FREE_LABELS
+from replay.studies.sweeps.free import TITLE, Variation, section, swept_claims
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.points import points_of, show
 from replay.studies.sweeps.result import SweepResult
@@ -818,6 +820,14 @@ BY_HAND = {"cais": "replay/experiments/dense/CAIS.md"}
 """Pages of other studies that do not lie beside them."""
 
 
+MARKS = ("`", "*", "|")
+
+
+def _named(line: str) -> str:
+    """A line, or the first cell of a row of a table; rules between rows are all alike."""
+    return line.split("|")[1].strip(" -") if line.startswith("|") else line
+
+
 @every("name", sorted(set(study_names()) - set(OF_LAYERS)))
 def test_a_page_that_is_written_by_hand_names_its_study_and_all_its_labels(name: str) -> None:
     asked = load_study(name)
@@ -830,6 +840,11 @@ def test_a_page_that_is_written_by_hand_names_its_study_and_all_its_labels(name:
         axes = [choices for table in tables for choices in table.axes.values()]
         assert all(one.label in shipped for choices in axes for one in choices)
     assert len(points_of(asked)) > 10
+    free = [line for line in section(plan_sweep(asked).tables) if line.startswith(MARKS)]
+    begin = shipped.index(f"## {TITLE}") if free else 0
+    found = [line for line in shipped[begin:].splitlines() if line.startswith(MARKS)][: len(free)]
+    # Numbers take minutes, and are not checked.
+    assert [_named(line) for line in found] == [_named(line) for line in free]
 
 
 @pytest.mark.extended
@@ -839,8 +854,11 @@ def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
     plan = plan_sweep(name)
     shipped = (resources.files("replay.studies") / f"{name}.md").read_text("utf-8").splitlines()
     empty = SweepResult(plan, 0, 0, 0).markdown().splitlines()
-    label_columns = []  # of every table in the document
+    is_free = any(isinstance(table.grid, Variation) for table in plan.tables)
+    label_columns = [FREE_LABELS] if is_free else []  # of every table in the document
     for table in plan.tables:
+        if isinstance(table.grid, Variation):
+            continue
         label_columns.append(len(table.axes) - (table.grid.across is not None))
         label_columns += [NUM_LABELS] if table.grid.claims else []
     widths = iter(label_columns)
@@ -874,6 +892,7 @@ def made_small(grid: Grid) -> Grid:
     """The grid on 8 GPUs with 8 tokens and narrow experts, one value of each axis that no baseline
     and no claim names."""
     named = {axis for claim in grid.claims for axis in claim.where}
+    named |= {axis for free in grid.free for axis in free.at}
     for column in grid.columns:
         named |= set(column.speedup_over or {}) | set(column.relative_to or {})
     size = {"tokens_per_rank": 8, "total_tokens": 64, "ranks": 8, "tune": False}
@@ -896,8 +915,17 @@ def made_small(grid: Grid) -> Grid:
     }
     is_recorded = "trace.file" in str(grid)
     widths = {} if is_recorded else {key: size[key] for key in size if key.startswith("shape.")}
+    free = [
+        one.model_copy(update={"others": [shrunk(other) for other in one.others]})
+        for one in grid.free
+    ]
     return grid.model_copy(
-        update={"fixed": shrunk(dict(grid.fixed)) | widths, "axes": axes, "seeds": grid.seeds[:1]}
+        update={
+            "fixed": shrunk(dict(grid.fixed)) | widths,
+            "axes": axes,
+            "seeds": grid.seeds[:1],
+            "free": free,
+        }
     )
 
 
@@ -916,6 +944,8 @@ def test_a_study_of_a_paper_runs_and_every_claim_has_its_number(name: str, tmp_p
     assert not said and result.num_refused == 0
     for table in json.loads(result.to_json())["grids"]:
         assert all(claim["replayed"] > 0 for claim in table["claims"])
+    for swept in swept_claims(result.plan.tables):
+        assert all(found.num_missing == 0 and found.value for found in swept.found)
 
 
 def test_a_recorded_trace_is_given_the_shape_of_its_model(tmp_path: Path) -> None:
