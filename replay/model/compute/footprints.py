@@ -1,13 +1,18 @@
 """Footprints of kernels that multiply: what a block takes of an SM, by its tile.
 
-`hwmodel.System.resident_blocks` says how many of them are on an SM at a time.
+How many of them are on an SM at a time follows from what an SM has (`resident_blocks`).
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hwmodel.residency import BlockFootprint
 
-__all__ = ["BlockFootprint", "mma_sync_block"]
+if TYPE_CHECKING:
+    from replay.model.machine.machine import Machine
+
+__all__ = ["BlockFootprint", "mma_sync_block", "resident_blocks"]
 
 WARP_TILE = 64
 """Rows and columns of sums that a warp has in its registers."""
@@ -36,3 +41,8 @@ def mma_sync_block(rows: int, columns: int) -> BlockFootprint:
         registers=OTHER_REGISTERS + sums,
         shared_bytes=STAGES_BYTES // stage_bytes * stage_bytes,
     )
+
+
+def resident_blocks(machine: Machine, block: BlockFootprint) -> int:
+    """Count the blocks of a kernel that an SM has room for at a time; at least one."""
+    return machine.system.resident_blocks(block)

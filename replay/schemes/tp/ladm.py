@@ -155,7 +155,7 @@ class Ladm(TensorScheme):
         first, last = tiled.tasks.begins.copy(), blocks.copy()
         first[loads] = asked
         last[is_far] = late
-        resident = self.options.resident_blocks or matrices.resident_blocks(machine, tiled.tiles)
+        resident = self.options.resident_blocks or matrices.blocks_on_an_sm(machine, tiled.tiles)
         BlockScheduler(machine, machine.sms.compute, resident).hold(first, last, rank, begun[rank])
         return (
             np.concatenate((late, *ends)),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.model.compute.footprints import mma_sync_block
+from replay.model.compute.footprints import mma_sync_block, resident_blocks
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import Raster, TileTasks, gemm_kernel, gemm_tasks
 from replay.model.compute.matrix import matrix_kernel
@@ -69,10 +69,10 @@ def gradient(machine: Machine, product: Product, pool: Ints, after: Ints) -> Int
     return weight_gradient_kernel(machine, work_of(machine.num_ranks, product), UP, pool, after)
 
 
-def resident_blocks(machine: Machine, tiles: RowTiles) -> int:
+def blocks_on_an_sm(machine: Machine, tiles: RowTiles) -> int:
     """Count the blocks of a product that are on an SM at a time, by the size of their tiles."""
     block = mma_sync_block(int(tiles.block_m[0]), int(tiles.block_n[0]))
-    return machine.system.resident_blocks(block)
+    return resident_blocks(machine, block)
 
 
 class Tiled(NamedTuple):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hwmodel.units import PS_PER_US
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
@@ -43,7 +45,7 @@ def work_of(row: Row) -> LayerWork:
     """Its routing."""
     drawn = row.work()
     return LayerWork(
-        drawn.expert_ids, drawn.source_rank, drawn.placement,
+        drawn.expert_ids, drawn.source_rank.astype(np.int32), drawn.placement,
         ExpertShape(row["hidden"], row["intermediate"]), Precision("fp8", dispatch="fp8"),
     )  # fmt: skip
 

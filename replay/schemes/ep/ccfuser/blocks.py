@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.model.compute.footprints import BlockFootprint
+from replay.model.compute.footprints import BlockFootprint, resident_blocks
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.work.ragged import firsts, places
 from replay.schemes.ep.flashdmoe.packets import Packets, PacketTiles
@@ -142,8 +142,7 @@ def run(machine: Machine, blocks: BlockPairs, steps: Sequence[Step], after: Ints
         begins = step.block[~goes_on]
         first[begins] = step.entry[~goes_on]
         last[step.block] = step.exit
-    resident = machine.system.resident_blocks(BLOCK)
-    scheduler = BlockScheduler(machine, machine.sms.count, resident)
+    scheduler = BlockScheduler(machine, machine.sms.count, resident_blocks(machine, BLOCK))
     scheduler.hold(first, last, blocks.rank, after[blocks.rank])
 
 

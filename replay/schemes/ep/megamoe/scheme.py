@@ -191,7 +191,7 @@ class MegaMoeBase(Scheme):
 def _expected_rows(work: LayerWork) -> float:
     """Rows that an expert is expected to have, for the tokens of the GPU that has most."""
     most, topk = int(np.diff(work.tokens_of_rank).max(initial=0)), work.expert_ids.shape[1]
-    return most * work.num_ranks * topk / work.num_experts
+    return float(most * work.num_ranks * topk / work.num_experts)
 
 
 class MegaMoe(MegaMoeBase):

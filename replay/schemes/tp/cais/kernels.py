@@ -227,7 +227,7 @@ class CaisBlocks:
 
         A block of the latter keeps an SM to itself if the option does not say anything else.
         """
-        by_footprint = 1 if tiles is None else matrices.resident_blocks(self._machine, tiles)
+        by_footprint = 1 if tiles is None else matrices.blocks_on_an_sm(self._machine, tiles)
         return self._options.resident_blocks or by_footprint
 
     # ---- order -----------------------------------------------------------------------------------

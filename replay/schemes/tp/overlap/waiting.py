@@ -96,7 +96,7 @@ def product(
     machine.order(there[tiles.rank[tile], piece], ready[run[tile]])
     known = tell(rank_of_run, ready)
     tasks = matrices.tiles_of(machine, what, kind, pool, known[run], cuts=ordered.cuts).tasks
-    resident = resident_blocks or matrices.resident_blocks(machine, tiles)
+    resident = resident_blocks or matrices.blocks_on_an_sm(machine, tiles)
     grid = np.argsort(run[tasks.column_tile], kind="stable")
     rank = tiles.rank[tasks.column_tile[grid]]
     BlockScheduler(machine, machine.sms.compute, resident).hold(
