@@ -90,7 +90,6 @@ def one_flop_per_picosecond(
             "compute.mma_sync_efficiency": 1.0,
             "compute.operand_bytes_per_clock": 1e6,
             "compute.register_bytes_per_clock": 1e6,
-            "compute.shared_bytes_per_clock": 1e6,
             "compute.tile_overhead_ns": 0.0,
             "compute.special_function_clocks": 0.0,
             "compute.multiplication_clocks": 0.0,

@@ -37,7 +37,8 @@ ROUND = {
     "compute.bf16_grouped_efficiency": 1.0,
     "compute.bf16_grouped_whole_tiles": False,
     "compute.fp32_peak_TFLOP_per_s": 100.0, "compute.fp32_efficiency": 1.0,
-    "compute.mma_rows": 64, "compute.tile_overhead_ns": 12.0, "compute.special_function_clocks": 0.0,
+    "compute.mma_rows": 64, "compute.tile_overhead_ns": 12.0,
+    "compute.special_function_clocks": 0.0,
     "compute.operand_bytes_per_clock": 1e6, "compute.mma_sync_efficiency": 1.0,
     "overheads.kernel_gap_stream_us": 2.0, "overheads.poll_ns": 5.0,
 }  # fmt: skip
