@@ -24,11 +24,11 @@ KEEPS_ITS_SM = -128
 def add_steps(
     machine: Machine,
     duration_ps: Ints,
-    ending_ps: Ints,
+    ending_ps: IntsLike,
     after: Sequence[Ints],
     *,
     resource: Ints,
-    late_ps: Ints,
+    late_ps: IntsLike,
     priority: IntsLike,
     kind: Kind,
     rank: Ints,
