@@ -16,6 +16,7 @@ from replay.model.compute.tile_order import TILE_ORDERS, TileOrder, most_columns
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
+from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.studies.validate import tile_lists
 
@@ -200,3 +201,17 @@ def test_gradients_are_behind_all_tiles() -> None:
         multiplies = np.isin(graph.kind, (Kind.GEMM1, Kind.GEMM2)) & (graph.duration_ps > 0)
         assert graph.priority[multiplies].max() < ends.behind
         assert len(ends.done) == len(tiles)
+
+
+def test_each_scheme_takes_tiles_as_its_source_says() -> None:
+    """Units of 8 where nothing is said, flux's problems of four, and queues of FlashDMoE."""
+    found = {
+        name: scheme.options.tile_order
+        for name, scheme in SCHEMES.items()
+        if hasattr(scheme.options, "tile_order")
+    }
+    assert found == {
+        "comet": "unit:4", "flux": "unit:4", "flashdmoe": "arrival",
+        "dysharp": "unit:8", "dysharp-fusion-only": "unit:8", "dysharp-comet": "unit:8",
+        "moe-hub": "unit:8",
+    }  # fmt: skip
