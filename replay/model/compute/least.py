@@ -16,7 +16,6 @@ import numpy as np
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES
 from replay.model.machine.kinds import Kind
-from replay.model.machine.times import Time
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
@@ -82,20 +81,3 @@ def _on_every_sm(
         after=after[expert],
     )
     return machine.join(parts, expert, rank_of, after)
-
-
-def experts_time(machine: Machine, work: LayerWork) -> Time:
-    """(rank,): time that both GEMMs take the tensor cores of all SMs, or their weights the memory.
-
-    The longer of the two; weight gradients are left out.
-    """
-    rank_of = work.placement.expert_rank.astype(np.int64)
-    system, dtype, rows = machine.system, work.precision.gemm, work.rows_of_expert
-    needed, nbytes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-    for gemm in (Gemm.first(work, fused_activation=True), Gemm.second(work)):
-        needed += system.compute.least_ps(rows, gemm.n, gemm.k, dtype)
-        nbytes += system.compute.weight_bytes(gemm.n, gemm.k, dtype) * (rows > 0)
-    products, weights = (
-        np.bincount(rank_of, each, machine.num_ranks).astype(np.int64) for each in (needed, nbytes)
-    )
-    return Time(np.maximum(products // machine.sms.count, system.hbm.stream_ps(weights)))

@@ -242,7 +242,7 @@ class Machine:
         late = self.costs.elementwise(nbytes)
         return self.stream(kind, nbytes, self.ranks, self.kernel(before, one), late=late)
 
-    def keeping_up(self, needed: Time, nbytes: Ints, beside: Time = NO_TIME) -> int:
+    def keeping_up(self, needed: Time, nbytes: Ints) -> int:
         """SMs of a GPU that do their work while its busiest port carries bytes.
 
         Parameters
@@ -251,18 +251,14 @@ class Machine:
             (rank,): time that the work takes one SM.
         nbytes
             (rank,): payload on the busier of a GPU's ports.
-        beside
-            (rank,): what all other SMs do meanwhile, in the time that it takes all of them.
 
         Returns
         -------
-        As many as the busiest GPU needs for the busiest port, or for what is done beside if that
-        takes longer; at least one, and at most a quarter of all, so that two such kinds of work
-        leave half.
+        As many as the busiest GPU needs for the busiest port; at least one, and at most a quarter
+        of all, so that two such kinds of work leave half.
         """
         port_ps = int(np.max(self.system.link.port_duration_ps(nbytes)))
-        meanwhile_ps = max(port_ps, int(np.max(beside.ps)))
-        sms = -(-int(np.max(needed.ps)) // meanwhile_ps) if meanwhile_ps else 1
+        sms = -(-int(np.max(needed.ps)) // port_ps) if port_ps else 1
         return min(max(sms, 1), max(self.sms.count // 4, 1))
 
     def stream(

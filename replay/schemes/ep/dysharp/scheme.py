@@ -158,9 +158,7 @@ class DySharp(Scheme):
     def _fitted(self, work: LayerWork, machine: Machine, units: Units) -> Self:
         """The same with a number of SMs where an option leaves it to the layer's rows."""
         in_switch = isinstance(self.options, SwitchOptions)
-        found = row_sms(
-            work, machine, units, in_switch=in_switch, beside_experts=self.fusion != "none"
-        )
+        found = row_sms(work, machine, units, in_switch=in_switch)
         asked = ("dispatch_sms", "combine_sms")
         chosen = {
             name: sms for name, sms in zip(asked, found, strict=True)
