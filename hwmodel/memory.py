@@ -105,7 +105,7 @@ class L2:
         size = spec.l2_bytes.value
         return cls(
             num_bytes=size,
-            kept_bytes=size if kept is None else int(exact(kept.kept_share.value) * size),
+            kept_bytes=size if kept is None else max(int(exact(kept.kept_share.value) * size), 1),
             slices=1 if kept is None else kept.slices.value,
             rate=Rate.per_second(exact(spec.l2_bytes_per_clock.value) * clock_hz),
         )

@@ -149,7 +149,7 @@ class Explaining:
 
     def _expert_use(self, weights: CacheUse | None) -> ExpertUse | None:
         experts, tiles, most = self._experts.tolist()
-        if not experts or weights is None:
+        if not experts or weights is None or not weights.first_bytes:  # communication alone
             return None
         return ExpertUse(
             weight_reads=weights.passes,

@@ -149,6 +149,7 @@ CASES: dict[str, Case | SlicedCase] = {
             Run("comet", {"dispatch_sms": 18, "message_rows": 8}),
             Run("ccfuser", {"pad_tiles": False, "repeats": True}),
             Run("megamoe", {"tile_rows": 64}),
+            Run("megamoe-hopper", {"schedule": "waves"}),
             Run("fastermoe", {"shadowing": True}),
             Run("nccl-ep", {"hook": True}),
         ),

@@ -13,7 +13,7 @@ from tracegen import RoutingTrace
 
 TILE_ROWS = 128
 ALONE = {"dispatch_sms": 1, "combine_sms": 1}
-ONE_SM = {"gpu.num_sms": 3, "gpu.l2_bytes": 1}
+ONE_SM = {"gpu.num_sms": 3, "gpu.l2_bytes": 1, "cache.kept_share": 1.0, "cache.slices": 1}
 """One SM multiplies beside those of `ALONE`, and a cache keeps the block alone that came last."""
 
 

@@ -61,7 +61,7 @@ def made_again(of: Page, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def dense() -> TensorComparison:
     return tensor.compare(
-        schemes=["tp-ring", "sp-ring", "t3"], model="llama-2-7b", tp=4, tokens=256
+        schemes=["tp-ring", "sp-ring", "t3"], model="llama-2-7b", tp=4, tokens=512
     )
 
 
