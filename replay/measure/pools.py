@@ -102,15 +102,18 @@ class Pools:
 
 def _queues_of_sm(machine: Machine, num_resources: int) -> Ints:
     """(resource,): how many queues the SM has that it is a queue of, by the SM's name; else 1."""
-    by_name: dict[str, list[Ints]] = {}
-    for name, queues in machine.sms.queues:
+    by_name: dict[str, list[tuple[str, Ints]]] = {}
+    for (name, queues), group in zip(machine.sms.queues, machine.sms.groups, strict=True):
         if queues.ndim > 1:
-            by_name.setdefault(name, []).append(queues.reshape(*queues.shape[:2], -1))
+            by_name.setdefault(name, []).append((group, queues.reshape(*queues.shape[:2], -1)))
     found = np.ones(num_resources, np.int64)
     for several in by_name.values():
-        count = np.zeros((machine.num_ranks, max(queues.shape[1] for queues in several)), np.int64)
-        for queues in several:
-            count[:, : queues.shape[1]] += queues.shape[2]
-        for queues in several:
-            found[queues] = count[:, : queues.shape[1], None]
+        most = max(queues.shape[1] for _, queues in several)
+        of_group = {group: np.zeros((machine.num_ranks, most), np.int64) for group, _ in several}
+        for group, queues in several:  # of one name some are in use at a time
+            count = of_group[group][:, : queues.shape[1]]
+            np.maximum(count, queues.shape[2], out=count)
+        together = sum(of_group.values())
+        for _, queues in several:
+            found[queues] = together[:, : queues.shape[1], None]
     return found

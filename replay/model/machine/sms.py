@@ -40,6 +40,9 @@ class Sms:
     queues
         Resources that were made, with the name of the SMs that they are queues of: (rank,) for
         SMs that share a queue, (rank, SM, ...) for SMs that each have queues of their own.
+    groups
+        The name of the queues of each entry; entries of one name are never in use at once, such as
+        those of layers of which each takes another number of SMs.
     """
 
     def __init__(self, resources: Resources, count: int, set_aside: int = 0) -> None:
@@ -48,6 +51,7 @@ class Sms:
         self.compute = count - set_aside
         self.ledger: list[Split] = []
         self.queues: list[tuple[str, Ints]] = []
+        self.groups: list[str] = []
 
     @property
     def resources(self) -> Ints:
@@ -117,6 +121,7 @@ class Sms:
                 group, ResourceClass.SM, kind="pool of SMs", servers=num_sms
             )
             self.queues.append((group, made))
+            self.groups.append(group)
             return made
 
         return self._resources.once("pool of SMs", (group, num_sms), make)
@@ -143,6 +148,7 @@ class Sms:
             made = made.reshape(shape)
             if of == ResourceClass.SM:
                 self.queues.append((on or group, made))
+                self.groups.append(group)
             return made
 
         return self._resources.once(kind, (group, sizes), make)

@@ -233,7 +233,7 @@ class MegaMoeHopper(MegaMoeBase):
     """The kernel for Hopper."""
 
     name = "megamoe-hopper"
-    summary = "MegaMoE for Hopper: warps that multiply also scale, activate, store"
+    summary = "MegaMoE for Hopper: its warps multiply, scale, activate, store"
     source = f"{HOPPER_CODE}, impls/sm90_fp8_mega_moe.cuh; order of tiles: {LAG_CODE}"
     assumes = (
         "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when "
