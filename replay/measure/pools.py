@@ -113,7 +113,7 @@ def _queues_of_sm(machine: Machine, num_resources: int) -> Ints:
         for group, queues in several:  # of one name some are in use at a time
             count = of_group[group][:, : queues.shape[1]]
             np.maximum(count, queues.shape[2], out=count)
-        together = sum(of_group.values())
+        together = np.sum([*of_group.values()], axis=0)
         for _, queues in several:
             found[queues] = together[:, : queues.shape[1], None]
     return found

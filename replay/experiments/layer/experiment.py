@@ -31,7 +31,7 @@ class Layer(SchemeExperiment[RunSpec, "TracedSetup", Result, Comparison]):
     usual = "all supported"
     usual_jobs = "2 if there is much to do"
     usual_baseline = "deepep-ll for decode, deepep otherwise"
-    details = "Also what each scheme waits for, moves, launches and keeps in memory"
+    details = "Also what each scheme waits for, reads, moves, launches and keeps in memory"
     older: ClassVar[Older] = {"moereplay-result/1": result_of_first}
 
     BASELINES: ClassVar[Mapping[str, Sequence[str]]] = {
