@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -80,6 +81,11 @@ class MegaKernel(ABC):
         self.machine.order(first.done[before], asked[waits])
         return self._combine(second, pool, met, self._shared(pool, begun))
 
+    @cached_property
+    def rows(self) -> RowsInTurn:
+        """Its rows, in the order in which they are pulled."""
+        return RowsInTurn.of(self.work, self.tiles)
+
     # ---- before the rows -------------------------------------------------------------------------
 
     def _count(self, begun: Ints) -> Ints:
@@ -122,14 +128,13 @@ class MegaKernel(ABC):
         (row,) its tile.
         """
         work, machine, tiles, costs = self.work, self.machine, self.tiles, self.machine.costs
-        expert, source, reader = _rows_in_turn(work)
+        rows = self.rows
+        source, reader, tile = rows.source, rows.reader, rows.tile
         values = work.shape.hidden * work.precision.dispatch_value_bytes
         scales = work.dispatch_row_bytes - values
         pieces = 1
         while values > pieces * self.pull_bytes:
             pieces *= 2
-        height = tiles.block_m[reader]
-        tile = tiles.first_of_expert[expert] + places(work.rows_of_expert) // height
         remote = source != reader
         # The number of the row comes first. Of several pieces, each but the last is waited for and
         # stored before the next is asked for.
@@ -139,7 +144,7 @@ class MegaKernel(ABC):
             number * (1 + max(pieces, beside)),
         )  # fmt: skip
         asked = machine.delay(DISPATCH.send, time, met[reader], rank=reader)
-        machine.notes.follow("sent", work.pair_token[_order(work)], asked)
+        machine.notes.follow("sent", work.pair_token[rows.pair], asked)
         far = np.flatnonzero(remote)
         there = asked.copy()
         fan_out = machine.transfers.fan_out(reader[far], source[far])
@@ -266,7 +271,7 @@ class MegaKernel(ABC):
         columns = np.bincount(of_tile, minlength=len(tiles) * num_clusters)
         last = second.columns[by_cluster[firsts(columns) + columns - 1]]  # (tile, cluster)
         first = second.columns[by_cluster[firsts(columns)]]
-        tile, owner, rows = _rows_by_owner(work, tiles)
+        tile, owner, rows = self.rows.by_owner(work.num_ranks)
         src = tiles.rank[tile]
         far = np.flatnonzero(src != owner)
         # An SM holds on to what cannot leave: to the part of the last owner of its tile.
@@ -307,24 +312,38 @@ def places_by_rank(tiles: RowTiles) -> Ints:
     return number
 
 
-def _order(work: LayerWork) -> Ints:
-    """(row,): pairs by expert, one of each source after the other."""
-    cell = work.pair_expert * work.num_ranks + work.pair_source
-    of_cell = np.argsort(cell, kind="stable")
-    turn = np.empty(len(cell), np.int64)
-    turn[of_cell] = places(np.bincount(cell, minlength=work.num_experts * work.num_ranks))
-    return np.lexsort((work.pair_source, turn, work.pair_expert))
+class RowsInTurn(NamedTuple):
+    """Rows by expert, one of each source after the other: (row,) each.
 
+    Attributes
+    ----------
+    pair
+        Number of its (token, expert) in the layer.
+    source, reader
+        GPU of its token, and of its expert.
+    tile
+        Row tile that it is in.
+    """
 
-def _rows_in_turn(work: LayerWork) -> tuple[Ints, Ints, Ints]:
-    """Expert, source and expert's GPU of the rows in that order: three (row,)."""
-    order = _order(work)
-    return work.pair_expert[order], work.pair_source[order], work.pair_rank[order]
+    pair: Ints
+    source: Ints
+    reader: Ints
+    tile: Ints
 
+    @classmethod
+    def of(cls, work: LayerWork, tiles: RowTiles) -> RowsInTurn:
+        """Those of a layer."""
+        cell = work.pair_expert * work.num_ranks + work.pair_source
+        of_cell = np.argsort(cell, kind="stable")
+        turn = np.empty(len(cell), np.int64)
+        turn[of_cell] = places(np.bincount(cell, minlength=work.num_experts * work.num_ranks))
+        pair = np.lexsort((work.pair_source, turn, work.pair_expert))
+        reader = work.pair_rank[pair]
+        within = places(work.rows_of_expert) // tiles.block_m[reader]
+        tile = tiles.first_of_expert[work.pair_expert[pair]] + within
+        return cls(pair, work.pair_source[pair], reader, tile)
 
-def _rows_by_owner(work: LayerWork, tiles: RowTiles) -> tuple[Ints, Ints, Ints]:
-    """Tile, owner and number of the rows of each (tile, owner) that has any: three (cell,)."""
-    expert, owner, rank = _rows_in_turn(work)
-    tile = tiles.first_of_expert[expert] + places(work.rows_of_expert) // tiles.block_m[rank]
-    cells, rows = np.unique(tile * work.num_ranks + owner, return_counts=True)
-    return cells // work.num_ranks, cells % work.num_ranks, rows.astype(np.int64)
+    def by_owner(self, num_ranks: int) -> tuple[Ints, Ints, Ints]:
+        """Tile, owner and number of the rows of each (tile, owner) that has any: three (cell,)."""
+        cells, rows = np.unique(self.tile * num_ranks + self.source, return_counts=True)
+        return cells // num_ranks, cells % num_ranks, rows.astype(np.int64)
