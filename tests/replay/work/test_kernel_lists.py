@@ -1,0 +1,188 @@
+"""Lists of kernels: what they count, and that they are data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from replay.errors import UserError
+from replay.model.work.kernel_lists import Expression, KernelSizes, load, names
+
+QWEN3_30B = KernelSizes(
+    tokens=4096, tp=1, ranks=16, hidden=2048, experts=128, topk=8, heads=32, kv_heads=4, width=128,
+    local=8, rows=8 * 4096, copies=6 * 4096, inner=768, vocab=151936, parameters=48 * 23 + 3,
+)  # fmt: skip
+LAYER = ("attention", "router", "dispatch", "experts", "combine", "gradients")
+
+
+def kernels(sizes: KernelSizes, parts: tuple[str, ...], preset: str = "", **options: Any) -> int:
+    found = load("megatron")
+    chosen = found.chosen(preset, **options)
+    return sum(one.kernels for one in found.operations(sizes, chosen, parts=parts))
+
+
+def waits(**options: Any) -> int:
+    found = load("megatron")
+    ops = found.operations(QWEN3_30B, found.chosen(**options), parts=LAYER)
+    return sum(one.waits for one in ops)
+
+
+def test_a_tuned_layer_has_fewer_kernels_than_were_profiled() -> None:
+    """463,348 in a step of 48 layers and 64 micro-batches, Megatron-Bridge 067f987df.
+
+    The list's are those that the sources name, a kernel for each product of cuBLAS.
+    """
+    layer = kernels(QWEN3_30B, LAYER, "tuned")
+    ends = kernels(QWEN3_30B, ("embedding", "head"), "tuned")
+    step = 64 * (48 * layer + ends) + kernels(QWEN3_30B, ("optimizer",), "tuned")
+    assert layer == 134
+    assert step == 414_401
+    assert step / 463_348 == pytest.approx(0.894, abs=1e-3)
+
+
+@pytest.mark.parametrize("local", [1, 8, 32])
+def test_experts_have_six_products_each_and_three_kernels_of_activations(local: int) -> None:
+    sizes = dataclasses.replace(QWEN3_30B, local=local)
+    assert kernels(sizes, ("experts",)) == 6 * local + 3
+    assert kernels(sizes, ("experts",), grouped="cutlass") == 6 + 3
+
+
+def test_unfused_choices_cost_their_kernels_each() -> None:
+    """12 forward and 6 backward in place of one each; their loss 8 + 4 for 2, and 4 for 2."""
+    fused = kernels(QWEN3_30B, ("router",), router_fusion=True, aux_loss=False)
+    assert kernels(QWEN3_30B, ("router",), aux_loss=False) - fused == 12 + 6 - 2
+    both = kernels(QWEN3_30B, ("router",), router_fusion=True)
+    assert kernels(QWEN3_30B, ("router",)) - both == 12 + 6 - 2 + 12 - 2 + 4 - 2
+
+
+def test_hosts_wait_once_for_splits_and_eight_times_for_indices() -> None:
+    assert waits() == 1
+    assert waits(dispatcher="deepep") == 1 + 3 + 3 + 1
+    assert waits(dispatcher="deepep", experimental=True) == 1 + 3 + 1
+    assert waits(dispatcher="deepep", experimental=True, pads_permute=False) == 1
+    assert waits(dispatcher="hybridep") == 1
+
+
+def test_tensor_parallelism_adds_collectives_and_copies_of_heads() -> None:
+    def exchanges(tp: int, kv_heads: int) -> int:
+        sizes = dataclasses.replace(QWEN3_30B, tp=tp, kv_heads=kv_heads)
+        found = load("megatron")
+        ops = found.operations(sizes, found.chosen(), parts=("attention",))
+        return sum(one.kernels for one in ops if one.call == "nccl")
+
+    assert [exchanges(1, 4), exchanges(4, 4), exchanges(8, 4)] == [0, 5, 7]
+
+
+def test_products_are_those_of_the_model() -> None:
+    found = load("megatron")
+    ops = found.operations(QWEN3_30B, found.chosen(), parts=("attention", "experts"))
+    products = {(one.name, one.direction): one.gemm for one in ops if one.gemm}
+    assert products["queries, keys, values", "forward"] == (4096, 40 * 128, 2048)
+    assert products["up", "forward"] == (4096, 2 * 768, 2048)
+    flop = sum(2 * m * n * k * one.kernels for one in ops if one.gemm for m, n, k in [one.gemm])
+    weights = (40 * 128 + 32 * 128) * 2048 * 4096 + 3 * 768 * 2048 * 8 * 4096
+    assert flop == 3 * 2 * weights
+
+
+KERNELS_OF = {
+    "topk": 2,  # chosen, sorted
+    "scatter": 2,  # into a copy
+    "copy_": 0,  # of one type and contiguous: no kernel
+    "_softmax": 1,
+    "_softmax_backward_data": 1,
+}
+"""Of PyTorch's operators on CUDA, where they are not one."""
+
+NO_KERNEL = {
+    *("alias", "as_strided", "detach", "expand", "reshape", "select", "slice", "squeeze", "t"),
+    *("transpose", "unsqueeze", "view", "lift_fresh"),
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+}
+
+
+def operators(of: Any, *arguments: Any) -> tuple[Any, list[str]]:
+    """What a function gives, and the operators that it calls."""
+    mode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+
+    class Log(mode):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.called: list[str] = []
+
+        def __torch_dispatch__(
+            self, called: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = called.__name__.partition(".")[0]
+            if name not in NO_KERNEL:
+                self.called.append(name)
+            return called(*args, **(kwargs or {}))
+
+    with Log() as log:
+        given = of(*arguments)
+    return given, log.called
+
+
+def test_unfused_choices_are_as_pytorch_dispatches_them() -> None:
+    """A CPU casts before and behind a softmax of other types, which CUDA's kernel does itself."""
+    torch = pytest.importorskip("torch")
+
+    def chosen(logits: Any) -> tuple[Any, Any]:
+        scores, ids = torch.topk(logits, 4, dim=1)
+        probabilities = torch.softmax(scores, -1, dtype=torch.float32).type_as(logits)
+        table = torch.zeros_like(logits).scatter(1, ids, probabilities)
+        return table, torch.zeros_like(logits).int().scatter(1, ids, 1).bool()
+
+    logits = torch.randn(64, 16, dtype=torch.bfloat16, requires_grad=True)
+    (table, _), forward = operators(chosen, logits)
+    forward.remove("_to_copy")
+    assert sum(KERNELS_OF.get(name, 1) for name in forward) == 12
+    _, backward = operators(table.backward, torch.ones_like(table))
+    backward.remove("_to_copy")
+    assert sum(KERNELS_OF.get(name, 1) for name in backward) == 6
+
+
+def test_expressions_are_arithmetic_and_conditions() -> None:
+    given = {"a": 7, "b": 2, "mode": "x"}
+    assert Expression("a // b * 3 - 1").value(given) == 8
+    assert Expression("not (a > 9 or mode != 'x') and b <= 2").value(given) is True
+    for text in ("open('f')", "a ** b", "a.real", "[a]", "1 < a < 9", "lambda: 1"):
+        with pytest.raises(UserError, match="more than arithmetic"):
+            Expression(text).value(given | {"open": 1})
+    with pytest.raises(UserError, match="needs c"):
+        Expression("c + 1").value(given)
+    with pytest.raises(UserError, match="no expression"):
+        Expression("a +").value(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "fast"}, "unknown preset"),
+        ({"fusion": True}, "unknown option"),
+        ({"dispatcher": "nvls"}, "possible are alltoall, deepep, hybridep"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load("megatron").chosen(**options)
+
+
+def test_wrong_names_are_named() -> None:
+    with pytest.raises(UserError, match="unknown stack"):
+        load("megatrom")
+    found = load("megatron")
+    with pytest.raises(UserError, match="unknown part"):
+        found.operations(QWEN3_30B, found.chosen(), parts=("attend",))
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_row_can_be_computed_under_every_preset(name: str) -> None:
+    found = load(name)
+    for preset in ("", *found.presets):
+        every = found.operations(QWEN3_30B, found.chosen(preset))
+        assert every
+        for one in every:
+            assert one.kind != "gemm" or one.gemm is not None, one.name
+            assert one.kernels or one.copies or one.waits or one.moves or one.kind == "tiny"
