@@ -143,8 +143,39 @@ def test_unfused_choices_are_as_pytorch_dispatches_them() -> None:
     assert sum(KERNELS_OF.get(name, 1) for name in backward) == 6
 
 
+GPT_OSS_20B = KernelSizes(
+    tokens=8192, tp=1, ranks=8, hidden=2880, experts=32, topk=4, heads=64, kv_heads=8, width=64,
+    local=4, rows=4 * 8192, copies=3 * 8192, inner=2880, vocab=201088, parameters=24 * 16,
+)  # fmt: skip
+
+
+def test_automodel_waits_for_its_biases() -> None:
+    """A copy from pageable memory that is not asynchronous ends with a wait, one for each bias."""
+    found = load("automodel")
+
+    def layer(**options: Any) -> tuple[int, int]:
+        ops = found.operations(GPT_OSS_20B, found.chosen("gpt-oss-20b", **options), parts=LAYER)
+        return sum(one.kernels for one in ops), sum(one.waits for one in ops)
+
+    assert layer() == (151, 3)
+    assert layer(biases=False) == (151 - (5 + 8) - (2 + 6 + 6) - 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"), [("megatron-inference", 32), ("vllm", 20), ("sglang", 18)]
+)
+def test_decoding_layers_have_their_kernels(name: str, kernels: int) -> None:
+    """Ledgers: 24.2 and later 19.1 of Megatron-LM, 17.0 of vLLM, which fuses more."""
+    sizes = dataclasses.replace(QWEN3_30B, tokens=64, rows=512, copies=200, local=32, ranks=4)
+    found = load(name)
+    ops = found.operations(sizes, found.chosen())
+    assert sum(one.kernels for one in ops) == kernels
+    assert not any(one.waits or one.copies for one in ops)
+    assert {one.graph for one in ops} == {"step"}
+
+
 def test_expressions_are_arithmetic_and_conditions() -> None:
-    given = {"a": 7, "b": 2, "mode": "x"}
+    given: dict[str, int | bool | str] = {"a": 7, "b": 2, "mode": "x"}
     assert Expression("a // b * 3 - 1").value(given) == 8
     assert Expression("not (a > 9 or mode != 'x') and b <= 2").value(given) is True
     for text in ("open('f')", "a ** b", "a.real", "[a]", "1 < a < 9", "lambda: 1"):

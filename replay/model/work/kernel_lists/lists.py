@@ -151,6 +151,10 @@ class KernelList(StrictDocument):
     def _check(self) -> KernelList:
         for preset, values in self.presets.items():
             self._check_options(values, f"preset {preset!r}")
+        if both := self.options.keys() & set(NAMES):
+            raise UserError(
+                f"{self.name}: {listed(sorted(both))} is a size and cannot be an option"
+            )
         known = {*NAMES, *self.options}
         for part in self.parts:
             for row in part.rows:
