@@ -86,6 +86,28 @@ def test_products_are_those_of_the_model() -> None:
     assert flop == 3 * 2 * weights
 
 
+DEEPSEEK_V3 = dataclasses.replace(
+    QWEN3_30B, hidden=7168, experts=256, heads=128, q_rank=1536, kv_rank=512, nope=128, rope=64,
+    value=128, inner=2048,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("q_rank", "kernels"), [(1536, 14 + 24), (0, 12 + 20)])
+def test_latent_attention_has_the_products_of_its_shape(q_rank: int, kernels: int) -> None:
+    sizes = dataclasses.replace(DEEPSEEK_V3, q_rank=q_rank)
+    found = load("megatron")
+    ops = found.operations(sizes, found.chosen(), parts=("latent attention",))
+    assert sum(one.kernels for one in ops) == kernels
+    flop = {
+        direction: sum(2 * m * n * k for one in ops if one.gemm and one.direction == direction
+                       for m, n, k in [one.gemm])
+        for direction in ("forward", "backward")
+    }  # fmt: skip
+    queries = 128 * 192 * (q_rank or 7168) + q_rank * 7168
+    weights = queries + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    assert flop == {"forward": 2 * 4096 * weights, "backward": 4 * 4096 * weights}
+
+
 KERNELS_OF = {
     "topk": 2,  # chosen, sorted
     "scatter": 2,  # into a copy

@@ -22,6 +22,9 @@ class KernelSizes:
         Of the model.
     heads, kv_heads, width
         Attention heads of the whole model, those of keys and values, values of a head.
+    q_rank, kv_rank, nope, rope, value
+        Of latent attention: values of a latent query, 0 for none, and of a latent key and value;
+        of a head's key without and with its position, and of its value.
     local
         Experts of the GPU.
     rows, copies
@@ -45,6 +48,11 @@ class KernelSizes:
     heads: int = 0
     kv_heads: int = 0
     width: int = 0
+    q_rank: int = 0
+    kv_rank: int = 0
+    nope: int = 0
+    rope: int = 0
+    value: int = 0
     local: int = 0
     rows: int = 0
     copies: int = 0
