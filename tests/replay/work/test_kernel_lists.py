@@ -165,6 +165,111 @@ def test_unfused_choices_are_as_pytorch_dispatches_them() -> None:
     assert sum(KERNELS_OF.get(name, 1) for name in backward) == 6
 
 
+FP8_V3 = dataclasses.replace(
+    QWEN3_30B, hidden=7168, experts=256, heads=128, q_rank=1536, kv_rank=512, nope=128, rope=64,
+    value=128, inner=2048, shared=2048, dense=18432, local=4, ranks=64,
+)  # fmt: skip
+
+
+def casts(part: str, direction: Any, **options: Any) -> tuple[int, int]:
+    """Kernels that FP8 adds to a part, and the bytes that it moves more."""
+    found = load("megatron")
+
+    def both(**options: Any) -> tuple[int, int]:
+        ops = found.operations(FP8_V3, found.chosen(**options), parts=(part,), direction=direction)
+        return sum(one.kernels for one in ops), sum(one.moves for one in ops if not one.gemm)
+
+    (kernels, moved), (before, moved_before) = both(**options), both()
+    return kernels - before, moved - moved_before
+
+
+@pytest.mark.parametrize(("local", "delayed"), [(4, 1), (64, 1), (65, 2)])
+def test_every_expert_is_cast_alone_but_under_delayed_scaling(local: int, delayed: int) -> None:
+    """Two casts a pass and each expert; rows padded twice, results once, both ways back."""
+    sizes = dataclasses.replace(FP8_V3, local=local)
+    found, pads = load("megatron"), 3 * delayed
+
+    def added(**options: Any) -> int:
+        def kernels(**chosen: Any) -> int:
+            ops = found.operations(sizes, found.chosen(**chosen), parts=("experts",))
+            return sum(one.kernels for one in ops)
+
+        return kernels(**options) - kernels()
+
+    assert added(fp8="blockwise") == 4 * local + 2 * pads
+    assert added(fp8="tensorwise") == 4 * 4 * local + 2 * pads
+    assert added(fp8="delayed") == 4 * delayed + 2 * pads
+    assert added(fp8="blockwise", router_pads=True) == 4 * local
+    assert added(fp8="blockwise", dispatcher="deepep") == 4 * local
+    assert added(fp8="blockwise", dispatcher="deepep", pads_permute=False) == 4 * local + 2 * pads
+    assert added(fp8="blockwise", first=True) == 6 * local + 2 * pads
+    assert added(fp8="blockwise", fp8_weights="each") == 6 * local + 2 * pads
+    assert added(fp8="blockwise", first=True, fp8_weights="primary") == 4 * local + 2 * pads
+    assert added(fp8="blockwise", blackwell=True) == (4 + 12) * local + 2 * pads
+    assert added(fp8="blockwise", grouped="cutlass") == 4 * local + 2 * pads
+
+
+def test_a_cast_reads_two_bytes_and_writes_one_by_rows_and_one_by_columns() -> None:
+    """One scale a tensor reads everything once more; its largest value comes first."""
+    rows, hidden, inner = FP8_V3.rows, FP8_V3.hidden, FP8_V3.inner
+    forward = 4 * rows * (hidden + inner)
+    backward = 4 * rows * (hidden + 2 * inner)
+    given = {"router_pads": True}
+    assert casts("experts", "forward", fp8="blockwise", **given) == (8, forward)
+    assert casts("experts", "backward", fp8="blockwise", **given) == (8, backward)
+    assert casts("experts", "forward", fp8="tensorwise", **given) == (32, forward * 6 // 4)
+    assert casts("experts", "backward", fp8="tensorwise", blackwell=True, **given) == (
+        32, backward * 5 // 4
+    )  # fmt: skip
+    padded = (2 * 4 * hidden + 8) * rows
+    assert casts("experts", "forward", fp8="blockwise") == (8 + 3, forward + padded)
+
+
+def test_attention_is_cast_once_more_where_its_input_is_kept() -> None:
+    """The output layer keeps its rows in BF16 and casts them again for its weight's gradient."""
+    tokens, hidden, width = FP8_V3.tokens, FP8_V3.hidden, 128 * 128
+    assert casts("attention", "forward", fp8="blockwise") == (
+        2, tokens * (4 * hidden + 3 * width)
+    )  # fmt: skip
+    assert casts("attention", "backward", fp8="blockwise") == (
+        3, 4 * tokens * (hidden + width + (128 + 2 * 4) * 128)
+    )  # fmt: skip
+    assert casts("attention", "forward", fp8="delayed") == (2, tokens * (hidden + 4 * width))
+    assert casts("attention", "forward", fp8="tensorwise") == (
+        3 + 4, tokens * (4 * hidden + 5 * width)
+    )  # fmt: skip
+    assert casts("latent attention", "forward", fp8="blockwise")[0] == 5
+    assert casts("latent attention", "backward", fp8="blockwise")[0] == 6
+
+
+def test_padding_by_the_choice_waits_before_the_permute() -> None:
+    found = load("megatron")
+
+    def order(**options: Any) -> list[str]:
+        ops = found.operations(FP8_V3, found.chosen(**options), parts=("dispatch",))
+        return [one.name for one in ops if one.waits or one.name == "permute"]
+
+    assert order() == ["permute", "wait for splits"]
+    assert order(fp8="blockwise", router_pads=True) == ["wait before the permute", "permute"]
+    assert casts("dispatch", "forward", router_pads=True)[0] == 8 + 1
+
+
+def test_padding_of_the_routing_map_is_as_pytorch_dispatches_it() -> None:
+    torch = pytest.importorskip("torch")
+
+    def padded(table: Any) -> Any:
+        table = table.transpose(0, 1)
+        missing = (-table.sum(dim=1)) % 16
+        places = torch.cumsum((table == 0).int(), dim=1)
+        table[places <= missing.unsqueeze(1)] = 1
+        return table.transpose(0, 1)
+
+    table, called = operators(padded, torch.rand(64, 8) < 0.3)
+    assert (table.sum(dim=0) % 16 == 0).all()
+    called = [name for name in called if name not in ("arange", "lift_fresh")]
+    assert len(called) == 8
+
+
 GPT_OSS_20B = KernelSizes(
     tokens=8192, tp=1, ranks=8, hidden=2880, experts=32, topk=4, heads=64, kv_heads=8, width=64,
     local=4, rows=4 * 8192, copies=3 * 8192, inner=2880, vocab=201088, parameters=24 * 16,
