@@ -270,6 +270,39 @@ def test_padding_of_the_routing_map_is_as_pytorch_dispatches_it() -> None:
     assert len(called) == 8
 
 
+def test_a_pair_of_deepseek_has_the_kernels_of_its_trace() -> None:
+    """deepseek-ai/profile-data 4496024, train.json: kernels of each phase of each of four layers.
+
+    Left out is a kernel that three of them have once. Attention's and the router's phases are one.
+    """
+    found = load("deepseek")
+    ops = found.operations(FP8_V3, found.chosen())
+    of = {(one.part, one.direction): 0 for one in ops}
+    for one in ops:
+        of[one.part, one.direction] += one.kernels
+    assert list(of.items()) == [
+        (("combine", "backward"), 3), (("attention", "forward"), 29), (("router", "forward"), 36),
+        (("experts", "backward"), 29), (("dispatch", "forward"), 3), (("dispatch", "backward"), 2),
+        (("experts' weights", "backward"), 12), (("experts", "forward"), 19),
+        (("router", "backward"), 31), (("attention", "backward"), 69),
+        (("attention's weights", "backward"), 5), (("combine", "forward"), 2),
+    ]  # fmt: skip
+    assert 4 * sum(of.values()) + 3 == 963
+    streams = [one.stream for one in ops for _ in range(one.kernels)]
+    assert 4 * streams.count("communication") == 40
+    assert 4 * streams.count("weights") == 16
+
+
+def test_a_pair_of_deepseek_multiplies_thrice_and_projects_up_again() -> None:
+    found = load("deepseek")
+    ops = found.operations(FP8_V3, found.chosen())
+    flop = sum(2 * m * n * k * one.kernels for one in ops if one.gemm for m, n, k in [one.gemm])
+    up = 1536 * 128 * 192 + 512 * 128 * 256
+    weights = up + 7168 * (1536 + 576 + 128 * 128 + 256 + 3 * 2048)
+    assert flop == 2 * 4096 * (3 * (weights + 8 * 3 * 2048 * 7168) + up)
+    assert sum(one.waits for one in ops) == 1
+
+
 GPT_OSS_20B = KernelSizes(
     tokens=8192, tp=1, ranks=8, hidden=2880, experts=32, topk=4, heads=64, kv_heads=8, width=64,
     local=4, rows=4 * 8192, copies=3 * 8192, inner=2880, vocab=201088, parameters=24 * 16,

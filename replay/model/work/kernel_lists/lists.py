@@ -26,6 +26,10 @@ Kind = Literal["memory", "gemm", "attention", "exchange", "map", "rows", "tiny"]
 """What bounds the kernels: bytes; a product; attention; links; (row, split) pairs of an index map;
 rows that are brought to other places, by parallelism; nothing but their start."""
 
+Stream = Literal["compute", "communication", "shared", "weights"]
+"""Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
+beside the exchange; a second one of weights' gradients."""
+
 Ground = Literal["source", "closed", "assumed"]
 """Whether the number of kernels is in the source, is a closed library's, or is assumed."""
 
@@ -37,8 +41,8 @@ class Row(StrictDocument):
     ----------
     name
         The kernel, or what the host does.
-    call, kind, ground
-        What issues it, what bounds it, how sure its number is.
+    call, kind, ground, stream
+        What issues it, what bounds it, how sure its number is, where its kernels go.
     kernels
         Kernels of this name in a row.
     moves
@@ -59,6 +63,7 @@ class Row(StrictDocument):
     call: Call = "torch"
     kind: Kind = "memory"
     ground: Ground = "source"
+    stream: Stream = "compute"
     kernels: int | str = 1
     moves: int | str = 0
     gemm: tuple[int | str, int | str, int | str] | None = None
@@ -113,6 +118,7 @@ class ListedOperation(NamedTuple):
     call: Call
     kind: Kind
     ground: Ground
+    stream: Stream
     kernels: int
     moves: int
     gemm: tuple[int, int, int] | None
@@ -249,9 +255,9 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
     m, n, k = row.gemm or (0, 0, 0)
     return ListedOperation(
         name=row.name, part=part.name, direction=part.direction, graph=part.graph, call=row.call,
-        kind=row.kind, ground=row.ground, kernels=number(row.kernels), moves=number(row.moves),
-        gemm=(number(m), number(n), number(k)) if row.gemm else None, tensors=number(row.tensors),
-        copies=row.copies, waits=row.waits, source=row.source,
+        kind=row.kind, ground=row.ground, stream=row.stream, kernels=number(row.kernels),
+        moves=number(row.moves), gemm=(number(m), number(n), number(k)) if row.gemm else None,
+        tensors=number(row.tensors), copies=row.copies, waits=row.waits, source=row.source,
     )  # fmt: skip
 
 
