@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replay.errors import UserError
-from replay.model.work.kernel_lists import Expression, KernelSizes, load, names
+from replay.model.work.kernel_lists import Expression, KernelList, KernelSizes, load, names
 
 QWEN3_30B = KernelSizes(
     tokens=4096, tp=1, ranks=16, hidden=2048, experts=128, topk=8, heads=32, kv_heads=4, width=128,
@@ -301,6 +301,43 @@ def test_a_pair_of_deepseek_multiplies_thrice_and_projects_up_again() -> None:
     weights = up + 7168 * (1536 + 576 + 128 * 128 + 256 + 3 * 2048)
     assert flop == 2 * 4096 * (3 * (weights + 8 * 3 * 2048 * 7168) + up)
     assert sum(one.waits for one in ops) == 1
+
+
+@pytest.mark.parametrize(("local", "streams"), [(1, 1), (3, 3), (4, 4), (8, 4)])
+def test_calls_of_experts_fork_and_join_four_streams(local: int, streams: int) -> None:
+    """An event, a wait of each stream, an event of each and a wait for each, six times."""
+    found = load("megatron")
+    sizes = dataclasses.replace(QWEN3_30B, local=local)
+    ops = found.operations(sizes, found.chosen(), parts=("experts",))
+    assert sum(one.events for one in ops) == 6 * (1 + 3 * streams)
+
+
+def test_streams_are_those_of_what_runs_beside() -> None:
+    found = load("megatron")
+
+    def streams(part: str, **options: Any) -> dict[str, str]:
+        ops = found.operations(FP8_V3, found.chosen(**options), parts=(part,), direction="forward")
+        return {one.name: one.stream for one in ops}
+
+    assert set(streams("shared").values()) == {"compute"}
+    shared = streams("shared", overlap="shared")
+    assert shared.pop("sum with routed experts") == "compute"
+    assert shared.pop("streams wait for each other") == "compute"
+    assert set(shared.values()) == {"shared"}
+    alone, beside = streams("combine"), streams("combine", overlap="passes")
+    assert alone["all-to-all of rows"] == beside["all-to-all of rows"] == "communication"
+    assert alone["unpermute"] == alone["residual"] == beside["sort by rank"] == "compute"
+    assert beside["unpermute"] == beside["residual"] == "communication"
+    assert streams("dispatch", dispatcher="hybridep")["scan"] == "compute"
+    assert streams("dispatch", dispatcher="hybridep", overlap="passes")["scan"] == "communication"
+    assert streams("dispatch", dispatcher="deepep")["dispatch"] == "communication"
+
+
+def test_streams_by_overlap_need_the_option() -> None:
+    row = {"name": "x", "source": "a 1", "stream": {"passes": "communication"}}
+    part = {"name": "p", "direction": "forward", "rows": (row,)}
+    with pytest.raises(ValueError, match="of no option 'overlap'"):
+        KernelList(name="n", title="t", sources={"a": "b"}, parts=(part,))
 
 
 GPT_OSS_20B = KernelSizes(

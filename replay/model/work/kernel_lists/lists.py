@@ -42,7 +42,8 @@ class Row(StrictDocument):
     name
         The kernel, or what the host does.
     call, kind, ground, stream
-        What issues it, what bounds it, how sure its number is, where its kernels go.
+        What issues it, what bounds it, how sure its number is, where its kernels go; a table gives
+        the stream by the value of option `overlap`, that of what computes if it is not there.
     kernels
         Kernels of this name in a row.
     moves
@@ -53,6 +54,8 @@ class Row(StrictDocument):
         Tensors of device memory that are allocated for it.
     copies, waits
         Copies between host and GPU, and waits of the host for its GPU.
+    events
+        Calls of the host that record events and have streams wait for them.
     when
         Condition in sizes and options under which it is there.
     source
@@ -63,13 +66,14 @@ class Row(StrictDocument):
     call: Call = "torch"
     kind: Kind = "memory"
     ground: Ground = "source"
-    stream: Stream = "compute"
+    stream: Stream | dict[str, Stream] = "compute"
     kernels: int | str = 1
     moves: int | str = 0
     gemm: tuple[int | str, int | str, int | str] | None = None
     tensors: int | str = 0
     copies: int = 0
     waits: int = 0
+    events: int | str = 0
     when: str = "1"
     source: str
 
@@ -107,7 +111,7 @@ class ListedOperation(NamedTuple):
     ----------
     part, direction, graph
         Of the part that it is in.
-    kernels, moves, gemm, tensors, copies, waits
+    kernels, moves, gemm, tensors, copies, waits, events
         As of `Row`, as numbers.
     """
 
@@ -125,6 +129,7 @@ class ListedOperation(NamedTuple):
     tensors: int
     copies: int
     waits: int
+    events: int
     source: str
 
 
@@ -170,6 +175,13 @@ class KernelList(StrictDocument):
                             f"{self.name}: {row.name!r} speaks of {listed(sorted(strange))}, which "
                             "is neither a size nor an option of it"
                         )
+                if not isinstance(row.stream, str) and (
+                    "overlap" not in self.options
+                    or row.stream.keys() - set(self.options["overlap"].choices)
+                ):
+                    raise UserError(
+                        f"{self.name}: streams of {row.name!r} are of no option 'overlap'"
+                    )
                 if row.source.partition(" ")[0] not in self.sources:
                     raise UserError(
                         f"{self.name}: the source of {row.name!r} begins with none of "
@@ -239,7 +251,7 @@ class KernelList(StrictDocument):
 
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
-    for value in (row.kernels, row.moves, row.tensors, *(row.gemm or ())):
+    for value in (row.kernels, row.moves, row.tensors, row.events, *(row.gemm or ())):
         yield str(value)
 
 
@@ -253,11 +265,15 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         return int(found)
 
     m, n, k = row.gemm or (0, 0, 0)
+    stream = row.stream
+    if not isinstance(stream, str):
+        stream = stream.get(str(given["overlap"]), "compute")
     return ListedOperation(
         name=row.name, part=part.name, direction=part.direction, graph=part.graph, call=row.call,
-        kind=row.kind, ground=row.ground, stream=row.stream, kernels=number(row.kernels),
+        kind=row.kind, ground=row.ground, stream=stream, kernels=number(row.kernels),
         moves=number(row.moves), gemm=(number(m), number(n), number(k)) if row.gemm else None,
-        tensors=number(row.tensors), copies=row.copies, waits=row.waits, source=row.source,
+        tensors=number(row.tensors), copies=row.copies, waits=row.waits,
+        events=number(row.events), source=row.source,
     )  # fmt: skip
 
 
