@@ -232,11 +232,14 @@ def test_attention_is_cast_once_more_where_its_input_is_kept() -> None:
         2, tokens * (4 * hidden + 3 * width)
     )  # fmt: skip
     assert casts("attention", "backward", fp8="blockwise") == (
-        3, 4 * tokens * (hidden + width + (128 + 2 * 4) * 128)
+        3, tokens * (4 * hidden + 3 * width + 4 * (128 + 2 * 4) * 128)
     )  # fmt: skip
     assert casts("attention", "forward", fp8="delayed") == (2, tokens * (hidden + 4 * width))
     assert casts("attention", "forward", fp8="tensorwise") == (
         3 + 4, tokens * (4 * hidden + 5 * width)
+    )  # fmt: skip
+    assert casts("attention", "backward", fp8="tensorwise") == (
+        3 * 4, 6 * tokens * (hidden + width + (128 + 2 * 4) * 128)
     )  # fmt: skip
     assert casts("latent attention", "forward", fp8="blockwise")[0] == 5
     assert casts("latent attention", "backward", fp8="blockwise")[0] == 6
