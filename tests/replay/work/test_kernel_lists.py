@@ -363,7 +363,8 @@ def test_automodel_waits_for_its_biases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kernels"), [("megatron-inference", 32), ("vllm", 20), ("sglang", 18)]
+    ("name", "kernels"),
+    [("megatron-inference", 32), ("vllm", 20), ("sglang", 18), ("tensorrt-llm", 20)],
 )
 def test_decoding_layers_have_their_kernels(name: str, kernels: int) -> None:
     """Ledgers: 24.2 and later 19.1 of Megatron-LM, 17.0 of vLLM, which fuses more."""
