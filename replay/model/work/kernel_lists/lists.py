@@ -1,0 +1,311 @@
+"""Kernel lists by the name of their stack: loading, choosing by options, counting."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from replay.errors import UserError, listed, unknown
+from replay.model.work.kernel_lists.expressions import Expression, Value
+from replay.model.work.kernel_lists.sizes import NAMES, KernelSizes
+from tracegen.shared.strict import StrictDocument
+
+Pass = Literal["forward", "backward"]
+
+Call = Literal["torch", "te", "triton", "compiled", "nccl", "library", "wait", "copy"]
+"""What issues an operation, as its host cost depends on it: an operator of PyTorch; a C++ call of
+Transformer Engine; a Triton kernel; a region of torch.compile; a collective of NCCL; an extension
+of another library; a wait of the host; a copy between host and GPU."""
+
+Kind = Literal["memory", "gemm", "attention", "exchange", "map", "rows", "tiny"]
+"""What bounds the kernels: bytes; a product; attention; links; (row, split) pairs of an index map;
+rows that are brought to other places, by parallelism; nothing but their start."""
+
+Stream = Literal["compute", "communication", "shared", "weights"]
+"""Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
+beside the exchange; a second one of weights' gradients."""
+
+Ground = Literal["source", "closed", "assumed"]
+"""Whether the number of kernels is in the source, is a closed library's, or is assumed."""
+
+
+class Row(StrictDocument):
+    """A row of a list, its expressions as text.
+
+    Attributes
+    ----------
+    name
+        The kernel, or what the host does.
+    call, kind, ground, stream
+        What issues it, what bounds it, how sure its number is, where its kernels go; a table gives
+        the stream by the value of option `overlap`, that of what computes if it is not there.
+    kernels
+        Kernels of this name in a row.
+    moves
+        Bytes that they read and write in all.
+    gemm
+        Rows, columns and inner dimension of each product, if it is one.
+    tensors
+        Tensors of device memory that are allocated for it.
+    copies, waits
+        Copies between host and GPU, and waits of the host for its GPU.
+    events
+        Calls of the host that record events and have streams wait for them.
+    when
+        Condition in sizes and options under which it is there.
+    source
+        File and line, with the key of `KernelList.sources` before them.
+    """
+
+    name: str
+    call: Call = "torch"
+    kind: Kind = "memory"
+    ground: Ground = "source"
+    stream: Stream | dict[str, Stream] = "compute"
+    kernels: int | str = 1
+    moves: int | str = 0
+    gemm: tuple[int | str, int | str, int | str] | None = None
+    tensors: int | str = 0
+    copies: int = 0
+    waits: int = 0
+    events: int | str = 0
+    when: str = "1"
+    source: str
+
+
+class Part(StrictDocument):
+    """Operations of one part in one pass, in the order of their launch.
+
+    Attributes
+    ----------
+    name, direction
+        The part, and the pass that it belongs to.
+    graph
+        Scope of CUDA graphs that holds it; empty where no scope can.
+    """
+
+    name: str
+    direction: Pass
+    graph: str = ""
+    rows: tuple[Row, ...]
+
+
+class Option(StrictDocument):
+    """A setting of a stack that changes what it launches."""
+
+    meaning: str
+    default: int | bool | str
+    choices: tuple[int | bool | str, ...] = (False, True)
+    source: str
+
+
+class ListedOperation(NamedTuple):
+    """A row, computed for sizes and options.
+
+    Attributes
+    ----------
+    part, direction, graph
+        Of the part that it is in.
+    kernels, moves, gemm, tensors, copies, waits, events
+        As of `Row`, as numbers.
+    """
+
+    name: str
+    part: str
+    direction: Pass
+    graph: str
+    call: Call
+    kind: Kind
+    ground: Ground
+    stream: Stream
+    kernels: int
+    moves: int
+    gemm: tuple[int, int, int] | None
+    tensors: int
+    copies: int
+    waits: int
+    events: int
+    source: str
+
+
+class KernelList(StrictDocument):
+    """What a stack launches.
+
+    Attributes
+    ----------
+    name, title, notes
+        What it is called, and what is left out.
+    sources
+        Repository and commit by the key that rows name them with.
+    options
+        Settings by name.
+    presets
+        Values of options by the name of what people run.
+    parts
+        Its parts, both passes.
+    """
+
+    name: str
+    title: str
+    notes: str = ""
+    sources: dict[str, str]
+    options: dict[str, Option] = Field(default_factory=dict)
+    presets: dict[str, dict[str, int | bool | str]] = Field(default_factory=dict)
+    parts: tuple[Part, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> KernelList:
+        for preset, values in self.presets.items():
+            self._check_options(values, f"preset {preset!r}")
+        if both := self.options.keys() & set(NAMES):
+            raise UserError(
+                f"{self.name}: {listed(sorted(both))} is a size and cannot be an option"
+            )
+        known = {*NAMES, *self.options}
+        for part in self.parts:
+            for row in part.rows:
+                for text in _texts_of(row):
+                    if strange := Expression(text).names - known:
+                        raise UserError(
+                            f"{self.name}: {row.name!r} speaks of {listed(sorted(strange))}, which "
+                            "is neither a size nor an option of it"
+                        )
+                if not isinstance(row.stream, str) and (
+                    "overlap" not in self.options
+                    or row.stream.keys() - set(self.options["overlap"].choices)
+                ):
+                    raise UserError(
+                        f"{self.name}: streams of {row.name!r} are of no option 'overlap'"
+                    )
+                if row.source.partition(" ")[0] not in self.sources:
+                    raise UserError(
+                        f"{self.name}: the source of {row.name!r} begins with none of "
+                        f"{listed(sorted(self.sources))}"
+                    )
+        return self
+
+    def _check_options(self, given: Mapping[str, Value], what: str) -> None:
+        for name, value in given.items():
+            if name not in self.options:
+                raise unknown(f"option of {self.name}", name, self.options)
+            if value not in self.options[name].choices:
+                choices = listed(str(choice) for choice in self.options[name].choices)
+                raise UserError(f"{what}: {name} is {value!r}; possible are {choices}")
+
+    def chosen(self, preset: str = "", **given: Value) -> dict[str, Value]:
+        """Every option's value: its default, then the preset's, then what is given.
+
+        Raises
+        ------
+        UserError
+            If there is no such preset or option, or the option cannot have that value.
+        """
+        if preset and preset not in self.presets:
+            raise unknown(f"preset of {self.name}", preset, self.presets)
+        self._check_options(given, self.name)
+        defaults = {name: option.default for name, option in self.options.items()}
+        return {**defaults, **self.presets.get(preset, {}), **given}
+
+    def operations(
+        self,
+        sizes: KernelSizes,
+        options: Mapping[str, Value],
+        *,
+        parts: Iterable[str] | None = None,
+        direction: Pass | None = None,
+    ) -> tuple[ListedOperation, ...]:
+        """What is launched, in the order of the list.
+
+        Parameters
+        ----------
+        options
+            Every option's value, as of `chosen`.
+        parts
+            Names of the parts that are wanted; all if None.
+        direction
+            The pass that is wanted; both, one after the other, if None.
+
+        Raises
+        ------
+        UserError
+            If there is no part of a name.
+        """
+        every = {part.name for part in self.parts}
+        wanted = every if parts is None else set(parts)
+        for name in wanted - every:
+            raise unknown(f"part of {self.name}", name, every)
+        given: dict[str, Value] = {**sizes.by_name(), **options}
+        return tuple(
+            _computed(row, part, given)
+            for part in self.parts
+            if part.name in wanted and direction in (None, part.direction)
+            for row in part.rows
+            if Expression(row.when).value(given)
+        )
+
+
+def _texts_of(row: Row) -> Iterable[str]:
+    yield row.when
+    for value in (row.kernels, row.moves, row.tensors, row.events, *(row.gemm or ())):
+        yield str(value)
+
+
+def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperation:
+    def number(value: int | str) -> int:
+        found = value if isinstance(value, int) else Expression(value).value(given)
+        if not isinstance(found, int) or found < 0:
+            raise UserError(
+                f"{row.name!r}: {value!r} comes to {found!r}, not to a number from 0 on"
+            )
+        return int(found)
+
+    m, n, k = row.gemm or (0, 0, 0)
+    stream = row.stream
+    if not isinstance(stream, str):
+        stream = stream.get(str(given["overlap"]), "compute")
+    return ListedOperation(
+        name=row.name, part=part.name, direction=part.direction, graph=part.graph, call=row.call,
+        kind=row.kind, ground=row.ground, stream=stream, kernels=number(row.kernels),
+        moves=number(row.moves), gemm=(number(m), number(n), number(k)) if row.gemm else None,
+        tensors=number(row.tensors), copies=row.copies, waits=row.waits,
+        events=number(row.events), source=row.source,
+    )  # fmt: skip
+
+
+def names() -> tuple[str, ...]:
+    """Stacks that there are lists of, sorted."""
+    return tuple(sorted(_texts()))
+
+
+@functools.cache
+def load(name: str) -> KernelList:
+    """Give the list of a stack.
+
+    Raises
+    ------
+    UserError
+        If there is none, or a row of it makes no sense.
+    """
+    if name not in _texts():
+        raise unknown("stack", name, names())
+    return KernelList(name=name, **_fixed(tomllib.loads(_texts()[name])))
+
+
+def _fixed(document: Any) -> Any:
+    """The same with tuples in place of lists, as records have them."""
+    if isinstance(document, dict):
+        return {key: _fixed(value) for key, value in document.items()}
+    return tuple(map(_fixed, document)) if isinstance(document, list) else document
+
+
+@functools.cache
+def _texts() -> dict[str, str]:
+    """Text of every shipped file by name."""
+    folder = resources.files(__package__)
+    files = (entry for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return {entry.name.removesuffix(".toml"): entry.read_text("utf-8") for entry in files}
