@@ -22,6 +22,8 @@ from hwmodel.tables import (
     GpuSpec,
     GroupsSpec,
     HbmSpec,
+    HostSpec,
+    HostSpec,
     LinkSpec,
     MeshSpec,
     NcclSpec,
@@ -56,6 +58,7 @@ class SystemSpec(StrictDocument):
     compute: ComputeSpec
     attention: AttentionSpec
     overheads: OverheadsSpec
+    host: HostSpec | None = None
     nccl: NcclSpec | None = None
     pcie: PcieSpec
     nic: NicSpec

@@ -18,6 +18,7 @@ from hwmodel.overheads import Overheads
 from hwmodel.residency import BlockFootprint, SmLimits
 from hwmodel.specs import SystemSpec
 from hwmodel.switch import Switch
+from hwmodel.tables import HostSpec
 from hwmodel.warps import Warps
 from tracegen.shared.display.shown import Shown
 
@@ -119,6 +120,20 @@ class System(Shown):
             If not even one fits.
         """
         return 1 if self._sm_limits is None else self._sm_limits.resident_blocks(block)
+
+    @property
+    def host(self) -> HostSpec:
+        """What launches kernels.
+
+        Raises
+        ------
+        UserError
+            If nothing is known of it.
+        """
+        if self.spec.host is None:
+            message = f"system {self.name!r} has no table [host]: what software costs is not known"
+            raise UserError(message)
+        return self.spec.host
 
     @property
     def nccl(self) -> Nccl:

@@ -338,6 +338,18 @@ class OverheadsSpec(StrictDocument):
     """Until a polling loop has seen a flag that is already visible."""
 
 
+class HostSpec(StrictDocument):
+    """The processor that launches kernels, beside `OverheadsSpec`."""
+
+    processor: Quantity[str]
+    """What it is called."""
+    speed: Quantity[Positive]
+    """How many times as fast it runs what software stacks do around a launch as the Xeon on which
+    their costs were measured (`replay.model.work.stacks`)."""
+    queue_launches: Quantity[Units]
+    """Kernels that are launched and have not begun, at most: the next launch waits."""
+
+
 class NcclSpec(StrictDocument):
     """Kernels of NCCL on this chip; starts are counted from the start of a kernel.
 

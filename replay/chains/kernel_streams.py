@@ -64,7 +64,9 @@ class StageStreams:
         """The stream that a stage's kernels are in."""
         return self.moving if stage in MOVING else self.compute
 
-    def run(self, stages: Stages, stage: Stage, after: Ints) -> KernelSpan:
+    def run(
+        self, stages: Stages, stage: Stage, after: Ints, *, is_backward: bool = False
+    ) -> KernelSpan:
         """Add the kernels of one stage of a scheme, which are next.
 
         Behind what they begin with, all before them is over and, in a stream for rows, their SMs
@@ -75,9 +77,13 @@ class StageStreams:
         after
             (rank,): what they follow beside those of their stream; the first stage follows what
             `stages` was given.
+        is_backward
+            The layer's pass.
         """
         stream = self.of(stage)
-        ready = None if stage == STAGES[0] else stream.next(after)
+        ready = None
+        if stage != STAGES[0]:
+            ready = self._machine.enter(stage, stream.next(after), is_backward=is_backward)
         offered = ready
         if ready is not None and stream is not self.compute:
             ready = self._machine.mark(self._machine.ranks, ready)

@@ -85,6 +85,7 @@ class LaunchProgram:
             self._stage(part)
         elif part == "weights":
             begun = self._streams.compute.next(self._computed)
+            self.machine.host.enter("experts", is_backward=True)
             with faults_of(self._scheme):
                 ended = self._scheme.weight_gradients(self._work, self.machine, begun)
             self._end("experts", begun, ended)
@@ -95,10 +96,12 @@ class LaunchProgram:
         ready = self.ends
         with faults_of(self._scheme):
             if stage == STAGES[0]:
-                self.arrived = ready
-                self.started = ready = self._streams.of(stage).next(ready)
+                self.arrived, stream = ready, self._streams.of(stage)
+                self.started = ready = self.machine.enter(
+                    stage, stream.next(ready), is_backward=self._link.is_backward
+                )
                 self._stages = self._scheme.stages(self._work, self.machine, ready)
-            ran = self._streams.run(self._stages, stage, ready)
+            ran = self._streams.run(self._stages, stage, ready, is_backward=self._link.is_backward)
         self.ends = self.through = ran.ended
         if stage == "experts":
             self._computed = ran.ended
@@ -107,6 +110,7 @@ class LaunchProgram:
     def _dense(self, part: PairPart) -> None:
         """Add a part of what lies between MoE layers."""
         link, machine, context = self._link, self.machine, self._context
+        machine.host.enter("", is_backward=link.is_backward)
         between = self._between["alone" if part.endswith("weights") else self._main]
         assert context is not None
         is_shared = part.startswith("shared")

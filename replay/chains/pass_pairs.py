@@ -113,7 +113,7 @@ class PassPairs(Strategy):
         work = links[0].work()
         machine = Machine(
             system, builder, work.num_ranks, able.uplinks, replay.launch, replay.lead,
-            set_aside(able, work, system), work.sample,
+            set_aside(able, work, system), work.sample, replay.calls,
         )  # fmt: skip
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)

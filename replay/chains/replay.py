@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from replay.measure.parts import Memory
     from replay.measure.replayed import Replayed
     from replay.measure.result import ChainResult, LayerResult, Pairs
-    from replay.model.machine.host import Launch
+    from replay.model.machine.host import Calls, Launch
     from replay.model.machine.machine import Ints
     from replay.model.work.batch import Batch
     from replay.model.work.layer import LayerWork
@@ -128,7 +128,7 @@ class OneBatch(Strategy):
         work = links[0].work()
         machine = Machine(
             replay.system, builder, work.num_ranks, scheme.uplinks, replay.launch, replay.lead,
-            sample=work.sample,
+            sample=work.sample, calls=replay.calls,
         )  # fmt: skip
         ends = machine.mark(machine.ranks)
         reached = {0: ends}
@@ -136,6 +136,7 @@ class OneBatch(Strategy):
             first_task, one_before = builder.num_tasks, links[number - 1] if number else None
             machine.notes.layer = number
             machine.host.next_layer(same_graph=one_before is not None and link.is_with(one_before))
+            machine.host.enter("", is_backward=link.is_backward)
             start = link.before(machine, machine.meet(ends) if replay.meets else ends)
             if number:
                 work = link.work()
@@ -205,6 +206,8 @@ class Replay:
         Whether all ranks wait for each other after each layer.
     communication_only
         Whether experts take no time and no memory traffic, and launch no kernels.
+    calls
+        What the stack does around the scheme's kernels, see `Host`.
     """
 
     links: Sequence[ChainLink]
@@ -215,6 +218,7 @@ class Replay:
     lead: Time = NO_TIME
     meets: bool = False
     communication_only: bool = False
+    calls: Calls | None = None
 
     def under(self, scheme: Scheme, system: System | None = None) -> Replay:
         """Replace the scheme, such as by one with other options, and perhaps the system."""
@@ -232,7 +236,10 @@ class Replay:
         if link.context is None or self.launch is None:
             return NO_TIME
         builder = GraphBuilder(KIND_NAMES)
-        machine = Machine(self.system, builder, len(link.context.tokens), launch=self.launch)
+        machine = Machine(
+            self.system, builder, len(link.context.tokens), launch=self.launch, calls=self.calls
+        )
+        machine.host.enter("", is_backward=link.is_backward)
         ended = link.before(machine, machine.mark(machine.ranks))
         launched = machine.host.last
         if launched is None:

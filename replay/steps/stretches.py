@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
     from replay.engine import Timeline
-    from replay.model.machine.host import Launch
+    from replay.model.machine.host import Calls, Launch
     from replay.schemes import Scheme
     from replay.steps.times import Cause, Ints
 
@@ -51,17 +51,22 @@ class Stretch:
 
 
 def replay_stretch(
-    system: System, num_ranks: int, add: Add, launch: Launch | None = None, lead: Time = NO_TIME
+    system: System,
+    num_ranks: int,
+    add: Add,
+    launch: Launch | None = None,
+    lead: Time = NO_TIME,
+    calls: Calls | None = None,
 ) -> Stretch:
     """Replay a stretch.
 
     Parameters
     ----------
-    launch, lead
+    launch, lead, calls
         See `replay.model.machine.host.Host`.
     """
     builder = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, builder, num_ranks, launch=launch, lead=lead)
+    machine = Machine(system, builder, num_ranks, launch=launch, lead=lead, calls=calls)
     ends = add(machine, machine.mark(machine.ranks))
     visible = schedule(builder.build()).visible_ps
     causes: dict[Cause, Ints] = {}
@@ -108,7 +113,12 @@ class MoePart:
 
 
 def replay_moe(
-    link: ChainLink, system: System, scheme: Scheme, launch: Launch | None, lead: Time = NO_TIME
+    link: ChainLink,
+    system: System,
+    scheme: Scheme,
+    launch: Launch | None,
+    lead: Time = NO_TIME,
+    calls: Calls | None = None,
 ) -> MoePart:
     """Replay the MoE part of a layer exactly.
 
@@ -121,7 +131,7 @@ def replay_moe(
         If the scheme has no code for it.
     """
     alone = dataclasses.replace(link, between=None, micro_batches=())
-    graph = Replay([alone], system, scheme, launch, lead=lead).build()
+    graph = Replay([alone], system, scheme, launch, lead=lead, calls=calls).build()
     machine, ends = graph.built.machine, graph.built.ends
     timeline = schedule(graph.built.graph)
     met, exchange = timeline.visible_ps[ends], exposed_ps(machine, ends, timeline)

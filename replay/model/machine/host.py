@@ -15,6 +15,7 @@ How many launches a stream can hold (about a thousand) is no limit here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -34,6 +35,9 @@ Launch = Literal["eager", "graph"]
 Bools = npt.NDArray[np.bool_]
 
 
+OTHERS = "other kernels of the stack"
+
+
 class Operation(NamedTuple):
     """Something that a host thread does for its GPU.
 
@@ -47,12 +51,40 @@ class Operation(NamedTuple):
         What of device memory they read and write, in words, where it is not in the name.
     source
         Where it is from, if it is not the source of the scheme that launches it.
+    host_ps
+        What each launch, or the call that waits, takes the thread; None for what the stage costs
+        that it belongs to, or a bare launch.
     """
 
     name: str
     launches: int = 1
     moves: str = ""
     source: str = ""
+    host_ps: int | None = None
+
+
+class StageCalls(NamedTuple):
+    """What a stack's host does in a stage of a scheme's layer.
+
+    Attributes
+    ----------
+    launch_ps
+        What each launch takes the thread, with all that it runs around it.
+    others
+        Small kernels that the stack launches there besides the scheme's own.
+    waits
+        Times that its host waits for the GPU there besides the scheme's own waits; kernels of
+        `others` are spread between them.
+    """
+
+    launch_ps: int
+    others: int = 0
+    waits: int = 0
+
+
+Calls = Mapping[tuple[str, bool], StageCalls]
+"""What a stack does in a stage of a layer, by the stage's name and whether the pass is backward; an
+empty name is what lies outside of stages."""
 
 
 def named(what: str | Operation) -> Operation:
@@ -70,6 +102,8 @@ class Host:
         until the first wait were launched long ago, as when kernels are measured by themselves.
     lead
         (rank,): by how much each thread begins before its GPU.
+    calls
+        What a stack does in each stage of a layer. Without it, every launch is a bare one.
 
     Attributes
     ----------
@@ -87,8 +121,11 @@ class Host:
         notes: Notes,
         launch: Launch | None = None,
         lead: Time = NO_TIME,
+        calls: Calls | None = None,
     ) -> None:
         self._overheads = system.overheads
+        self._calls = {} if calls is None else calls
+        self._launch_ps = system.overheads.launch_ps
         self._resources = resources
         self._tasks = tasks
         self._notes = notes
@@ -119,6 +156,20 @@ class Host:
             if not same_graph:
                 self._replayed = None
 
+    def enter(self, stage: str, *, is_backward: bool = False) -> StageCalls | None:
+        """Come to a stage of a layer: what a stack does there, if there is one."""
+        found = self._calls.get((stage, is_backward))
+        self._launch_ps = self._overheads.launch_ps if found is None else found.launch_ps
+        return found
+
+    def begin_graph(self) -> None:
+        """Begin a graph that was captured: it holds what is launched until it ends."""
+        self._is_capturing, self._replayed = True, None
+
+    def end_graph(self) -> None:
+        """End the graph: what follows is launched one by one."""
+        self._is_capturing, self._replayed = False, None
+
     def begin(
         self, after: Ints, what: str | Operation, *, has_gap: bool = True, on: Bools | None = None
     ) -> Ints:
@@ -135,7 +186,8 @@ class Host:
         on
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
-        self.program.append(named(what)._replace(launches=1))
+        one = named(what)._replace(launches=1)
+        self.program.append(one)
         ranks = self._resources.ranks if on is None else np.flatnonzero(on)
         ready = after[ranks]
         begun = (
@@ -148,7 +200,7 @@ class Host:
             self._tasks.order(graph[ranks], begun)
             self._notes.held_up.append((ready, begun, ranks))
         else:
-            launched = self._launched(1 if on is None else on.astype(np.int64))
+            launched = self._launched(one, 1 if on is None else on.astype(np.int64))
             if launched is not None:
                 begun = self._later(begun, launched[ranks], ranks)
         begins = after.copy()
@@ -177,19 +229,20 @@ class Host:
         count = len(each)
         if not count:
             return after
-        self.program.append(named(what)._replace(launches=count))
+        one = named(what)._replace(launches=count)
+        self.program.append(one)
         gap_ps = int(self._gap.ps)
         whole = Time((each + gap_ps).sum(axis=0))
         graph, before, lead_ps = self._graph_launched(), self.last, self._lead_ps
         if graph is not None:
             return self._tasks.delay(kind, whole, self._later(after, graph, self._resources.ranks))
         ended = self._tasks.delay(kind, whole, after)
-        if self._launched(count) is None:
+        if self._launched(one, count) is None:
             return ended
         assert lead_ps is not None
         # From each launch on: all launches up to it, its kernel and those behind it.
         left = np.cumsum((each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
-        launches = self._overheads.launch_ps * np.arange(1, count + 1)
+        launches = self._each_ps(one) * np.arange(1, count + 1)
         arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
         held_up = Time((arrived + left.T).max(axis=-1))
         held = self._tasks.delay(Kind.HOST, held_up, before)
@@ -208,9 +261,13 @@ class Host:
             self._replayed = self._issue(self._overheads.graph_launch_ps)
         return self._replayed
 
-    def _launched(self, count: IntsLike) -> Ints | None:
+    def _each_ps(self, one: Operation) -> int:
+        """What each launch takes the thread."""
+        return self._launch_ps if one.host_ps is None else one.host_ps
+
+    def _launched(self, one: Operation, count: IntsLike) -> Ints | None:
         """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
-        return None if self._lead_ps is None else self._issue(self._overheads.launch_ps * count)
+        return None if self._lead_ps is None else self._issue(self._each_ps(one) * count)
 
     def _issue(self, time_ps: IntsLike) -> Ints:
         """Launch for so long, of which the thread's lead takes its part: (rank,) tasks."""

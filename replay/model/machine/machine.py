@@ -10,10 +10,10 @@ from replay.model.machine.buffers import Buffers
 from replay.model.machine.caches import Caches
 from replay.model.machine.communicators import runs_nccl
 from replay.model.machine.domains import Domains
-from replay.model.machine.host import Bools, Host, Launch, Operation, named
+from replay.model.machine.host import OTHERS, Bools, Calls, Host, Launch, Operation, named
 from replay.model.machine.in_switch import InSwitch
 from replay.model.machine.input_buffers import InputBuffers
-from replay.model.machine.kinds import EXPERTS, KIND_NAMES, Kind
+from replay.model.machine.kinds import DISPATCH, EXPERTS, KIND_NAMES, Kind
 from replay.model.machine.l2 import L2
 from replay.model.machine.merging import Merging
 from replay.model.machine.notes import Notes
@@ -96,6 +96,7 @@ class Machine:
         lead: Time = NO_TIME,
         set_aside: int = 0,
         sample: NodeSample | None = None,
+        calls: Calls | None = None,
     ) -> None:
         self.system = system
         self.graph = graph
@@ -121,7 +122,7 @@ class Machine:
         self.vectors = Vectors(system, self.resources)
         self.caches = Caches(graph, self.resources, self.notes)
         self.l2 = L2(system, graph, self.resources, self.caches)
-        self.host = Host(system, self.resources, tasks, self.notes, launch, lead)
+        self.host = Host(system, self.resources, tasks, self.notes, launch, lead, calls)
         self.sync = Sync(system, tasks, paths, self.transfers, rdma)
         self.switch = InSwitch(
             system,
@@ -241,6 +242,28 @@ class Machine:
         before = self.host.row(kind, Time(each), after, one)
         late = self.costs.elementwise(nbytes)
         return self.stream(kind, nbytes, self.ranks, self.kernel(before, one), late=late)
+
+    def enter(self, stage: str, after: Ints, *, is_backward: bool) -> Ints:
+        """Come to a stage of a layer: (rank,) tasks, behind what a stack does there first.
+
+        Parameters
+        ----------
+        stage, is_backward
+            Its name and pass, as of `replay.model.machine.host.Calls`.
+        after
+            (rank,) tasks that precede it; given back where no stack does anything.
+        """
+        calls = self.host.enter(stage, is_backward=is_backward)
+        if calls is None:
+            return after
+        between = np.diff(np.arange(calls.waits + 2) * calls.others // (calls.waits + 1))
+        for place, kernels in enumerate(between.tolist()):
+            if place:
+                self.host.wait(DISPATCH, after)
+            if kernels:
+                others = Operation(OTHERS, kernels)
+                after = self.small_kernels(Kind.LAYOUT, 0, after, others)
+        return after
 
     def keeping_up(self, needed: Time, nbytes: Ints) -> int:
         """SMs of a GPU that do their work while its busiest port carries bytes.

@@ -11,7 +11,7 @@ run there too.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Literal, Self
 
 from replay.model.compute.weight_gradients import weight_gradient_kernels
@@ -55,12 +55,20 @@ Interleave = Literal["tbo", "dbo", "sbo", "dualpipe", "megatron"]
 `replay.chains.pass_pairs`, in which a forward pass runs beside a backward pass."""
 
 
-def through(stages: Stages) -> Ints:
-    """Describe what is left of a layer, each stage right behind the other: (rank,) its ends."""
+def through(stages: Stages, enter: Callable[[Stage, Ints], Ints] | None = None) -> Ints:
+    """Describe what is left of a layer, each stage right behind the other: (rank,) its ends.
+
+    Parameters
+    ----------
+    enter
+        Comes to a stage behind (rank,) tasks, and gives those that begin it; for each but the
+        first. None begins them right behind these.
+    """
+    following = iter(STAGES[1:])
     try:
         ended = next(stages)
         while True:
-            ended = stages.send(ended)
+            ended = stages.send(ended if enter is None else enter(next(following), ended))
     except StopIteration as stop:
         ends: Ints = stop.value
         return ends
@@ -89,7 +97,11 @@ class StagedScheme(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add all stages, one right behind the other."""
-        return through(self.stages(work, machine, start))
+
+        def enter(stage: Stage, after: Ints) -> Ints:
+            return machine.enter(stage, after, is_backward=work.is_backward)
+
+        return through(self.stages(work, machine, enter(STAGES[0], start)), enter)
 
     def weight_gradients(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
         """Add gradients of the experts' weights that a backward pass has put off.

@@ -1,0 +1,6 @@
+"""Software stacks: kernel lists with options, and what each call takes the host."""
+
+from replay.model.work.stacks.costs import CallCosts as CallCosts
+from replay.model.work.stacks.costs import load_costs as load_costs
+from replay.model.work.stacks.stack import STACKS as STACKS
+from replay.model.work.stacks.stack import Stack as Stack

@@ -1,0 +1,96 @@
+"""A stack by name: its kernel list with the options that people run, and its host's costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from replay.errors import UserError, unknown
+from replay.model.machine.host import Operation
+from replay.model.work.kernel_lists import KernelList, load
+from replay.model.work.stacks.costs import CallCosts, load_costs
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.work.kernel_lists import KernelSizes, ListedOperation
+    from replay.model.work.kernel_lists.expressions import Value
+    from replay.model.work.kernel_lists.lists import Pass
+
+STACKS: Mapping[str, tuple[str, str]] = {
+    "megatron-plain": ("megatron", "plain"),
+    "megatron-tuned": ("megatron", "tuned"),
+    "automodel": ("automodel", ""),
+    "deepseek": ("deepseek", ""),
+}
+"""Stacks of training by name: the kernel list, and the preset of its options."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A software stack on a machine.
+
+    Attributes
+    ----------
+    name
+        A name of `STACKS`, with options.
+    kernels
+        Its list.
+    options
+        Every option's value.
+    costs
+        Of its host's calls.
+    """
+
+    name: str
+    kernels: KernelList
+    options: Mapping[str, Value]
+    costs: CallCosts
+
+    @classmethod
+    def of(cls, text: str, system: System) -> Self:
+        """Find a stack.
+
+        Parameters
+        ----------
+        text
+            Its name, and options behind a colon: ``megatron-plain:permute_fusion=false,graphs=router``.
+
+        Raises
+        ------
+        UserError
+            If there is no such stack or option, or nothing is known of the system's host.
+        """
+        name, _, settings = text.partition(":")
+        if name not in STACKS:
+            raise unknown("stack", name, STACKS)
+        listed, preset = STACKS[name]
+        kernels = load(listed)
+        given: dict[str, Value] = {}
+        for part in filter(None, settings.split(",")):
+            key, equals, value = part.partition("=")
+            if not equals or key in given:
+                message = (
+                    f"stack {name!r}: {part!r} is no option as graphs=router, or is given twice"
+                )
+                raise UserError(message)
+            given[key] = _value(value)
+        options = kernels.chosen(preset, **given)
+        return cls(text, kernels, options, load_costs(system.host.speed.value))
+
+    def listed(
+        self, sizes: KernelSizes, parts: Iterable[str], direction: Pass
+    ) -> tuple[ListedOperation, ...]:
+        """What it launches for parts of a pass, in order."""
+        return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
+
+    def operation(self, listed: ListedOperation) -> Operation:
+        """The same as a host launches it: every kernel takes it an equal share of the row's time."""
+        each = self.costs.ps(listed) // max(1, listed.kernels)
+        return Operation(listed.name, listed.kernels, source=listed.source, host_ps=each)
+
+
+def _value(text: str) -> Value:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isdecimal() and text.isascii() else text
