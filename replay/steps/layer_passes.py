@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
 
 Pairing = Literal["dualpipe", "megatron"]
 """Order of launches of a forward pass beside a backward pass (`replay.chains.pass_pairs`)."""
+
+
+class Hops(NamedTuple):
+    """Which passes of a stage begin with a layer, when rows have come from another stage."""
+
+    forward: bool = False
+    backward: bool = False
+
+
+NO_HOPS = Hops()
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,14 @@ class LayerPasses:
 
     # ---- layers with experts ---------------------------------------------------------------------
 
-    def moe(self, forward: ChainLink, backward: ChainLink, *, is_mtp: bool = False) -> PassTimes:
+    def moe(
+        self,
+        forward: ChainLink,
+        backward: ChainLink,
+        *,
+        is_mtp: bool = False,
+        hops: Hops = NO_HOPS,
+    ) -> PassTimes:
         """Replay a layer with routed experts.
 
         Parameters
@@ -85,17 +103,27 @@ class LayerPasses:
             The layer's passes; what lies before them counts for nothing here.
         is_mtp
             Whether it is a layer of multi-token prediction.
+        hops
+            Which passes of a stage begin with the layer.
 
         Raises
         ------
         LayerRefusedError
             If the scheme has no code for one of them.
         """
-        ahead = self._moe_pass(forward, "with", is_mtp=is_mtp, is_backward=False)
+
+        def made(link: ChainLink, weights: Weights, *, back: bool, hop: bool) -> Timed:
+            return self._moe_pass(link, weights, is_mtp=is_mtp, is_backward=back, behind_hop=hop)
+
+        ahead = made(forward, "with", back=False, hop=hops.forward)
+        again = ahead
+        if self.recompute == "full" and hops.backward != hops.forward:
+            again = made(forward, "with", back=False, hop=hops.backward)
 
         def back(link: ChainLink, weights: Weights) -> Timed:
-            found = self._moe_pass(link, weights, is_mtp=is_mtp, is_backward=True)
-            return behind_forward(ahead, found) if self.recompute == "full" else found
+            if self.recompute != "full":
+                return made(link, weights, back=True, hop=hops.backward)
+            return behind_forward(again, made(link, weights, back=True, hop=False))
 
         both = self._beside(forward, backward)
         if not self.splits:
@@ -117,13 +145,15 @@ class LayerPasses:
         *,
         is_mtp: bool,
         is_backward: bool,
+        behind_hop: bool = False,
     ) -> Timed:
         again = self._activated(link) if is_backward and self.recompute == "selective" else None
 
-        def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
-            return self._own(
-                machine, after, weights, is_mtp=is_mtp, is_backward=is_backward, again=again
-            )
+        def add(machine: Machine, after: Ints, *, hop: bool = False) -> dict[Cause, Ints]:
+            parts = self._parts(weights, is_backward=is_backward)
+            if hop:
+                after = parts.hop(machine, self.context, after)
+            return self._own(machine, after, parts, is_mtp=is_mtp, again=again)
 
         before = self._stretch(add, NO_TIME)
         part = self._met(link, before.lead)
@@ -131,6 +161,11 @@ class LayerPasses:
         if part.is_held_up and np.any(own.lead.ps > np.asarray(before.lead.ps)):
             # Layer after layer hosts get further ahead, as long as nothing stops them.
             part = self._met(link, own.lead)
+        if behind_hop:
+            lead = own.lead
+            own = self._stretch(functools.partial(add, hop=True), lead)
+            if np.any(own.lead.ps != lead.ps):
+                part = self._met(link, own.lead)
         exchange, met = self._tiled(part.exchange), self._tiled(part.met)
         causes = _added(own.causes, {"experts": met - exchange, "exchange": exchange})
         return Timed(_sum(own.causes), met, causes)
@@ -153,13 +188,11 @@ class LayerPasses:
         return self._tiled(rows * (work.shape.gemm1_columns + work.shape.intermediate) * BF16)
 
     def _own(
-        self, machine: Machine, after: Ints, weights: Weights, *, is_mtp: bool, is_backward: bool,
-        again: Ints | None,
+        self, machine: Machine, after: Ints, parts: Between, *, is_mtp: bool, again: Ints | None
     ) -> dict[Cause, Ints]:  # fmt: skip
         ends: dict[Cause, Ints] = {}
         if again is not None:
             ends["experts"], after = self._again(machine, after, again).values()
-        parts = self._parts(weights, is_backward=is_backward)
         found = parts.layer(machine, self.context, after, is_dense=False)
         ends["attention"], ends["dense"] = found["attention"], found["dense"]
         if is_mtp:
@@ -192,7 +225,8 @@ class LayerPasses:
         assert isinstance(scheme, StagedScheme)
 
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
-            return self._own(machine, after, "alone", is_mtp=is_mtp, is_backward=True, again=None)
+            parts = self._parts("alone", is_backward=True)
+            return self._own(machine, after, parts, is_mtp=is_mtp, again=None)
 
         def of_experts(machine: Machine, after: Ints) -> dict[Cause, Ints]:
             return {"experts": scheme.weight_gradients(work, machine, after)}
@@ -252,26 +286,33 @@ class LayerPasses:
 
     # ---- layers without experts ------------------------------------------------------------------
 
-    def dense(self, lead: Time = NO_TIME) -> PassTimes:
+    def dense(self, lead: Time = NO_TIME, hops: Hops = NO_HOPS) -> PassTimes:
         """Replay a layer without routed experts, hosts being ahead of their GPUs by `lead`."""
-        ahead = self._dense_pass("with", lead, is_backward=False)
+        ahead = self._dense_pass("with", lead, is_backward=False, behind_hop=hops.forward)
 
         def back(weights: Weights) -> Timed:
-            found = self._dense_pass(weights, lead, is_backward=True)
-            again = self.recompute == "full" and weights != "alone"
-            return behind_forward(ahead, found) if again else found
+            hop = hops.backward and weights != "alone"
+            if self.recompute != "full" or weights == "alone":
+                return self._dense_pass(weights, lead, is_backward=True, behind_hop=hop)
+            again = self._dense_pass("with", lead, is_backward=False, behind_hop=hop)
+            found = self._dense_pass(weights, lead, is_backward=True, behind_hop=False)
+            return behind_forward(again, found)
 
         if not self.splits:
             return PassTimes(ahead, back("with"))
         return PassTimes(ahead, back("with"), back("put off"), back("alone"))
 
-    def _dense_pass(self, weights: Weights, lead: Time, *, is_backward: bool) -> Timed:
+    def _dense_pass(
+        self, weights: Weights, lead: Time, *, is_backward: bool, behind_hop: bool
+    ) -> Timed:
         selective = self.recompute == "selective" and is_backward and weights != "alone"
 
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            parts = self._parts(weights, is_backward=is_backward)
+            if behind_hop:
+                after = parts.hop(machine, self.context, after)
             if selective:
                 after = self.parts.again(machine, self.context, after, is_dense=True)
-            parts = self._parts(weights, is_backward=is_backward)
             found = parts.layer(machine, self.context, after, is_dense=True)
             return {"attention": found["attention"], "dense": found["dense"]}
 

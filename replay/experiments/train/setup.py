@@ -15,10 +15,12 @@ from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.spec import CODE, TrainSpec
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
+from replay.model.work.stacks import Stack
 from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
 from replay.steps.fitting import check
+from replay.steps.kernel_sizes import facts_of
 from replay.steps.replays import StepReplays
 from replay.steps.routing import parse
 
@@ -115,6 +117,7 @@ class Setup:
             layers=spec.layers_sampled, samples=spec.samples, sample_nodes=spec.sample_nodes,
             splits_backward=schedule.splits_backward, beside=schedule.beside, seed=spec.seed,
             placement=spec.placement,
+            stack=None if spec.stack is None else Stack.of(spec.stack, system, facts_of(shape)),
         )  # fmt: skip
         return cls(
             spec, shape, system, plan, schedule, pipeline, chunks_of(shape, plan), sequence,

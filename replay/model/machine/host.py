@@ -164,7 +164,7 @@ class Host:
 
     def begin_graph(self) -> None:
         """Begin a graph that was captured: it holds what is launched until it ends."""
-        self._is_capturing, self._replayed = True, None
+        self._is_capturing, self._replayed = self._launch is not None, None
 
     def end_graph(self) -> None:
         """End the graph: what follows is launched one by one."""
@@ -299,6 +299,11 @@ class Host:
         return self._do(kinds.sync, time, after)
 
     # ---- the thread ------------------------------------------------------------------------------
+
+    def spend(self, what: Operation) -> None:
+        """Go on behind something that no kernel comes of, or whose kernels others charge."""
+        if what.host_ps and self._lead_ps is not None and not self._is_capturing:
+            self._issue(what.host_ps * max(1, what.launches))
 
     def work(self, kind: Kind, time: Time, after: Ints) -> Ints:
         """Occupy the thread for work of its own: (rank,) tasks."""

@@ -54,7 +54,7 @@ class CallCosts:
     speed: float = 1.0
 
     def ps(self, operation: ListedOperation) -> int:
-        """Host time of an operation in all: calls, allocations, copies, events; waiting is apart."""
+        """Host time of an operation: calls, allocations, copies, events; waiting is apart."""
         one = operation
         # An operator of PyTorch makes its result itself.
         tensors = max(0, one.tensors - one.kernels) if one.call == "torch" else one.tensors

@@ -48,13 +48,17 @@ class Stack:
     costs: CallCosts
 
     @classmethod
-    def of(cls, text: str, system: System) -> Self:
+    def of(cls, text: str, system: System, facts: Mapping[str, Value] | None = None) -> Self:
         """Find a stack.
 
         Parameters
         ----------
         text
-            Its name, and options behind a colon: ``megatron-plain:permute_fusion=false,graphs=router``.
+            Its name, and options behind a colon, as
+            ``megatron-plain:permute_fusion=false,graphs=router``.
+        facts
+            Options that the model decides unless they are given; those that the list lacks are of
+            no account.
 
         Raises
         ------
@@ -75,8 +79,21 @@ class Stack:
                 )
                 raise UserError(message)
             given[key] = _value(value)
-        options = kernels.chosen(preset, **given)
+        decided = {name: value for name, value in (facts or {}).items() if name in kernels.options}
+        options = kernels.chosen(preset, **{**decided, **given})
         return cls(text, kernels, options, load_costs(system.host.speed.value))
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Its name and every option's value, as JSON."""
+        return {"name": self.name, "options": dict(self.options)}
+
+    def captures(self, scope: str) -> bool:
+        """Whether its CUDA graphs hold parts of a scope; each choice of them holds those before."""
+        if not scope or "graphs" not in self.options:
+            return False
+        choices = self.kernels.options["graphs"].choices
+        return scope in choices and choices.index(scope) <= choices.index(self.options["graphs"])
 
     def listed(
         self, sizes: KernelSizes, parts: Iterable[str], direction: Pass
@@ -85,7 +102,7 @@ class Stack:
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
 
     def operation(self, listed: ListedOperation) -> Operation:
-        """The same as a host launches it: every kernel takes it an equal share of the row's time."""
+        """The same as a host launches it: each kernel takes it an equal share of the row's time."""
         each = self.costs.ps(listed) // max(1, listed.kernels)
         return Operation(listed.name, listed.kernels, source=listed.source, host_ps=each)
 

@@ -1,0 +1,121 @@
+"""What kernel lists need to know of a training step: sizes of a GPU's work, and of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import comb
+from typing import TYPE_CHECKING
+
+from replay.errors import UserError, listed
+from replay.model.work.kernel_lists import KernelSizes
+from replay.steps.parameters import key_and_value
+
+if TYPE_CHECKING:
+    from replay.model.work.stacks import Stack
+    from replay.steps.plan import ParallelPlan
+    from tracegen.models import ModelShape
+
+
+def sizes_of(shape: ModelShape, plan: ParallelPlan, sequence: int) -> KernelSizes:
+    """Give the sizes of a GPU's work in a micro-batch, with even routing.
+
+    Tokens choose experts independently of each other, so that a GPU gets a token that chose any of
+    its experts once.
+    """
+    tokens, heads = plan.tokens_per_gpu(sequence), shape.num_heads or 0
+    local = shape.num_ffn_experts // plan.ep
+    # Of all choices, those that have none of a GPU's experts.
+    elsewhere = comb(shape.num_experts - local, shape.topk)
+    every = comb(shape.num_experts, shape.topk)
+    return KernelSizes(
+        tokens=tokens,
+        tp=plan.tp,
+        ranks=plan.ep,
+        hidden=shape.hidden,
+        experts=shape.num_experts,
+        topk=shape.topk,
+        heads=heads,
+        kv_heads=shape.num_kv_heads or heads,
+        width=key_and_value(shape)[1],
+        q_rank=shape.q_lora_rank or 0,
+        kv_rank=shape.kv_lora_rank or 0,
+        nope=shape.qk_nope_head_dim or 0,
+        rope=shape.qk_rope_head_dim or 0,
+        value=shape.v_head_dim or 0,
+        local=local,
+        rows=tokens * shape.topk * shape.num_ffn_experts // shape.num_experts,
+        copies=plan.ep * tokens * (every - elsewhere) // every,
+        inner=shape.moe_intermediate,
+        shared=shape.num_shared_experts * shape.shared_intermediate,
+        dense=shape.dense_intermediate,
+        vocab=-(-(shape.vocab or 0) // plan.tp),
+        chunks=plan.vpp,
+    )
+
+
+def facts_of(shape: ModelShape) -> Mapping[str, bool]:
+    """Options of stacks that the model decides."""
+    return {
+        "qk_norm": shape.qk_norm != "none",
+        "sinks": "sinks" in shape.biases,
+        "biases": "experts" in shape.biases,
+    }
+
+
+def tensors_of(
+    shape: ModelShape, plan: ParallelPlan, layers: range, *, first: bool, last: bool
+) -> int:
+    """Count the tensors of parameters of a chunk on a GPU; queries, keys and values are one.
+
+    Parameters
+    ----------
+    layers, first, last
+        As of `replay.steps.copies.held`.
+    """
+    ends = bool(shape.vocab) * (first + (last and not (shape.tied_embeddings and first))) + last
+    return ends + sum(_of_layer(shape, plan, number) for number in layers)
+
+
+def _of_layer(shape: ModelShape, plan: ParallelPlan, number: int) -> int:
+    latent = shape.kv_lora_rank is not None
+    has_queries, with_norms = bool(shape.q_lora_rank), 2 * (shape.qk_norm != "none")
+    attention = 4 + 2 * has_queries + 1 if latent else 2 + with_norms
+    attention = attention if shape.num_heads else 0
+    biases = ("qkv" in shape.biases) + ("output" in shape.biases) + ("sinks" in shape.biases)
+    common = attention + biases + shape.layer_norms
+    if number in shape.dense_layers:
+        return common + 2
+    each = 2 * (1 + ("experts" in shape.biases))
+    gate = 1 + (shape.expert_bias or "gate" in shape.biases)
+    shared = bool(shape.num_shared_experts) * (2 + shape.shared_gate)
+    joined = 4 * (number >= shape.num_layers)  # projection and three norms
+    return common + gate + shared + joined + each * (shape.num_ffn_experts // plan.ep)
+
+
+def check_stack(stack: Stack, shape: ModelShape, plan: ParallelPlan, precision: str) -> None:
+    """Refuse what a stack's list has no kernels of.
+
+    Raises
+    ------
+    UserError
+        If the list is of another type of products, of other attention, or knows no slices.
+    """
+    kernels, name = stack.kernels, stack.name
+    if precision not in kernels.types:
+        message = f"stack {name}: products are {listed(kernels.types)}, and not {precision}"
+        raise UserError(message)
+    scales = stack.options.get("fp8")
+    if scales is not None and (scales != "none") != (precision == "fp8"):
+        choices = listed(str(one) for one in kernels.options["fp8"].choices)
+        message = (
+            f"stack {name}: fp8 is {scales} and products are {precision}; fp8 may be {choices}"
+        )
+        raise UserError(message)
+    if plan.tp > 1 and not kernels.speaks_of("tp"):
+        message = f"stack {name}: plan has tp {plan.tp}; the stack's list knows no slices, so tp=1"
+        raise UserError(message)
+    latent = kernels.has("latent attention") or kernels.speaks_of("kv_rank", ["attention"])
+    grouped = not kernels.speaks_of("kv_rank", ["attention"])
+    if shape.num_heads and not (latent if shape.kv_lora_rank else grouped):
+        message = f"stack {name}: its list has no attention as of {shape.name}"
+        raise UserError(message)
