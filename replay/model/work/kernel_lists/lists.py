@@ -142,6 +142,8 @@ class KernelList(StrictDocument):
         What it is called, and what is left out.
     sources
         Repository and commit by the key that rows name them with.
+    dispatcher
+        The scheme that brings rows to experts in it, where no option says so.
     options
         Settings by name.
     presets
@@ -154,6 +156,7 @@ class KernelList(StrictDocument):
     title: str
     notes: str = ""
     sources: dict[str, str]
+    dispatcher: str = ""
     options: dict[str, Option] = Field(default_factory=dict)
     presets: dict[str, dict[str, int | bool | str]] = Field(default_factory=dict)
     parts: tuple[Part, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -24,6 +25,15 @@ STACKS: Mapping[str, tuple[str, str]] = {
     "deepseek": ("deepseek", ""),
 }
 """Stacks of training by name: the kernel list, and the preset of its options."""
+
+
+DISPATCHERS: Mapping[str, str] = {
+    "megatron": "alltoall",
+    "nccl-alltoall": "alltoall",
+    "deepep": "deepep",
+    "hybrid-ep": "hybridep",
+}
+"""Schemes that Megatron's list knows as dispatchers."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Stack:
         Parameters
         ----------
         text
-            Its name, and options behind a colon: ``megatron-plain:permute_fusion=false,graphs=router``.
+            Its name, and options behind a colon: ``megatron-plain:graphs=router,qk_norm=true``.
 
         Raises
         ------
@@ -78,6 +88,16 @@ class Stack:
         options = kernels.chosen(preset, **given)
         return cls(text, kernels, options, load_costs(system.host.speed.value))
 
+    def with_dispatcher(self, scheme: str) -> Self | None:
+        """Give it with a scheme as the dispatcher of rows; None if its list knows none such."""
+        known = self.kernels.options.get("dispatcher")
+        of_list = DISPATCHERS.get(scheme)
+        if known is None:
+            return self if scheme == self.kernels.dispatcher else None
+        if of_list not in known.choices:
+            return None
+        return dataclasses.replace(self, options={**self.options, "dispatcher": str(of_list)})
+
     def listed(
         self, sizes: KernelSizes, parts: Iterable[str], direction: Pass
     ) -> tuple[ListedOperation, ...]:
@@ -85,7 +105,7 @@ class Stack:
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
 
     def operation(self, listed: ListedOperation) -> Operation:
-        """The same as a host launches it: every kernel takes it an equal share of the row's time."""
+        """The same as hosts launch it: each kernel takes an equal share of the row's time."""
         each = self.costs.ps(listed) // max(1, listed.kernels)
         return Operation(listed.name, listed.kernels, source=listed.source, host_ps=each)
 
