@@ -4,8 +4,8 @@ A scheme launches the kernels that move rows and compute, bare. Around them a st
 its own, allocations, copies and waits, and Python: its kernel list (`replay.model.work.stacks`) has
 all of a layer. Rows of the list belong to stages of the scheme's layer; what they take the host is
 spread evenly over what is launched in the stage, and kernels that the scheme does not have are
-small ones at the stage's begin. A list that knows no such dispatcher says nothing of the scheme: its
-kernels are then calls of an extension.
+small ones at the stage's begin. A list that does not know a scheme as a dispatcher says nothing of
+it: its kernels are then calls of an extension.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from replay.schemes.ep.staged import STAGES
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.machine.host import Host
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.layer import LayerWork
     from replay.model.work.stacks import Stack
-    from replay.model.machine.host import Host
     from replay.schemes import Scheme
 
 Listed = Sequence["ListedOperation"]

@@ -10,12 +10,13 @@ follows a wait of the host depends on what the host has read (sizes, addresses),
 kernel can, so that a wait ends the captured stretch. Kernels behind it are launched one by one; the
 next layer, whose sizes are fixed again, begins another stretch.
 
-How many launches a stream can hold (about a thousand) is no limit here.
+A GPU takes so many launches ahead (``[host] queue_launches``): the next one is made when the first
+of these kernels has begun.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -133,6 +134,8 @@ class Host:
         self._overheads = system.overheads
         self._calls = {} if calls is None else calls
         self._stage = ("", False)
+        ahead = None if system.spec.host is None else system.host.queue_launches.value
+        self._ahead: deque[Ints] = deque(maxlen=ahead)  # kernels that were launched, as they begin
         self.launched: Counter[tuple[str, bool]] = Counter()
         self.waited: Counter[tuple[str, bool]] = Counter()
         self.moved: Counter[tuple[str, bool]] = Counter()
@@ -221,6 +224,8 @@ class Host:
                 begun = self._later(begun, launched[ranks], ranks)
         begins = after.copy()
         begins[ranks] = begun
+        if graph is None:
+            self._ahead.append(begins)
         return begins
 
     def row(self, kind: Kind, times: Time, after: Ints, what: str | Operation) -> Ints:
@@ -296,7 +301,10 @@ class Host:
         assert self._lead_ps is not None
         time = Time(np.maximum(0, time_ps - self._lead_ps))
         self._lead_ps = np.maximum(0, self._lead_ps - time_ps)
-        return self._do(Kind.HOST, time)
+        issued = self._do(Kind.HOST, time)
+        if len(self._ahead) == self._ahead.maxlen:
+            self._tasks.order(self._ahead[0], issued)
+        return issued
 
     def _later(self, begun: Ints, launched: Ints, ranks: Ints) -> Ints:
         both = self._tasks.mark(ranks, begun)
