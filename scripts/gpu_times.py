@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +74,24 @@ def attempt(what: str, found: Callable[[], Row]) -> Iterator[Row]:
         yield found()
     except Exception as error:  # what comes behind it is measured all the same
         print("failed:", what, repr(error)[:300], flush=True)
+
+
+def print_system(gpu: Gpu) -> None:
+    """Print what the times belong to: processor, GPU and its clocks, versions."""
+    torch = gpu.torch
+    processor = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith(("model name", "model\t", "cpu MHz"))
+    ]
+    print("processor:", os.cpu_count(), "cores,", *processor[:3], flush=True)
+    query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    try:
+        print("GPU:", subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    except OSError as error:
+        print("GPU:", torch.cuda.get_device_name(), repr(error))
+    print("torch", torch.__version__, "CUDA", torch.version.cuda, "Python", sys.version.split()[0])
 
 
 def write_tables(
