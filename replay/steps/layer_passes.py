@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from replay.chains.chain import ChainLink
     from replay.model.compute.dense import Between
     from replay.model.compute.dense_kernels import Weights
-    from replay.model.machine.host import Launch
+    from replay.model.machine.host import Calls, Launch
     from replay.model.machine.machine import Machine
     from replay.schemes import Scheme
     from replay.steps.plan import Recompute
@@ -64,6 +64,8 @@ class LayerPasses:
         Whether the backward pass is made in two parts, too, where the scheme can.
     beside
         How a forward pass runs beside a backward pass, where it does.
+    calls
+        What a stack does around the scheme's kernels, see `replay.model.machine.host.Host`.
     """
 
     system: System
@@ -74,6 +76,7 @@ class LayerPasses:
     recompute: Recompute = "none"
     splits_backward: bool = False
     beside: Pairing | None = None
+    calls: Calls | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -173,7 +176,7 @@ class LayerPasses:
     def _met(self, link: ChainLink, lead: Time) -> MoePart:
         """The MoE part, with hosts ahead by `lead` (rank,)."""
         of_ranks = Time(np.broadcast_to(lead.ps, self.num_ranks)[: link.work().num_ranks])
-        return replay_moe(link, self.system, self.scheme, self.launch, of_ranks)
+        return replay_moe(link, self.system, self.scheme, self.launch, of_ranks, self.calls)
 
     def _tiled(self, of_ranks: Ints) -> Ints:
         """Times of one group of experts for all GPUs: the groups do alike."""
@@ -229,11 +232,14 @@ class LayerPasses:
             return self._own(machine, after, parts, is_mtp=is_mtp, again=None)
 
         def of_experts(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            machine.host.enter("experts", is_backward=True)
             return {"experts": scheme.weight_gradients(work, machine, after)}
 
         dense = self._stretch(add, NO_TIME)
         lead = np.broadcast_to(np.asarray(dense.lead.ps), self.num_ranks)[: work.num_ranks]
-        routed = replay_stretch(self.system, work.num_ranks, of_experts, self.launch, Time(lead))
+        routed = replay_stretch(
+            self.system, work.num_ranks, of_experts, self.launch, Time(lead), self.calls
+        )
         of_ranks = routed.causes["experts"]
         if work.sample is not None:
             of_ranks = of_ranks[work.sample.models]
@@ -249,7 +255,10 @@ class LayerPasses:
             return None
         ahead, back = self._link(forward, back=False), self._link(backward, back=True)
         try:
-            pair = Replay([ahead, back], self.system, self.scheme, self.launch, ORDERS[self.beside])
+            pair = Replay(
+                [ahead, back], self.system, self.scheme, self.launch, ORDERS[self.beside],
+                calls=self.calls,
+            )  # fmt: skip
             found = pair_times(pair)
         except LayerRefusedError:
             return None
@@ -324,7 +333,7 @@ class LayerPasses:
         return dataclasses.replace(self.parts, is_backward=is_backward, weights=weights)
 
     def _stretch(self, add: Add, lead: Time) -> Stretch:
-        return replay_stretch(self.system, self.num_ranks, add, self.launch, lead)
+        return replay_stretch(self.system, self.num_ranks, add, self.launch, lead, self.calls)
 
 
 def alone(causes: Mapping[Cause, Ints]) -> Timed:

@@ -10,11 +10,13 @@ follows a wait of the host depends on what the host has read (sizes, addresses),
 kernel can, so that a wait ends the captured stretch. Kernels behind it are launched one by one; the
 next layer, whose sizes are fixed again, begins another stretch.
 
-How many launches a stream can hold (about a thousand) is no limit here.
+A GPU takes so many launches ahead (``[host] queue_launches``): the next one is made when the first
+of these kernels has begun.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -22,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.model.machine.kinds import Kind
-from replay.model.machine.times import NO_TIME, Time
+from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -72,6 +74,8 @@ class StageCalls(NamedTuple):
         What each launch takes the thread, with all that it runs around it.
     others
         Small kernels that the stack launches there besides the scheme's own.
+    nbytes
+        Bytes of device memory that these read and write, all together.
     waits
         Times that its host waits for the GPU there besides the scheme's own waits; kernels of
         `others` are spread between them.
@@ -79,6 +83,7 @@ class StageCalls(NamedTuple):
 
     launch_ps: int
     others: int = 0
+    nbytes: int = 0
     waits: int = 0
 
 
@@ -111,6 +116,9 @@ class Host:
         What every thread has done, in order.
     last
         (rank,): the last task of each thread; None before the first.
+    launched, waited, moved
+        By stage, as of `Calls`: kernels and waits of the program, and bytes that elementwise kernels
+        read and write on the GPU with most of them.
     """
 
     def __init__(
@@ -125,6 +133,12 @@ class Host:
     ) -> None:
         self._overheads = system.overheads
         self._calls = {} if calls is None else calls
+        self._stage = ("", False)
+        ahead = None if system.spec.host is None else system.host.queue_launches.value
+        self._ahead: deque[Ints] = deque(maxlen=ahead)  # kernels that were launched, as they begin
+        self.launched: Counter[tuple[str, bool]] = Counter()
+        self.waited: Counter[tuple[str, bool]] = Counter()
+        self.moved: Counter[tuple[str, bool]] = Counter()
         self._launch_ps = system.overheads.launch_ps
         self._resources = resources
         self._tasks = tasks
@@ -158,9 +172,15 @@ class Host:
 
     def enter(self, stage: str, *, is_backward: bool = False) -> StageCalls | None:
         """Come to a stage of a layer: what a stack does there, if there is one."""
-        found = self._calls.get((stage, is_backward))
+        self._stage = (stage, is_backward)
+        found = self._calls.get(self._stage)
         self._launch_ps = self._overheads.launch_ps if found is None else found.launch_ps
         return found
+
+    def moves(self, nbytes: IntsLike | MemoryTraffic) -> None:
+        """Note what an elementwise kernel reads and writes."""
+        both = nbytes.both if isinstance(nbytes, MemoryTraffic) else nbytes
+        self.moved[self._stage] += int(np.max(both))
 
     def begin_graph(self) -> None:
         """Begin a graph that was captured: it holds what is launched until it ends."""
@@ -186,8 +206,7 @@ class Host:
         on
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
-        one = named(what)._replace(launches=1)
-        self.program.append(one)
+        one = self._named(what, 1)
         ranks = self._resources.ranks if on is None else np.flatnonzero(on)
         ready = after[ranks]
         begun = (
@@ -205,6 +224,8 @@ class Host:
                 begun = self._later(begun, launched[ranks], ranks)
         begins = after.copy()
         begins[ranks] = begun
+        if graph is None:
+            self._ahead.append(begins)
         return begins
 
     def row(self, kind: Kind, times: Time, after: Ints, what: str | Operation) -> Ints:
@@ -229,8 +250,7 @@ class Host:
         count = len(each)
         if not count:
             return after
-        one = named(what)._replace(launches=count)
-        self.program.append(one)
+        one = self._named(what, count)
         gap_ps = int(self._gap.ps)
         whole = Time((each + gap_ps).sum(axis=0))
         graph, before, lead_ps = self._graph_launched(), self.last, self._lead_ps
@@ -247,6 +267,13 @@ class Host:
         held_up = Time((arrived + left.T).max(axis=-1))
         held = self._tasks.delay(Kind.HOST, held_up, before)
         return self._later(ended, held, self._resources.ranks)
+
+    def _named(self, what: str | Operation, count: int) -> Operation:
+        """Note kernels of one name in the program."""
+        one = named(what)._replace(launches=count)
+        self.program.append(one)
+        self.launched[self._stage] += count
+        return one
 
     @property
     def _gap(self) -> Time:
@@ -274,7 +301,10 @@ class Host:
         assert self._lead_ps is not None
         time = Time(np.maximum(0, time_ps - self._lead_ps))
         self._lead_ps = np.maximum(0, self._lead_ps - time_ps)
-        return self._do(Kind.HOST, time)
+        issued = self._do(Kind.HOST, time)
+        if len(self._ahead) == self._ahead.maxlen:
+            self._tasks.order(self._ahead[0], issued)
+        return issued
 
     def _later(self, begun: Ints, launched: Ints, ranks: Ints) -> Ints:
         both = self._tasks.mark(ranks, begun)
@@ -295,6 +325,7 @@ class Host:
     def _block(self, kinds: PhaseKinds, time: Time, after: Ints, name: str) -> Ints:
         """Let the thread wait for its GPU: what it launches next is launched after that."""
         self.program.append(Operation(name, launches=0))
+        self.waited[self._stage] += 1
         self._is_capturing, self._replayed, self._lead_ps = False, None, 0
         return self._do(kinds.sync, time, after)
 

@@ -172,6 +172,8 @@ class KernelList(StrictDocument):
         Types of the layers' products that its rows are of.
     sources
         Repository and commit by the key that rows name them with.
+    dispatcher
+        The scheme that brings rows to experts in it, where no option says so.
     options
         Settings by name.
     presets
@@ -185,6 +187,7 @@ class KernelList(StrictDocument):
     notes: str = ""
     types: tuple[str, ...] = ("bf16",)
     sources: dict[str, str]
+    dispatcher: str = ""
     options: dict[str, Option] = Field(default_factory=dict)
     presets: dict[str, dict[str, int | bool | str]] = Field(default_factory=dict)
     parts: tuple[Part, ...]

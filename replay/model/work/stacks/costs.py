@@ -53,8 +53,12 @@ class CallCosts:
     calls: Mapping[str, CallCost]
     speed: float = 1.0
 
+    def call_ps(self, call: str, direction: Pass) -> int:
+        """Host time of one call of a kind."""
+        return ps_from_us(self.calls[call].us(direction) / self.speed)
+
     def ps(self, operation: ListedOperation) -> int:
-        """Host time of an operation: calls, allocations, copies, events; waiting is apart."""
+        """Host time of an operation: its calls, allocations, copies and events, but no waiting."""
         one = operation
         # An operator of PyTorch makes its result itself.
         tensors = max(0, one.tensors - one.kernels) if one.call == "torch" else one.tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -24,6 +25,15 @@ STACKS: Mapping[str, tuple[str, str]] = {
     "deepseek": ("deepseek", ""),
 }
 """Stacks of training by name: the kernel list, and the preset of its options."""
+
+
+DISPATCHERS: Mapping[str, str] = {
+    "megatron": "alltoall",
+    "nccl-alltoall": "alltoall",
+    "deepep": "deepep",
+    "hybrid-ep": "hybridep",
+}
+"""Schemes that Megatron's list knows as dispatchers."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +64,7 @@ class Stack:
         Parameters
         ----------
         text
-            Its name, and options behind a colon, as
-            ``megatron-plain:permute_fusion=false,graphs=router``.
+            Its name, and options behind a colon: ``megatron-plain:graphs=router,qk_norm=true``.
         facts
             Options that the model decides unless they are given; those that the list lacks are of
             no account.
@@ -94,6 +103,16 @@ class Stack:
             return False
         choices = self.kernels.options["graphs"].choices
         return scope in choices and choices.index(scope) <= choices.index(self.options["graphs"])
+
+    def with_dispatcher(self, scheme: str) -> Self | None:
+        """Give it with a scheme as the dispatcher of rows; None if its list knows none such."""
+        known = self.kernels.options.get("dispatcher")
+        of_list = DISPATCHERS.get(scheme)
+        if known is None:
+            return self if scheme == self.kernels.dispatcher else None
+        if of_list not in known.choices:
+            return None
+        return dataclasses.replace(self, options={**self.options, "dispatcher": str(of_list)})
 
     def listed(
         self, sizes: KernelSizes, parts: Iterable[str], direction: Pass
