@@ -117,8 +117,8 @@ class Host:
     last
         (rank,): the last task of each thread; None before the first.
     launched, waited, moved
-        By stage, as of `Calls`: kernels and waits of the program, and bytes that elementwise kernels
-        read and write on the GPU with most of them.
+        By stage, as of `Calls`: kernels and waits of the program, and bytes that elementwise
+        kernels read and write on the GPU with most of them.
     """
 
     def __init__(
