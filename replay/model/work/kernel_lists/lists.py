@@ -66,6 +66,8 @@ class Row(StrictDocument):
         Copies between host and GPU, and waits of the host for its GPU.
     events
         Calls of the host that record events and have streams wait for them.
+    peers
+        GPUs that it sends messages to, where the host posts each by itself.
     captured
         Whether it is in the graph that holds its part; if not, it is launched before.
     again
@@ -92,6 +94,7 @@ class Row(StrictDocument):
     copies: int = 0
     waits: int = 0
     events: int | str = 0
+    peers: int | str = 0
     captured: bool = True
     again: bool = False
     when: str = "1"
@@ -131,7 +134,7 @@ class ListedOperation(NamedTuple):
     ----------
     part, direction, graph
         Of the part that it is in.
-    kernels, moves, gemm, tensors, copies, waits, events, adds
+    kernels, moves, gemm, tensors, copies, waits, events, peers, adds
         As of `Row`, as numbers.
     collective, types, weights, captured, again
         As of `Row`.
@@ -152,6 +155,7 @@ class ListedOperation(NamedTuple):
     copies: int
     waits: int
     events: int
+    peers: int
     source: str
     collective: Collective | None = None
     types: str = ""
@@ -300,7 +304,15 @@ class KernelList(StrictDocument):
 
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
-    for value in (row.kernels, row.moves, row.tensors, row.events, row.adds, *(row.gemm or ())):
+    for value in (
+        row.kernels,
+        row.moves,
+        row.tensors,
+        row.events,
+        row.peers,
+        row.adds,
+        *(row.gemm or ()),
+    ):
         yield str(value)
 
 
@@ -322,7 +334,8 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         kind=row.kind, ground=row.ground, stream=stream, kernels=number(row.kernels),
         moves=number(row.moves), gemm=(number(m), number(n), number(k)) if row.gemm else None,
         tensors=number(row.tensors), copies=row.copies, waits=row.waits,
-        events=number(row.events), source=row.source, collective=row.collective, types=row.types,
+        events=number(row.events), peers=number(row.peers), source=row.source,
+        collective=row.collective, types=row.types,
         weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
     )  # fmt: skip
 

@@ -90,7 +90,7 @@ class Stack:
             given[key] = _value(value)
         decided = {name: value for name, value in (facts or {}).items() if name in kernels.options}
         options = kernels.chosen(preset, **{**decided, **given})
-        return cls(text, kernels, options, load_costs(system.host.speed.value))
+        return cls(text, kernels, options, load_costs(listed, system.host.speed.value))
 
     @property
     def facts(self) -> dict[str, object]:
