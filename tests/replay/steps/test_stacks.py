@@ -11,13 +11,17 @@ import pytest
 from loops import every
 
 import hwmodel
+from replay.chains.chain import ChainLink
 from replay.errors import UserError
 from replay.experiments import train
 from replay.experiments.train.spec import TrainSpec
+from replay.model.machine.times import Time
 from replay.model.work.stacks import Stack
 from replay.steps.kernel_sizes import check_stack, facts_of, sizes_of, tensors_of
+from replay.steps.layer_passes import LayerPasses
 from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
+from replay.steps.stretches import MoePart
 from replay.steps.times import StepTimes
 from tracegen import models
 from tracegen.models import ModelShape
@@ -99,7 +103,9 @@ def test_a_stack_makes_layers_longer(plain: StepTimes) -> None:
     for layer in range(4):
         own, twice = (one.layers[0][layer].forward.own for one in (plain, halved))
         assert (twice > 1.5 * own).all()
-    assert (halved.head.forward.own > plain.head.forward.own).all()
+    for of in ("forward", "backward"):
+        assert (getattr(halved.embedding, of).own > getattr(plain.embedding, of).own).all()
+        assert (getattr(halved.head, of).own > getattr(plain.head, of).own).all()
 
 
 def test_a_pass_begins_with_a_wait_where_rows_come_from_another_stage(plain: StepTimes) -> None:
@@ -114,6 +120,22 @@ def test_a_pass_begins_with_a_wait_where_rows_come_from_another_stage(plain: Ste
     assert ahead[2] >= ahead[3] + sync_ps
     assert back[0] == back[2] == back[3]
     assert back[1] >= back[0] + sync_ps
+
+
+def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else stops hosts, GPUs meet once more behind a hop, with hosts less ahead."""
+    leads: list[int] = []
+    real = LayerPasses._met
+
+    def met(self: LayerPasses, link: ChainLink, lead: Time) -> MoePart:
+        if not link.is_backward:
+            leads.append(int(np.max(lead.ps)))
+        return real(self, link, lead)
+
+    monkeypatch.setattr(LayerPasses, "_met", met)
+    replays("megatron-tuned:graphs=attention").under("ideal")
+    assert len(leads) == 4  # a layer, one behind a hop backward, and one forward
+    assert len(set(leads)) == 1
 
 
 @every("stack", ["megatron-plain", "automodel"])
