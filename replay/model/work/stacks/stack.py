@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError, unknown
-from replay.model.machine.host import Operation
 from replay.model.work.kernel_lists import KernelList, load
 from replay.model.work.stacks.costs import CallCosts, load_costs
 
@@ -120,10 +119,9 @@ class Stack:
         """What it launches for parts of a pass, in order."""
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
 
-    def operation(self, listed: ListedOperation) -> Operation:
-        """The same as a host launches it: each kernel takes it an equal share of the row's time."""
-        each = self.costs.ps(listed) // max(1, listed.kernels)
-        return Operation(listed.name, listed.kernels, source=listed.source, host_ps=each)
+    def each_ps(self, listed: ListedOperation) -> int:
+        """What each kernel of a row takes the host: an equal share of the row's time."""
+        return self.costs.ps(listed) // max(1, listed.kernels)
 
 
 def _value(text: str) -> Value:
