@@ -12,6 +12,7 @@ from replay.steps.parameters import key_and_value
 
 if TYPE_CHECKING:
     from replay.model.work.stacks import Stack
+    from replay.steps.layer_passes import Pairing
     from replay.steps.plan import ParallelPlan
     from tracegen.models import ModelShape
 
@@ -53,9 +54,10 @@ def sizes_of(shape: ModelShape, plan: ParallelPlan, sequence: int) -> KernelSize
     )
 
 
-def facts_of(shape: ModelShape) -> Mapping[str, bool]:
-    """Options of stacks that the model decides."""
+def facts_of(shape: ModelShape, beside: Pairing | None = None) -> Mapping[str, bool | str]:
+    """Options of stacks that the model decides, and how passes run beside each other."""
     return {
+        **({"overlap": "passes"} if beside == "megatron" else {}),
         "qk_norm": shape.qk_norm != "none",
         "sinks": "sinks" in shape.biases,
         "biases": "experts" in shape.biases,

@@ -15,6 +15,7 @@ from replay.chains.chain import ChainLink
 from replay.errors import UserError
 from replay.experiments import train
 from replay.experiments.train.spec import TrainSpec
+from replay.experiments.train.tables import notes
 from replay.model.machine.times import Time
 from replay.model.work.stacks import Stack
 from replay.steps.kernel_sizes import check_stack, facts_of, sizes_of, tensors_of
@@ -87,6 +88,8 @@ def test_tensors_of_a_chunk() -> None:
     assert found == latent + 2 + 2 * moe
     assert facts_of(shape) == {"qk_norm": True, "sinks": False, "biases": False}
     assert facts_of(models.load("gpt-oss-20b"))["sinks"]
+    assert facts_of(shape, "megatron")["overlap"] == "passes"
+    assert facts_of(shape, "dualpipe") == facts_of(shape)
 
 
 # ---- parts of a step -----------------------------------------------------------------------------
@@ -227,10 +230,13 @@ def test_a_step_under_a_stack() -> None:
         "model": "olmoe-1b-7b", "plan": "pp=2,dp=4,ep=4,micro_batches=2", "sequence": 512,
         "scheme": "nccl-alltoall", "layers_sampled": 1,
     }  # fmt: skip
-    bare, plain, graphed = (
-        train.run(**given, stack=stack)
-        for stack in (None, "megatron-plain", "megatron-plain:graphs=attention")
+    bare, graphed = (
+        train.run(**given, stack=stack) for stack in (None, "megatron-plain:graphs=attention")
     )
+    scheme = given.pop("scheme")
+    compared = train.compare(schemes=[scheme], stack="megatron-plain", **given)
+    plain = compared[scheme]
+    assert "Kernels are launched by hosts of megatron-plain." in notes(compared)
     assert bare.step_us < graphed.step_us < plain.step_us
     assert len({one.run_id for one in (bare, plain, graphed)}) == 3
     assert graphed.replayed["stack"]["options"]["graphs"] == "attention"
