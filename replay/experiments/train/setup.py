@@ -15,12 +15,11 @@ from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.spec import CODE, TrainSpec
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
-from replay.model.work.stacks import Stack
+from replay.model.work.stacks import Stack, facts_of
 from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
 from replay.steps.fitting import check
-from replay.steps.kernel_sizes import facts_of
 from replay.steps.replays import StepReplays
 from replay.steps.routing import parse
 
