@@ -20,7 +20,7 @@ from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
 from replay.steps.fitting import check
-from replay.steps.kernel_sizes import facts_of
+from replay.steps.kernel_sizes import facts_of_step
 from replay.steps.replays import StepReplays
 from replay.steps.routing import parse
 
@@ -113,7 +113,7 @@ class Setup:
         routing = parse(spec.routing)
         stack = None
         if spec.stack is not None:
-            stack = Stack.of(spec.stack, system, facts_of(shape, schedule.beside))
+            stack = Stack.of(spec.stack, system, facts_of_step(shape, schedule.beside))
         replays = StepReplays(
             shape, system, plan,
             sequence=sequence, precision=precision.name, trace=trace, routing=routing,

@@ -38,6 +38,8 @@ Bools = npt.NDArray[np.bool_]
 
 
 OTHERS = "other kernels of the stack"
+OUTSIDE, UNSTAGED = "", "layer"
+"""Names of stages: of what lies between the layers, and of a layer that has no stages."""
 
 
 class Operation(NamedTuple):
@@ -88,8 +90,8 @@ class StageCalls(NamedTuple):
 
 
 Calls = Mapping[tuple[str, bool], StageCalls]
-"""What a stack does in a stage of a layer, by the stage's name and whether the pass is backward; an
-empty name is what lies outside of stages."""
+"""What a stack does in a stage of a layer, by the stage's name and whether the pass is backward;
+also by `OUTSIDE` and `UNSTAGED`."""
 
 
 def named(what: str | Operation) -> Operation:
@@ -133,7 +135,7 @@ class Host:
     ) -> None:
         self._overheads = system.overheads
         self._calls = {} if calls is None else calls
-        self._stage = ("", False)
+        self._stage = (OUTSIDE, False)
         ahead = None if system.spec.host is None else system.host.queue_launches.value
         self._ahead: deque[Ints] = deque(maxlen=ahead)  # kernels that were launched, as they begin
         self.launched: Counter[tuple[str, bool]] = Counter()

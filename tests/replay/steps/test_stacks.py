@@ -17,8 +17,8 @@ from replay.experiments import train
 from replay.experiments.train.spec import TrainSpec
 from replay.experiments.train.tables import notes
 from replay.model.machine.times import Time
-from replay.model.work.stacks import Stack
-from replay.steps.kernel_sizes import check_stack, facts_of, sizes_of, tensors_of
+from replay.model.work.stacks import Stack, facts_of
+from replay.steps.kernel_sizes import check_stack, facts_of_step, sizes_of, tensors_of
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
@@ -88,8 +88,8 @@ def test_tensors_of_a_chunk() -> None:
     assert found == latent + 2 + 2 * moe
     assert facts_of(shape) == {"qk_norm": True, "sinks": False, "biases": False}
     assert facts_of(models.load("gpt-oss-20b"))["sinks"]
-    assert facts_of(shape, "megatron")["overlap"] == "passes"
-    assert facts_of(shape, "dualpipe") == facts_of(shape)
+    assert facts_of_step(shape, "megatron")["overlap"] == "passes"
+    assert facts_of_step(shape, "dualpipe") == facts_of(shape)
 
 
 # ---- parts of a step -----------------------------------------------------------------------------
@@ -185,6 +185,7 @@ def test_facts_name_the_stack_and_its_options() -> None:
 @pytest.mark.parametrize(
     ("stack", "model", "precision", "plan", "message"),
     [
+        ("vllm", "qwen3-30b-a3b", "bf16", {}, "no backward pass; those that train are .*deepseek"),
         ("automodel", "qwen3-30b-a3b", "bf16", {"tp": 2}, "knows no slices, so tp=1"),
         ("automodel", "gpt-oss-20b", "fp8", {}, "products are bf16, and not fp8"),
         ("deepseek", "deepseek-v3", "bf16", {}, "products are fp8, and not bf16"),

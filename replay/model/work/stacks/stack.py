@@ -22,8 +22,23 @@ STACKS: Mapping[str, tuple[str, str]] = {
     "megatron-tuned": ("megatron", "tuned"),
     "automodel": ("automodel", ""),
     "deepseek": ("deepseek", ""),
+    "megatron-inference": ("megatron-inference", ""),
+    "sglang": ("sglang", ""),
+    "vllm": ("vllm", ""),
+    "tensorrt-llm": ("tensorrt-llm", ""),
 }
-"""Stacks of training by name: the kernel list, and the preset of its options."""
+"""Stacks by name: the kernel list, and the preset of its options. The first four train."""
+
+PRACTICE = "practice"
+SERVED = {
+    "deepep": "sglang",
+    "deepep-ll": "sglang",
+    "deepep-v2": "sglang",
+    "nvls": "megatron-inference",
+    "megatron-allgather": "vllm",
+    "flashinfer-push": "tensorrt-llm",
+}
+"""Stacks in which a scheme serves, where it is known; the others are as if in SGLang."""
 
 
 DISPATCHERS: Mapping[str, str] = {
@@ -90,6 +105,14 @@ class Stack:
         decided = {name: value for name, value in (facts or {}).items() if name in kernels.options}
         options = kernels.chosen(preset, **{**decided, **given})
         return cls(text, kernels, options, load_costs(listed, system.host.speed.value))
+
+    @classmethod
+    def in_practice(
+        cls, scheme: str, system: System, facts: Mapping[str, Value], *, is_training: bool
+    ) -> Self:
+        """Find the stack that runs a scheme in practice: Megatron-Core's to train."""
+        name = "megatron-plain" if is_training else SERVED.get(scheme, "sglang")
+        return cls.of(name, system, facts)
 
     @property
     def facts(self) -> dict[str, object]:
