@@ -31,6 +31,7 @@ def test_presets():
     assert [
         *(
             "atlas-800t-a2",
+            "aws-p5",
             "cloudmatrix384",
             "dgx-a100",
             "dgx-h100",
