@@ -63,7 +63,7 @@ def stage_calls(
         host = _host_of(scheme, work, system)
         for stages, rows in zip(GROUPS, _groups(known, sizes, direction), strict=True):
             found |= _spread(known, stages, rows, host, is_backward=is_backward)
-    return found
+    return Calls(found)
 
 
 def _host_of(scheme: Scheme, work: LayerWork, system: System) -> Host:
