@@ -85,6 +85,7 @@ def test_dimensional_keys_name_their_unit():
             "per_leaf",
             "oversubscription",
             "fabric.slow",
+            "host.",
             "sm.register",
             "sm.partitions",
             "sm.threads",

@@ -75,6 +75,12 @@ class TrainSpec(Spec):
     )
     sequence: Count | None = Field(None, description="Tokens of a sequence [the plan's, or 4096].")
     precision: NumberType | None = PRECISION
+    dispatch_rows: NumberType | None = Field(
+        None,
+        exclude_if=lambda rows: rows is None,
+        description="Number type of rows on their way to experts [the precision's]; gradients "
+        "that come back are as rows on their way back.",
+    )
     recipe: str | None = Field(
         None,
         description="Types of the numbers that are kept: megatron-bf16, megatron-bf16-moments or "

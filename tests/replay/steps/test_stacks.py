@@ -141,10 +141,23 @@ def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.Monk
     assert len(set(leads)) == 1
 
 
-@every("stack", ["megatron-plain", "automodel"])
-def test_virtual_stages_and_other_stacks_do_not_wait(stack: str) -> None:
-    times = made(stack, **({"vpp": 2, "layers": (1, 1, 1, 1)} if stack == "megatron-plain" else {}))
-    layers = times.layers[0]
+def test_virtual_stages_call_without_waiting() -> None:
+    """Hosts that lag anyway are longer by what they call."""
+    layers = made("megatron-plain", vpp=2, layers=(1, 1, 1, 1)).layers[0]
+    stack = Stack.of("megatron-plain", H100)
+    sizes = sizes_of(models.load("qwen3-30b-a3b"), ParallelPlan(pp=2, dp=4, ep=4, vpp=2), 4096)
+    for one, first in (
+        (layers[1].forward, layers[0].forward),
+        (layers[0].backward, layers[3].backward),
+    ):
+        direction = "forward" if one is layers[1].forward else "backward"
+        calls = sum(stack.costs.ps(row) for row in stack.listed(sizes, ["hop"], direction))
+        longer = int(one.own.max() - first.own.max())
+        assert 0 < calls <= longer < calls + H100.overheads.kernel_gap_ps()
+
+
+def test_a_stack_without_a_hop_calls_nothing() -> None:
+    layers = made("automodel").layers[0]
     assert all(one is layers[0] for one in layers)
 
 
