@@ -74,7 +74,8 @@ def main() -> None:
         other = fitted(rest)
         of_all, of_rest = (between(steps[which], speed) for speed in (whole, other))
         print(
-            f"{which[0]}, {which[1]}: published {published:.2f} s, {of_all:.2f} ({of_all / published:.2f}); "
+            f"{which[0]}, {which[1]}: published {published:.2f} s, "
+            f"{of_all:.2f} ({of_all / published:.2f}); "
             f"left out, speed {other:.3f}: {of_rest:.2f} ({of_rest / published:.2f})"
         )
 

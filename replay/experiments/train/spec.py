@@ -78,8 +78,7 @@ class TrainSpec(Spec):
     dispatch_rows: NumberType | None = Field(
         None,
         exclude_if=lambda rows: rows is None,
-        description="Number type of rows on their way to experts [the precision's]; gradients "
-        "that come back are as rows on their way back.",
+        description="Number type of rows to the experts, where precision has another.",
     )
     recipe: str | None = Field(
         None,

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loops import every
 
 import hwmodel
 from replay.chains.chain import ChainLink
@@ -255,3 +254,14 @@ def test_a_step_under_a_stack() -> None:
     assert len({one.run_id for one in (bare, plain, graphed)}) == 3
     assert graphed.replayed["stack"]["options"]["graphs"] == "attention"
     assert np.isclose(sum(plain.mean_us(cause) for cause in plain.spent_us), plain.step_us)
+
+
+def test_rows_to_experts_travel_in_a_type_of_their_own() -> None:
+    """Megatron's FP8 products take rows that travel in BF16: longer than those of one byte."""
+    narrow = dataclasses.replace(replays(None), precision="fp8")
+    wide = dataclasses.replace(narrow, dispatch_rows="bf16")
+    with pytest.raises(UserError, match="rows to the experts are bf16"):
+        narrow.under("megatron")
+    wide.under("megatron")
+    took = [one.under("deepep").layers[0][0].forward.causes for one in (narrow, wide)]
+    assert took[1]["exchange"].min() > took[0]["exchange"].max()
