@@ -161,6 +161,7 @@ class StepReplays:
             hop=shared.hop,
             synchronise=shared.synchronise,
             update=shared.update,
+            hand_out=shared.hand_out,
         )
 
     @property

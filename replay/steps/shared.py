@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from replay.measure.activity import NOTHING
 from replay.model.compute.dense import Between
 from replay.model.compute.slices import Slices
 from replay.model.work.context import Context
 from replay.model.work.transformer_layer import Sizes
 from replay.steps.chunks import chunks_of
-from replay.steps.copies import held, synchronise_ps, update_ps
+from replay.steps.copies import hand_out_ps, held, synchronise_ps, update_ps
 from replay.steps.ends import EndKernels
 from replay.steps.groups import GroupTimes
 from replay.steps.layer_passes import alone
@@ -100,7 +101,7 @@ class Shared:
         if not self.splits_backward:
             return PassTimes(ahead, back)
         # Nothing lies before an embedding: its gradient is that of weights.
-        none = alone({"head": np.zeros(self.plan.peers, np.int64)})
+        none = alone({"head": np.zeros(self.plan.peers, np.int64)}, NOTHING)
         return PassTimes(ahead, back, none, back)
 
     @cached_property
@@ -125,7 +126,8 @@ class Shared:
 
         found = replay_stretch(self.system, self.plan.peers, add)
         times = 1 + self.plan.mtp
-        return alone({cause: times * each for cause, each in found.causes.items()})
+        causes = {cause: times * each for cause, each in found.causes.items()}
+        return alone(causes, found.activity * times)
 
     # ---- between stages, and between copies ------------------------------------------------------
 
@@ -154,6 +156,11 @@ class Shared:
     def update(self) -> dict[Chunk, int]:
         """Picoseconds of a chunk's optimiser, and of handing out weights."""
         return {chunk: update_ps(self.groups, self.plan, of) for chunk, of in self._held.items()}
+
+    @cached_property
+    def hand_out(self) -> dict[Chunk, int]:
+        """Picoseconds of handing out a chunk's weights alone."""
+        return {chunk: hand_out_ps(self.groups, self.plan, of) for chunk, of in self._held.items()}
 
     @cached_property
     def _held(self) -> dict[Chunk, ChunkParameters]:

@@ -11,6 +11,7 @@ are updated.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -21,6 +22,7 @@ from replay.chains.jitter import Jitter
 from replay.engine import NULL_RESOURCE, GraphBuilder, Timeline, schedule
 from replay.experiments.train.schedules.base import Schedule, Shape
 from replay.experiments.train.strides import PASSES, Strides
+from replay.measure.activity import Activity
 from replay.steps.times import Cause, Ints, StepTimes
 
 Spent = Literal[
@@ -28,6 +30,7 @@ Spent = Literal[
     "dense",
     "experts",
     "exchange",
+    "host",
     "peers",
     "pipeline",
     "jitter",
@@ -56,6 +59,10 @@ class Composed:
         From its begin until all GPUs may begin the next.
     spent
         (stage, rank) by cause, in picoseconds; on every GPU they add up to the step.
+    activity
+        Kernels that run on each GPU, (stage, rank). Waiting for peers is waiting inside a kernel
+        that communicates. Gradients are added up beside kernels that compute, but for what is its
+        own cause. Messages between stages count as nothing.
     timeline
         The schedule.
     is_paired
@@ -64,6 +71,7 @@ class Composed:
 
     step_ps: int
     spent: Mapping[Spent, Ints]
+    activity: Activity
     timeline: Timeline
     is_paired: bool
 
@@ -218,7 +226,7 @@ class _Composition:
         by_chunk: dict[int, list[int]] = {}
         for chunk, stage in sorted(self.laid.last):
             by_chunk.setdefault(chunk, []).append(stage)
-        update_ps = np.zeros(self.shape.stages, np.int64)
+        update_ps, self.hand_out_ps = np.zeros((2, self.shape.stages), np.int64)
         reduced: list[tuple[int, Ints]] = []
         for chunk, stages in by_chunk.items():
             layers = self.laid.chunks[chunk].start, self.laid.chunks[chunk].stop
@@ -234,6 +242,7 @@ class _Composition:
                 )
                 reduced.append((stage, tasks))
                 update_ps[stage] += self.times.update.get(layers, 0)
+                self.hand_out_ps[stage] += self.times.hand_out.get(layers, 0)
         self.update = self.graph.add(
             self.compute.size,
             resource=self.compute.ravel(),
@@ -262,18 +271,45 @@ class _Composition:
         spent["peers"] = self.by_stage(apart)
         self._share_out_end(spent, start, end, step_ps)
         is_paired = any(one.name == "beside" for one in self.laid.strides)
-        return Composed(step_ps, {name: spent[name] for name in SPENT}, timeline, is_paired)
+        in_order = {name: spent[name] for name in SPENT}
+        return Composed(step_ps, in_order, self._activity(spent, start, end), timeline, is_paired)
+
+    @functools.cached_property
+    def _times_made(self) -> Ints:
+        """(stage, part): how often a stage makes each."""
+        made = np.zeros((self.shape.stages, len(self.laid.timed)), np.int64)
+        np.add.at(made, (self.stage, self.timed), 1)
+        return made
+
+    def _activity(self, spent: Mapping[Spent, Ints], start: Ints, end: Ints) -> Activity:
+        """Kernels of the parts, as often as each is made, and those at the end."""
+        summing = np.zeros(self.grid, np.int64)
+        for stage, tasks in self.reduced:
+            summing[stage] += end[tasks] - start[tasks]
+        hidden = summing - spent["synchronise"]
+        apart = [one.activity for one in self.laid.timed]
+        computing, communicating, both = (
+            self._times_made
+            @ np.stack([np.broadcast_to(getattr(one, what), self.grid[1]) for one in apart])
+            for what in ("computing", "communicating", "both")
+        )
+        # Whoever has come first waits in the kernel that the others have not launched.
+        hidden, handed = np.minimum(hidden, computing - both), self.hand_out_ps[:, None]
+        alone = spent["peers"] + spent["synchronise"] + handed
+        return Activity(
+            computing + spent["optimiser"] - handed,
+            communicating + alone + hidden,
+            both + hidden,
+        )
 
     def _computed(self) -> dict[Spent, Ints]:
         """What the parts themselves say that their time is spent on."""
-        times_made = np.zeros((self.shape.stages, len(self.laid.timed)), np.int64)
-        np.add.at(times_made, (self.stage, self.timed), 1)
         none = np.zeros(self.times.num_ranks, np.int64)
         spent: dict[Spent, Ints] = {name: np.zeros(self.grid, np.int64) for name in SPENT}
         cause: Cause
         for cause in get_args(Cause):
             of_part = np.stack([one.causes.get(cause, none) for one in self.laid.timed])
-            spent[cause] = times_made @ of_part
+            spent[cause] = self._times_made @ of_part
         return spent
 
     def _share_out_end(
