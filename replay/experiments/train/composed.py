@@ -61,8 +61,8 @@ class Composed:
         (stage, rank) by cause, in picoseconds; on every GPU they add up to the step.
     activity
         Kernels that run on each GPU, (stage, rank). Waiting for peers is waiting inside a kernel
-        that communicates. Gradients are added up beside kernels that compute, but for what is its
-        own cause. Messages between stages count as nothing.
+        that communicates, if there is one. Gradients are added up beside kernels that compute, but
+        for what is its own cause. Messages between stages count as nothing.
     timeline
         The schedule.
     is_paired
@@ -268,11 +268,12 @@ class _Composition:
         before[in_turn + 1] = end[self.done[in_turn]]
         spent["pipeline"] = self.by_stage(start[self.own] - before)
         apart = np.where(self.meets[:, None], start[self.done] - end[self.own], 0)
-        spent["peers"] = self.by_stage(apart)
+        spent["peers"] = meeting = self.by_stage(apart)
         self._share_out_end(spent, start, end, step_ps)
         is_paired = any(one.name == "beside" for one in self.laid.strides)
         in_order = {name: spent[name] for name in SPENT}
-        return Composed(step_ps, in_order, self._activity(spent, start, end), timeline, is_paired)
+        activity = self._activity(spent, meeting, end - start)
+        return Composed(step_ps, in_order, activity, timeline, is_paired)
 
     @functools.cached_property
     def _times_made(self) -> Ints:
@@ -281,11 +282,19 @@ class _Composition:
         np.add.at(made, (self.stage, self.timed), 1)
         return made
 
-    def _activity(self, spent: Mapping[Spent, Ints], start: Ints, end: Ints) -> Activity:
-        """Kernels of the parts, as often as each is made, and those at the end."""
+    def _activity(self, spent: Mapping[Spent, Ints], meeting: Ints, lasted: Ints) -> Activity:
+        """Kernels of the parts, as often as each is made, and those at the end.
+
+        Parameters
+        ----------
+        meeting
+            (stage, rank): waiting for peers in the middle of strides.
+        lasted
+            (task,): how long each took.
+        """
         summing = np.zeros(self.grid, np.int64)
         for stage, tasks in self.reduced:
-            summing[stage] += end[tasks] - start[tasks]
+            summing[stage] += lasted[tasks]
         hidden = summing - spent["synchronise"]
         apart = [one.activity for one in self.laid.timed]
         computing, communicating, both = (
@@ -293,9 +302,11 @@ class _Composition:
             @ np.stack([np.broadcast_to(getattr(one, what), self.grid[1]) for one in apart])
             for what in ("computing", "communicating", "both")
         )
-        # Whoever has come first waits in the kernel that the others have not launched.
+        # Whoever comes first waits in the kernel that others have not launched: of an exchange, or
+        # of the sums at the end.
+        waited = np.where(summing > 0, spent["peers"], meeting)
         hidden, handed = np.minimum(hidden, computing - both), self.hand_out_ps[:, None]
-        alone = spent["peers"] + spent["synchronise"] + handed
+        alone = waited + spent["synchronise"] + handed
         return Activity(
             computing + spent["optimiser"] - handed,
             communicating + alone + hidden,
@@ -324,6 +335,6 @@ class _Composition:
         idle = start[self.update] - over - summing
         peers = np.minimum(idle, over.max(axis=1, keepdims=True) - over)
         spent["synchronise"] += summing
-        spent["peers"] += peers
+        spent["peers"] = spent["peers"] + peers
         spent["optimiser"] += end[self.update] - start[self.update]
         spent["pipeline"] += idle - peers + step_ps - end[self.update]
