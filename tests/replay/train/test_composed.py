@@ -343,6 +343,18 @@ def test_sums_of_gradients_are_hidden_but_for_their_own_cause() -> None:
     adds_up(made)
 
 
+def test_no_more_is_hidden_than_computes() -> None:
+    """Beside rows that travel, sums hide nothing."""
+    none = np.zeros(RANKS, np.int64)
+    rows = replace(even(40), activity=Activity(none, none + 40, none))
+    step = times(4, synchronise={(chunk, chunk + 1): 10 for chunk in range(4)})
+    step = replace(step, layers=[[PassTimes(rows, rows)] * 4])
+    made = compose(SCHEDULES["interleaved"], Shape(2, 2, 2), step, chunks(Shape(2, 2, 2)))
+    assert not made.activity.both.any()
+    assert (made.activity.active == 8 * 40 + made.spent["synchronise"]).all()
+    adds_up(made)
+
+
 # ---- the slow twin -------------------------------------------------------------------------------
 
 
