@@ -23,7 +23,6 @@ from hwmodel.tables import (
     GroupsSpec,
     HbmSpec,
     HostSpec,
-    HostSpec,
     LinkSpec,
     MeshSpec,
     NcclSpec,

@@ -1,6 +1,8 @@
 // Host costs of CUDA's runtime in front of one GPU, one thread: launches, waits, events, graphs.
 //
-// Prints rows of "what,setting,median_us,low_us,high_us,repeats". Build: nvcc -O3 -arch=sm_90.
+// Prints rows of "what,setting,median_us,low_us,high_us,repeats". With the argument `depth`: how
+// many calls a busy GPU's queue takes before one waits, how long that one waits, and what each
+// before it takes: "what,setting,calls,low,high,waited_us,call_us". Build: nvcc -O3 -arch=sm_90.
 
 #include <cuda_runtime.h>
 
@@ -112,12 +114,106 @@ static cudaGraphExec_t chain_graph(int nodes, int branches, double *instantiate_
     return exec;
 }
 
-int main() {
+// How many calls behind a long kernel return at once.
+static void depth(const std::string &what, const std::string &setting, cudaStream_t stream,
+                  const std::function<void()> &call, int most = 5000, int repeats = 5) {
+    constexpr double WAITED_US = 500;  // the long kernel takes 100 times that
+    std::vector<double> taken, waited, quick;
+    for (int turn = 0; turn < repeats; ++turn) {
+        CHECK(cudaDeviceSynchronize());
+        spin<<<1, 1, 0, stream>>>(100'000'000);  // about 50 ms
+        double begin = now_us(), before = begin, us = 0;
+        int count = 0;
+        for (; count < most; ++count) {
+            call();
+            double now = now_us();
+            us = now - before;
+            if (us > WAITED_US) break;
+            before = now;
+        }
+        CHECK(cudaDeviceSynchronize());
+        taken.push_back(count);
+        waited.push_back(count < most ? us : 0);
+        quick.push_back(count ? (before - begin) / count : 0);
+    }
+    for (auto *values : {&taken, &waited, &quick}) std::sort(values->begin(), values->end());
+    size_t middle = taken.size() / 2;
+    std::printf("%s,%s,%.0f,%.0f,%.0f,%.1f,%.3f\n", what.c_str(), setting.c_str(), taken[middle],
+                taken.front(), taken.back(), waited[middle], quick[middle]);
+    std::fflush(stdout);
+}
+
+// Host time of the launches of a full queue, whose kernels take 20 us: how many wait, how long.
+static void full_queue(cudaStream_t stream) {
+    constexpr int LAUNCHES = 4000, LAST = 1000;
+    std::vector<double> us;
+    CHECK(cudaDeviceSynchronize());
+    for (int i = 0; i < LAUNCHES; ++i) {
+        double begin = now_us();
+        spin<<<1, 1, 0, stream>>>(40'000);
+        us.push_back(now_us() - begin);
+    }
+    CHECK(cudaDeviceSynchronize());
+    us.erase(us.begin(), us.end() - LAST);
+    double sum = 0;
+    int waits = 0;
+    for (double value : us) {
+        sum += value;
+        waits += value > 10;
+    }
+    std::sort(us.begin(), us.end());
+    std::printf("waits in %d launches of a full queue,kernels of 20 us,%d,%d,%d,%.1f,%.3f\n", LAST,
+                waits, waits, waits, us.back(), sum / LAST);
+    std::fflush(stdout);
+}
+
+static int depths(cudaStream_t stream, cudaStream_t other) {
+    std::printf("what,setting,calls,low,high,waited_us,call_us\n");
+    auto launch = [&] { empty<<<1, 32, 0, stream>>>(); };
+    depth("launches before one waits", "", stream, launch);
+    depth("launches before one waits", "bytes=1024", stream,
+          [&] { with_arguments<1024><<<1, 32, 0, stream>>>(Arguments<1024>{}, nullptr); });
+    depth("launches before one waits", "bytes=4000", stream,
+          [&] { with_arguments<4000><<<1, 32, 0, stream>>>(Arguments<4000>{}, nullptr); });
+    cudaEvent_t event;
+    CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    depth("launches before one waits", "event_record behind each", stream, [&] {
+        launch();
+        CHECK(cudaEventRecord(event, stream));
+    });
+    depth("event_record before one waits", "", stream,
+          [&] { CHECK(cudaEventRecord(event, stream)); });
+    depth("launches before one waits", "in a stream that waits for the busy one", stream, [&] {
+        CHECK(cudaEventRecord(event, stream));
+        CHECK(cudaStreamWaitEvent(other, event, 0));
+        empty<<<1, 32, 0, other>>>();
+    });
+    int *device_count, *pinned;
+    CHECK(cudaMalloc(&device_count, 4096));
+    CHECK(cudaMallocHost(&pinned, 4096));
+    depth("copies to pinned host before one waits", "bytes=4096", stream, [&] {
+        CHECK(cudaMemcpyAsync(pinned, device_count, 4096, cudaMemcpyDeviceToHost, stream));
+    });
+    for (int nodes : {10, 100}) {
+        double instantiate_us = 0;
+        cudaGraphExec_t exec = chain_graph(nodes, 1, &instantiate_us);
+        CHECK(cudaGraphUpload(exec, stream));
+        depth("graph launches before one waits", "nodes=" + std::to_string(nodes), stream,
+              [&] { CHECK(cudaGraphLaunch(exec, stream)); }, 5000, 3);
+        CHECK(cudaDeviceSynchronize());
+        CHECK(cudaGraphExecDestroy(exec));
+    }
+    full_queue(stream);
+    return 0;
+}
+
+int main(int argc, char **argv) {
     cudaStream_t stream, other;
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
     for (int i = 0; i < 100; ++i) empty<<<1, 32, 0, stream>>>();
     CHECK(cudaDeviceSynchronize());
+    if (argc > 1 && std::string(argv[1]) == "depth") return depths(stream, other);
     std::printf("what,setting,median_us,low_us,high_us,repeats\n");
 
     auto launch = [&] { empty<<<1, 32, 0, stream>>>(); };

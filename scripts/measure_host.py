@@ -2,12 +2,13 @@
 
 Usage: python scripts/measure_host.py WHAT --out FILE.csv [--budget SECONDS]
     host     host time of operators, modules, waits and graphs
+    more     host time of operators under autograd, forward and backward; queues filled again
     layer    kernels of a MoE block of transformers, as PyTorch's profiler sees them
 
 Host times are of one of a hundred calls in a row, with an idle GPU before them. What fails is
 printed, and the rest is measured all the same. What the runtime of CUDA alone takes is measured by
-`host_costs.cu`. Needs torch and triton and an NVIDIA GPU of Hopper's kind; `layer` needs
-transformers.
+`host_costs.cu`, what collectives take by `nccl_calls.py`. Needs torch and triton and an NVIDIA GPU
+of Hopper's kind; `layer` needs transformers.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpu_times import SPREAD, Gpu, Row, attempt, spread, write_tables
+from gpu_times import HOST_TURNS, SPREAD, Gpu, Row, attempt, print_system, spread, write_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LAYER_TOKENS = 512
+CHAIN = 32  # operators in a row
+REFILLS = 15
+CLOCKS_PER_US = 1_980  # of an H100 under a light load
 
 
 def host(gpu: Gpu) -> Iterator[Row]:
@@ -168,21 +172,6 @@ def _waits(gpu: Gpu) -> Iterator[Row]:
     torch = gpu.torch
     tiny = torch.zeros(1, device="cuda")
 
-    def after_busy(then: Callable[[], object]) -> list[float]:
-        times = []
-        for turn in range(53):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(400_000)  # about 0.2 ms: the host is there before
-            begin.record()
-            tiny.add_(1)
-            then()
-            tiny.add_(1)
-            end.record()
-            torch.cuda.synchronize()
-            if turn > 2:
-                times.append(1e3 * begin.elapsed_time(end))
-        return times
-
     for name, then in {
         "nothing": lambda: None,
         "item": tiny.item,
@@ -190,8 +179,7 @@ def _waits(gpu: Gpu) -> Iterator[Row]:
         "tolist of 1": tiny.tolist,
         "to cpu": tiny.cpu,
     }.items():
-        row = partial(_spread_row, "GPU time of two kernels", f"{name} between", after_busy, then)
-        yield from attempt(name, row)
+        yield from _between(gpu, name, then)
 
     def kernels(count: int) -> list[float]:
         """GPU time of kernels in a row, launched from Python as fast as it can."""
@@ -216,6 +204,36 @@ def _waits(gpu: Gpu) -> Iterator[Row]:
         yield from attempt("kernels", row)
 
 
+def _between(gpu: Gpu, name: str, then: Callable[[], object]) -> Iterator[Row]:
+    """GPU time of two smallest kernels of a busy GPU, with a call between their launches."""
+    tiny = gpu.torch.zeros(1, device="cuda")
+
+    def calls() -> None:
+        tiny.add_(1)
+        then()
+        tiny.add_(1)
+
+    what = "GPU time of two kernels"
+    yield from attempt(name, lambda: (what, f"{name} between", *spread(_after_busy(gpu, calls))))
+
+
+def _after_busy(
+    gpu: Gpu, calls: Callable[[], object], turns: int = 50, busy_us: int = 200
+) -> list[float]:
+    """GPU microseconds of what is launched on a busy GPU, from its first kernel's beginning."""
+    torch, times = gpu.torch, []
+    for turn in range(turns + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(2_000 * busy_us)  # the host is there before
+        begin.record()
+        calls()
+        end.record()
+        torch.cuda.synchronize()
+        if turn > 2:
+            times.append(1e3 * begin.elapsed_time(end))
+    return times
+
+
 def _spread_row(what: str, setting: str, measured: Any, *given: Any) -> Row:
     return (what, setting, *spread(measured(*given)))
 
@@ -232,6 +250,153 @@ def _graphs(gpu: Gpu) -> Iterator[Row]:
         setting = f"{nodes} nodes"
         yield ("graph replay call", setting, *gpu.host_us(graph.replay, 1))
         yield ("graph replay on the GPU", setting, *gpu.us(graph.replay))
+
+
+def more(gpu: Gpu) -> Iterator[Row]:
+    """Host time of operators under autograd; waits by events; queues filled again after a wait."""
+    from autograd_operators import compiled, operators
+
+    print_system(gpu)
+    torch = gpu.torch
+    tiny = torch.zeros(1, device="cuda")
+    for name, call in {  # two of `host` again: how fast this host is beside that one
+        "python call of nothing": lambda: None,
+        "add_ in place": lambda: tiny.add_(1),
+    }.items():
+        yield from attempt(name, partial(_host_row, gpu, name, call, "again"))
+    found, parameters = operators(CHAIN)
+    for name, operator in found.items():
+        yield from _chains(gpu, name, operator, parameters)
+    yield from _refills(gpu)
+    yield from _events(gpu)
+    for name, operator in compiled().items():  # last: compiling takes seconds
+        yield from _chains(gpu, name, operator, parameters)
+
+
+def _chains(
+    gpu: Gpu, name: str, operator: Callable[[Any, int], Any], parameters: list[Any]
+) -> Iterator[Row]:
+    """Host time of one and of `CHAIN` calls in a row, forward, and of backward through them."""
+    for length in (CHAIN, 1):
+        try:
+            forward, backward = _chain(gpu.torch, operator, length, parameters)
+        except Exception as error:
+            print("failed: chain of", name, repr(error)[:300], flush=True)
+            return
+        yield (name, f"forward, {length} in a row, each", *spread(forward))
+        yield (name, f"backward, {length} in a row, each", *spread(backward))
+
+
+def _chain(
+    torch: Any, operator: Callable[[Any, int], Any], length: int, parameters: list[Any]
+) -> tuple[list[float], list[float]]:
+    from autograd_operators import ROWS
+
+    rows = torch.randn(*ROWS, device="cuda", dtype=torch.bfloat16)
+    gradient = torch.randn_like(rows)
+    forward, backward = [], []
+    for turn in range(HOST_TURNS + 3):
+        for parameter in parameters:
+            parameter.grad = None  # as behind zero_grad: gradients are taken, not added
+        out = rows.detach().requires_grad_()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for index in range(length):
+            out = operator(out, index)
+        middle = time.perf_counter()
+        torch.cuda.synchronize()
+        again = time.perf_counter()
+        out.backward(gradient)
+        end = time.perf_counter()
+        if turn > 2:
+            forward.append(1e6 * (middle - begin) / length)
+            backward.append(1e6 * (end - again) / length)
+    torch.cuda.synchronize()
+    return forward, backward
+
+
+def _refills(gpu: Gpu) -> Iterator[Row]:
+    """Kernels of known length behind a wait for a busy GPU, and with no wait."""
+    torch = gpu.torch
+    tiny = torch.zeros(1, device="cuda")
+    sleep = partial(torch.cuda._sleep, 1)
+    yield from attempt("_sleep", partial(_host_row, gpu, "torch.cuda._sleep", sleep))
+
+    def row(what: str, setting: str, wait: Callable[[], object], clocks: int, count: int) -> Row:
+        def calls() -> None:
+            tiny.add_(1)
+            wait()
+            for _ in range(count):
+                torch.cuda._sleep(clocks)
+
+        busy_us = 2_000 if wait is nothing else 200  # without a wait, the host is ahead to the end
+        return (what, setting, *spread(_after_busy(gpu, calls, REFILLS, busy_us)))
+
+    def nothing() -> None:
+        pass
+
+    for length_us in (5, 10, 20, 40):
+        for count in (1, 4, 16, 64):
+            setting = f"{count} kernels of about {length_us} us"
+            for name, wait in (("no wait", nothing), ("item", tiny.item)):
+                what, clocks = f"GPU time of add_, {name}, kernels", length_us * CLOCKS_PER_US
+                yield from attempt(what, partial(row, what, setting, wait, clocks, count))
+
+
+def _events(gpu: Gpu) -> Iterator[Row]:
+    """Counts that are copied to the host and waited for by an event; memory that streams share."""
+    torch = gpu.torch
+    counts = torch.zeros(64, dtype=torch.int32, device="cuda")
+    pinned = torch.zeros(64, dtype=torch.int32).pin_memory()
+    stream, plain = torch.cuda.Stream(), torch.cuda.Event()
+    pool = [torch.cuda.Event() for _ in range(64)]
+    for event in (plain, *pool):
+        event.record()
+
+    def copied() -> None:
+        pinned.copy_(counts, non_blocking=True)
+        plain.record()
+        plain.synchronize()
+
+    def copied_and_read() -> None:
+        copied()
+        pinned.tolist()
+
+    def new_memory() -> None:
+        torch.empty(1 << 20, dtype=torch.int8, device="cuda")
+
+    def shared_memory() -> None:
+        torch.empty(1 << 20, dtype=torch.int8, device="cuda").record_stream(stream)
+
+    def pooled() -> None:
+        event = pool.pop()
+        event.record()
+        pool.insert(0, event)
+
+    def beside() -> None:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            counts.add_(1)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    waits: dict[str, Callable[[], object]] = {
+        "64 counts to pinned host and event.synchronize": copied,
+        "the same and tolist": copied_and_read,
+        "64 counts to cpu without wait, a new tensor": lambda: counts.to("cpu", non_blocking=True),
+        "64 counts .cpu()": counts.cpu,
+    }
+    others: dict[str, Callable[[], object]] = {
+        "1 MiB empty and free": new_memory,
+        "1 MiB empty, record_stream and free": shared_memory,
+        "event of a pool, record": pooled,
+        "event.synchronize of a past event": plain.synchronize,
+        "event.query": plain.query,
+        "add_ in another stream, with wait_stream before and behind": beside,
+    }
+    for name, call in {**waits, **others}.items():
+        yield from attempt(name, partial(_host_row, gpu, name, call))
+    for name, call in waits.items():
+        yield from _between(gpu, name, call)
 
 
 def layer(gpu: Gpu) -> Iterator[Row]:
@@ -323,6 +488,7 @@ if __name__ == "__main__":
         str(__doc__).splitlines()[0],
         {
             "host": (("what", "setting", *SPREAD), host),
+            "more": (("what", "setting", *SPREAD), more),
             "layer": (("model", "tokens", "phase", "kernel", "launches", "gpu_us"), layer),
         },
     )

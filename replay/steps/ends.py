@@ -13,15 +13,20 @@ Gradients of both weights add up in FP32. The head is BF16 where layers are FP8,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from replay.model.compute.dense_kernels import BF16, Kernels, Weights
+from replay.model.compute.listed import ListedKernels
 from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES
 
 if TYPE_CHECKING:
+    from replay.model.collectives.algorithm import Collective
     from replay.model.compute.slices import Slices
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.kernel_lists import KernelSizes
+    from replay.model.work.kernel_lists.lists import Pass
+    from replay.model.work.stacks import Stack
     from tracegen import ModelShape
 
 PASSES_OF_LOSS = 3  # over the scores: read, read, gradients written
@@ -105,3 +110,56 @@ class EndKernels:
     ) -> Kernels:
         dtype = "fp32" if self.precision == "fp32" else "bf16"
         return Kernels(machine, dtype, after, is_backward=is_backward, weights=weights, known={})
+
+
+@dataclass(frozen=True)
+class ListedEnds(EndKernels):
+    """The same under a stack; an end that its list lacks is as without one.
+
+    Attributes
+    ----------
+    stack
+        What launches them.
+    sizes
+        Of the work of a GPU.
+    """
+
+    stack: Stack = field(kw_only=True)
+    sizes: KernelSizes = field(kw_only=True)
+
+    def embedding(self, machine: Machine, after: Ints, *, is_backward: bool) -> Ints:
+        """Look up the tokens, or add up the gradients of their rows: (rank,) tasks."""
+        if not self._has("embedding"):
+            return super().embedding(machine, after, is_backward=is_backward)
+        return self._run("embedding", machine, after, is_backward=is_backward)
+
+    def head(
+        self, machine: Machine, after: Ints, *, is_backward: bool, weights: Weights = "with"
+    ) -> Ints:
+        """Last norm, scores and loss, or their gradients; as of `EndKernels.head`."""
+        if not self._has("head"):
+            return super().head(machine, after, is_backward=is_backward, weights=weights)
+        return self._run("head", machine, after, is_backward=is_backward, weights=weights)
+
+    def _has(self, part: str) -> bool:
+        return bool(self.shape.vocab) and self.stack.kernels.has(part)
+
+    def _run(
+        self,
+        part: str,
+        machine: Machine,
+        after: Ints,
+        *,
+        is_backward: bool,
+        weights: Weights = "with",
+    ) -> Ints:
+        kernels = ListedKernels(
+            machine, self.precision, after, is_backward=is_backward, weights=weights, known={},
+            stack=self.stack, collective_ps=self._collective_ps,
+        )  # fmt: skip
+        direction: Pass = "backward" if is_backward else "forward"
+        kernels.run(self.stack.listed(self.sizes, [part], direction))
+        return kernels.end
+
+    def _collective_ps(self, what: Collective, nbytes: int) -> int:
+        return self.slices.collective_ps("tp", what, nbytes)

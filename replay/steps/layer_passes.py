@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from replay.chains.pass_pairs import PairTimes
     from replay.model.compute.dense import Between
     from replay.model.compute.dense_kernels import Weights
-    from replay.model.machine.host import Launch
+    from replay.model.machine.host import Calls, Launch
     from replay.model.machine.machine import Machine
     from replay.schemes import Scheme
     from replay.steps.plan import Recompute
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
 
 Pairing = Literal["dualpipe", "megatron"]
 """Order of launches of a forward pass beside a backward pass (`replay.chains.pass_pairs`)."""
+
+
+class Hops(NamedTuple):
+    """Which passes of a stage begin with a layer, when rows have come from another stage."""
+
+    forward: bool = False
+    backward: bool = False
+
+
+NO_HOPS = Hops()
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,8 @@ class LayerPasses:
         Whether the backward pass is made in two parts, too, where the scheme can.
     beside
         How a forward pass runs beside a backward pass, where it does.
+    calls
+        What a stack does around the scheme's kernels, see `replay.model.machine.host.Host`.
     """
 
     system: System
@@ -66,6 +79,7 @@ class LayerPasses:
     recompute: Recompute = "none"
     splits_backward: bool = False
     beside: Pairing | None = None
+    calls: Calls | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -79,7 +93,14 @@ class LayerPasses:
 
     # ---- layers with experts ---------------------------------------------------------------------
 
-    def moe(self, forward: ChainLink, backward: ChainLink, *, is_mtp: bool = False) -> PassTimes:
+    def moe(
+        self,
+        forward: ChainLink,
+        backward: ChainLink,
+        *,
+        is_mtp: bool = False,
+        hops: Hops = NO_HOPS,
+    ) -> PassTimes:
         """Replay a layer with routed experts.
 
         Parameters
@@ -88,17 +109,27 @@ class LayerPasses:
             The layer's passes; what lies before them counts for nothing here.
         is_mtp
             Whether it is a layer of multi-token prediction.
+        hops
+            Which passes of a stage begin with the layer.
 
         Raises
         ------
         LayerRefusedError
             If the scheme has no code for one of them.
         """
-        ahead = self._moe_pass(forward, "with", is_mtp=is_mtp, is_backward=False)
+
+        def made(link: ChainLink, weights: Weights, *, back: bool, hop: bool) -> Timed:
+            return self._moe_pass(link, weights, is_mtp=is_mtp, is_backward=back, behind_hop=hop)
+
+        ahead = made(forward, "with", back=False, hop=hops.forward)
+        again = ahead
+        if self.recompute == "full" and hops.backward != hops.forward:
+            again = made(forward, "with", back=False, hop=hops.backward)
 
         def back(link: ChainLink, weights: Weights) -> Timed:
-            found = self._moe_pass(link, weights, is_mtp=is_mtp, is_backward=True)
-            return behind_forward(ahead, found) if self.recompute == "full" else found
+            if self.recompute != "full":
+                return made(link, weights, back=True, hop=hops.backward)
+            return behind_forward(again, made(link, weights, back=True, hop=False))
 
         both = self._beside(forward, backward)
         if not self.splits:
@@ -120,13 +151,15 @@ class LayerPasses:
         *,
         is_mtp: bool,
         is_backward: bool,
+        behind_hop: bool = False,
     ) -> Timed:
         again = self._activated(link) if is_backward and self.recompute == "selective" else None
 
-        def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
-            return self._own(
-                machine, after, weights, is_mtp=is_mtp, is_backward=is_backward, again=again
-            )
+        def add(machine: Machine, after: Ints, *, hop: bool = False) -> dict[Cause, Ints]:
+            parts = self._parts(weights, is_backward=is_backward)
+            if hop:
+                after = parts.hop(machine, self.context, after)
+            return self._own(machine, after, parts, is_mtp=is_mtp, again=again)
 
         before = self._replayed(add, NO_TIME)
         part = self._met(link, before.lead)
@@ -134,9 +167,15 @@ class LayerPasses:
         if part.is_held_up and np.any(own.lead.ps > np.asarray(before.lead.ps)):
             # Layer after layer hosts get further ahead, as long as nothing stops them.
             part = self._met(link, own.lead)
+        made = add
+        if behind_hop:
+            lead, made = own.lead, functools.partial(add, hop=True)
+            own = self._replayed(made, lead)
+            if np.any(own.lead.ps != lead.ps):
+                part = self._met(link, own.lead)
         causes = _added(own.causes, self._all_tiled(part.causes))
         activity = own.activity + part.activity.of(self._tiled(np.arange(len(part.met))))
-        free = self._replayed(add, FREE_HOSTS) if self._pays(own) else own
+        free = self._replayed(made, FREE_HOSTS) if self._pays(own) else own
         least = self._met(link, FREE_HOSTS) if self._pays(part) else part
         causes = with_hosts(causes, _added(free.causes, self._all_tiled(least.causes)))
         return Timed(_sum(own.causes), self._tiled(part.met), causes, activity)
@@ -148,7 +187,7 @@ class LayerPasses:
     def _met(self, link: ChainLink, lead: Time) -> MoePart:
         """The MoE part, with hosts ahead by `lead` (rank,)."""
         of_ranks = Time(np.broadcast_to(lead.ps, self.num_ranks)[: link.work().num_ranks])
-        return replay_moe(link, self.system, self.scheme, self.launch, of_ranks)
+        return replay_moe(link, self.system, self.scheme, self.launch, of_ranks, self.calls)
 
     def _tiled(self, of_ranks: Ints) -> Ints:
         """Times of one group of experts for all GPUs: the groups do alike."""
@@ -166,13 +205,11 @@ class LayerPasses:
         return self._tiled(rows * (work.shape.gemm1_columns + work.shape.intermediate) * BF16)
 
     def _own(
-        self, machine: Machine, after: Ints, weights: Weights, *, is_mtp: bool, is_backward: bool,
-        again: Ints | None,
+        self, machine: Machine, after: Ints, parts: Between, *, is_mtp: bool, again: Ints | None
     ) -> dict[Cause, Ints]:  # fmt: skip
         ends: dict[Cause, Ints] = {}
         if again is not None:
             ends["experts"], after = self._again(machine, after, again).values()
-        parts = self._parts(weights, is_backward=is_backward)
         found = parts.layer(machine, self.context, after, is_dense=False)
         ends["attention"], ends["dense"] = found["attention"], found["dense"]
         if is_mtp:
@@ -205,9 +242,11 @@ class LayerPasses:
         assert isinstance(scheme, StagedScheme)
 
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
-            return self._own(machine, after, "alone", is_mtp=is_mtp, is_backward=True, again=None)
+            parts = self._parts("alone", is_backward=True)
+            return self._own(machine, after, parts, is_mtp=is_mtp, again=None)
 
         def of_experts(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            machine.host.enter("experts", is_backward=True)
             return {"experts": scheme.weight_gradients(work, machine, after)}
 
         dense = self._stretch(add, NO_TIME)
@@ -228,7 +267,10 @@ class LayerPasses:
             return None
         ahead, back = self._link(forward, back=False), self._link(backward, back=True)
         try:
-            pair = Replay([ahead, back], self.system, self.scheme, self.launch, ORDERS[self.beside])
+            pair = Replay(
+                [ahead, back], self.system, self.scheme, self.launch, ORDERS[self.beside],
+                calls=self.calls,
+            )  # fmt: skip
             found = pair_times(pair)
             free = found
             if self.launch is not None:
@@ -263,26 +305,33 @@ class LayerPasses:
 
     # ---- layers without experts ------------------------------------------------------------------
 
-    def dense(self, lead: Time = NO_TIME) -> PassTimes:
+    def dense(self, lead: Time = NO_TIME, hops: Hops = NO_HOPS) -> PassTimes:
         """Replay a layer without routed experts, hosts being ahead of their GPUs by `lead`."""
-        ahead = self._dense_pass("with", lead, is_backward=False)
+        ahead = self._dense_pass("with", lead, is_backward=False, behind_hop=hops.forward)
 
         def back(weights: Weights) -> Timed:
-            found = self._dense_pass(weights, lead, is_backward=True)
-            again = self.recompute == "full" and weights != "alone"
-            return behind_forward(ahead, found) if again else found
+            hop = hops.backward and weights != "alone"
+            if self.recompute != "full" or weights == "alone":
+                return self._dense_pass(weights, lead, is_backward=True, behind_hop=hop)
+            again = self._dense_pass("with", lead, is_backward=False, behind_hop=hop)
+            found = self._dense_pass(weights, lead, is_backward=True, behind_hop=False)
+            return behind_forward(again, found)
 
         if not self.splits:
             return PassTimes(ahead, back("with"))
         return PassTimes(ahead, back("with"), back("put off"), back("alone"))
 
-    def _dense_pass(self, weights: Weights, lead: Time, *, is_backward: bool) -> Timed:
+    def _dense_pass(
+        self, weights: Weights, lead: Time, *, is_backward: bool, behind_hop: bool
+    ) -> Timed:
         selective = self.recompute == "selective" and is_backward and weights != "alone"
 
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            parts = self._parts(weights, is_backward=is_backward)
+            if behind_hop:
+                after = parts.hop(machine, self.context, after)
             if selective:
                 after = self.parts.again(machine, self.context, after, is_dense=True)
-            parts = self._parts(weights, is_backward=is_backward)
             found = parts.layer(machine, self.context, after, is_dense=True)
             return {"attention": found["attention"], "dense": found["dense"]}
 
@@ -296,20 +345,25 @@ class LayerPasses:
 
     def _stretch(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
         """A stretch, with what its hosts cost among its causes."""
-        found = self._replayed(add, lead, num_ranks)
-        if not self._pays(found):
-            return found
-        free = self._replayed(add, FREE_HOSTS, num_ranks)
-        return dataclasses.replace(found, causes=with_hosts(found.causes, free.causes))
+        return paid(lambda lead: self._replayed(add, lead, num_ranks), lead, self.launch)
 
     def _replayed(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
-        return replay_stretch(self.system, num_ranks or self.num_ranks, add, self.launch, lead)
+        ranks = num_ranks or self.num_ranks
+        return replay_stretch(self.system, ranks, add, self.launch, lead, self.calls)
 
 
 def alone(causes: Mapping[Cause, Ints], activity: Activity) -> Timed:
     """A pass in which GPUs do not meet."""
     own = _sum(causes)
     return Timed(own, np.zeros_like(own), causes, activity)
+
+
+def paid(replayed: Callable[[Time], Stretch], lead: Time, launch: Launch | None) -> Stretch:
+    """A stretch that is replayed by its hosts' lead, with what they cost among its causes."""
+    found = replayed(lead)
+    if launch is None or not found.pays_host:
+        return found
+    return dataclasses.replace(found, causes=with_hosts(found.causes, replayed(FREE_HOSTS).causes))
 
 
 def with_hosts(causes: Mapping[Cause, Ints], free: Mapping[Cause, Ints]) -> dict[Cause, Ints]:

@@ -6,6 +6,7 @@ has most nearly as many rows. All else is the same in all layers and micro-batch
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.chains.chain import check_code_for
+from replay.chains.stack_calls import stage_calls
 from replay.experiments.layer.setup import Setup, check_all, set_up, spec_of
-from replay.steps.layer_passes import LayerPasses
+from replay.model.work.precision import Precision
+from replay.steps.chunks import chunks_of
+from replay.steps.kernel_sizes import check_stack
+from replay.steps.layer_passes import NO_HOPS, Hops, LayerPasses
 from replay.steps.parameters import left_out
 from replay.steps.routing import DrawnRouting
 from replay.steps.shared import Shared
@@ -26,6 +31,10 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
     from replay.chains.replay import Replay
+    from replay.model.machine.host import Calls
+    from replay.model.work.kernel_lists.lists import Pass
+    from replay.model.work.layer import LayerWork
+    from replay.model.work.stacks import Stack
     from replay.schemes import Scheme
     from replay.steps.layer_passes import Pairing
     from replay.steps.plan import ParallelPlan
@@ -72,6 +81,15 @@ class StepReplays:
         times.
     placement
         As of `replay.experiments.layer.spec.RunSpec`.
+    stack
+        What launches the kernels; None for the bare ones of schemes and models.
+    host_spread
+        Of hosts' times under it, as of `replay.model.machine.host.Calls`.
+
+    Raises
+    ------
+    UserError
+        If the stack's list has no kernels of the model.
     """
 
     shape: ModelShape
@@ -88,7 +106,13 @@ class StepReplays:
     beside: Pairing | None = None
     seed: int = 0
     placement: str = "contiguous"
+    stack: Stack | None = None
+    host_spread: float = 0.0
     _places: tuple[Ints, ...] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.stack is not None:
+            check_stack(self.stack, self.shape, self.plan, Precision(self.precision).gemm)
 
     @property
     def _tokens(self) -> int:
@@ -103,8 +127,9 @@ class StepReplays:
     @functools.cached_property
     def _shared(self) -> Shared:
         return Shared(
-            self.shape, self.system, self.plan, self.sequence, self.precision, self.splits_backward
-        )
+            self.shape, self.system, self.plan, self.sequence, self.precision,
+            self.splits_backward, self.stack,
+        )  # fmt: skip
 
     @functools.cached_property
     def _routed(self) -> RoutingTrace:
@@ -142,16 +167,17 @@ class StepReplays:
         ready, links = self._prepared(scheme)
         for link in (links[0, False, 0], links[0, True, 0]):
             check_code_for(ready.scheme, link.work(), self.system)
-        shared = self._shared
+        shared, chosen = self._shared, ready.tuned(None)[0].scheme
         passes = LayerPasses(
             self.system,
-            ready.tuned(None)[0].scheme,
+            chosen,
             ready.launch,
             shared.parts,
             shared.context,
             self.plan.recompute,
             self.splits_backward,
             self.beside,
+            self._calls(chosen, links),
         )
         return StepTimes(
             num_ranks=self.plan.peers,
@@ -164,6 +190,16 @@ class StepReplays:
             hand_out=shared.hand_out,
         )
 
+    def _calls(self, scheme: Scheme, links: Links) -> Calls | None:
+        """What the stack does around the scheme's kernels; None without one."""
+        if self.stack is None:
+            return None
+        works: dict[Pass, LayerWork] = {
+            "forward": links[0, False, 0].work(), "backward": links[0, True, 0].work(),
+        }  # fmt: skip
+        found = stage_calls(self.stack, scheme, self._shared.sizes, works, self.system)
+        return dataclasses.replace(found, spread=self.host_spread, seed=self.seed)
+
     @property
     def facts(self) -> dict[str, Any]:
         """What times were replayed from, as JSON; complete once a scheme has been replayed.
@@ -173,7 +209,7 @@ class StepReplays:
         *moe_layers*, *replayed_layers*: MoE layers of the model, and by sample of routing the
         places of those that were replayed. *sampled_nodes*: nodes that are replayed in full; None
         for all. *routing*: where it comes from. *left_out*: parts of the model that no time is
-        charged for.
+        charged for. *stack*, where one is given: its name, and the value of every option.
         """
         drawn = f"{self.routing.kind} {dict(self.routing.parameters)}"
         return {
@@ -186,6 +222,7 @@ class StepReplays:
             "sampled_nodes": self._nodes,
             "routing": drawn if self.trace is None else "trace",
             "left_out": list(left_out(self.shape)),
+            **({} if self.stack is None else {"stack": self.stack.facts}),
         }
 
     def _prepared(self, scheme: str | Scheme) -> tuple[Replay, Links]:
@@ -211,29 +248,41 @@ class StepReplays:
         return ready, links
 
     def _layers(self, passes: LayerPasses, links: Links) -> list[list[PassTimes]]:
-        dense = passes.dense() if self.shape.dense_layers else None
         if self._places is None:
             self._places = tuple(self._stand_ins(links, s) for s in range(self.samples))
+        dense: dict[Hops, PassTimes] = {}
         return [self._sample(passes, links, sample, dense) for sample in range(self.samples)]
 
+    @functools.cached_property
+    def _hops(self) -> Mapping[int, Hops]:
+        """Passes of a stage that begin with a layer, where a stack's host waits for them."""
+        if not self._shared.waits_at_hops:
+            return {}
+        chunks = [chunk for chunk in chunks_of(self.shape, self.plan) if chunk]
+        ahead = {chunk.start for chunk in chunks if chunk.start}
+        back = {chunk.stop - 1 for chunk in chunks[:-1]}
+        return {layer: Hops(layer in ahead, layer in back) for layer in ahead | back}
+
     def _sample(
-        self, passes: LayerPasses, links: Links, sample: int, dense: PassTimes | None
+        self, passes: LayerPasses, links: Links, sample: int, dense: dict[Hops, PassTimes]
     ) -> list[PassTimes]:
-        """Passes over all layers, with one sample of routing."""
+        """Passes over all layers, with one sample of routing; dense layers are added to `dense`."""
         assert self._places is not None
         stands_for, shape = self._places[sample], self.shape
-        known: dict[tuple[int, bool], PassTimes] = {}
+        known: dict[tuple[int, bool, Hops], PassTimes] = {}
         layers: list[PassTimes] = []
         place = 0
         for layer in range(shape.num_layers + self.plan.mtp):
+            hops = self._hops.get(layer, NO_HOPS)
             if layer in shape.dense_layers:
-                assert dense is not None
-                layers.append(dense)
+                if hops not in dense:
+                    dense[hops] = passes.dense(hops=hops)
+                layers.append(dense[hops])
                 continue
-            key = int(stands_for[place % len(stands_for)]), layer >= shape.num_layers
+            key = int(stands_for[place % len(stands_for)]), layer >= shape.num_layers, hops
             if key not in known:
                 both = [links[sample, is_backward, key[0]] for is_backward in (False, True)]
-                known[key] = passes.moe(*both, is_mtp=key[1])
+                known[key] = passes.moe(*both, is_mtp=key[1], hops=hops)
             layers.append(known[key])
             place += 1
         return layers

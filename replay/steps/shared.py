@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +12,18 @@ import numpy as np
 
 from replay.measure.activity import NOTHING
 from replay.model.compute.dense import Between
+from replay.model.compute.listed import ListedKernels
+from replay.model.compute.listed_parts import HOP, ListedParts
 from replay.model.compute.slices import Slices
+from replay.model.machine.times import NO_TIME
 from replay.model.work.context import Context
 from replay.model.work.transformer_layer import Sizes
 from replay.steps.chunks import chunks_of
 from replay.steps.copies import hand_out_ps, held, synchronise_ps, update_ps
-from replay.steps.ends import EndKernels
+from replay.steps.ends import EndKernels, ListedEnds
 from replay.steps.groups import GroupTimes
-from replay.steps.layer_passes import alone
+from replay.steps.kernel_sizes import sizes_of, tensors_of
+from replay.steps.layer_passes import alone, paid
 from replay.steps.recipes import BF16
 from replay.steps.stretches import replay_stretch
 from replay.steps.times import PassTimes, StageHop, Timed
@@ -27,9 +32,14 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.collectives.algorithm import Collective
     from replay.model.compute.slices import Group
+    from replay.model.machine.host import Launch
     from replay.model.machine.machine import Machine
+    from replay.model.machine.times import Time
+    from replay.model.work.kernel_lists import KernelSizes
+    from replay.model.work.stacks import Stack
     from replay.steps.copies import ChunkParameters
     from replay.steps.plan import ParallelPlan
+    from replay.steps.stretches import Stretch
     from replay.steps.times import Cause, Ints
     from tracegen import ModelShape
 
@@ -49,6 +59,8 @@ class Shared:
         Number type of the dense GEMMs.
     splits_backward
         Whether backward passes are also made in two parts.
+    stack
+        What launches the kernels; None for the bare ones.
     """
 
     shape: ModelShape
@@ -57,6 +69,7 @@ class Shared:
     sequence: int
     precision: str
     splits_backward: bool = False
+    stack: Stack | None = None
 
     # ---- dense parts -----------------------------------------------------------------------------
 
@@ -78,7 +91,23 @@ class Shared:
     @cached_property
     def parts(self) -> Between:
         """Dense parts of the layers, forward."""
-        return Between(self.shape, self.precision, slices=self.slices)
+        if self.stack is None:
+            return Between(self.shape, self.precision, slices=self.slices)
+        return ListedParts(
+            self.shape, self.precision, slices=self.slices, stack=self.stack, sizes=self.sizes
+        )
+
+    @cached_property
+    def sizes(self) -> KernelSizes:
+        """Sizes of a GPU's work, for lists of kernels."""
+        return sizes_of(self.shape, self.plan, self.sequence)
+
+    @property
+    def waits_at_hops(self) -> bool:
+        """Whether a stack's host waits where rows go from stage to stage, for passes to begin."""
+        if self.stack is None or self.plan.pp == 1 or not self.stack.kernels.has(HOP):
+            return False
+        return any(row.waits for row in self.stack.listed(self.sizes, [HOP], "forward"))
 
     @cached_property
     def context(self) -> Context:
@@ -116,7 +145,15 @@ class Shared:
 
     @cached_property
     def _ends(self) -> EndKernels:
-        return EndKernels(self.shape, self.precision, self.slices, self.context.tokens)
+        common = self.shape, self.precision, self.slices, self.context.tokens
+        if self.stack is None:
+            return EndKernels(*common)
+        return ListedEnds(*common, stack=self.stack, sizes=self.sizes)
+
+    @property
+    def _launch(self) -> Launch | None:
+        """Without a stack, what is no layer was launched long ago."""
+        return None if self.stack is None else "eager"
 
     def _end(self, run: Callable[..., Ints], **how: Any) -> Timed:
         """Replay kernels of an end, once for every prediction of a token."""
@@ -124,7 +161,10 @@ class Shared:
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
             return {"head": run(machine, after, **how)}
 
-        found = replay_stretch(self.system, self.plan.peers, add)
+        def replayed(lead: Time) -> Stretch:
+            return replay_stretch(self.system, self.plan.peers, add, self._launch, lead)
+
+        found = paid(replayed, NO_TIME, self._launch)
         times = 1 + self.plan.mtp
         causes = {cause: times * each for cause, each in found.causes.items()}
         return alone(causes, found.activity * times)
@@ -155,7 +195,39 @@ class Shared:
     @cached_property
     def update(self) -> dict[Chunk, int]:
         """Picoseconds of a chunk's optimiser, and of handing out weights."""
-        return {chunk: update_ps(self.groups, self.plan, of) for chunk, of in self._held.items()}
+        return {
+            chunk: update_ps(self.groups, self.plan, of) + self._launched_ps(chunk)
+            for chunk, of in self._held.items()
+        }
+
+    def _launched_ps(self, chunk: Chunk) -> int:
+        """What an optimiser's kernels take beside the bytes that the update moves."""
+        stack = self.stack
+        if stack is None or not stack.kernels.has("optimizer"):
+            return 0
+        tensors = tensors_of(self.shape, self.plan, range(*chunk), **self._place(chunk))
+        rows = stack.listed(
+            dataclasses.replace(self.sizes, parameters=tensors), ["optimizer"], "backward"
+        )
+
+        def collective_ps(what: Collective, nbytes: int) -> int:
+            return self.groups.collective_ps(what, nbytes, self.plan.per_stage)
+
+        def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            kernels = ListedKernels(
+                machine, self.precision, after, is_backward=True, known={}, stack=stack,
+                collective_ps=collective_ps,
+            )  # fmt: skip
+            kernels.run(rows)
+            return {"optimiser": kernels.end}
+
+        return int(replay_stretch(self.system, 1, add, self._launch).causes["optimiser"][0])
+
+    def _place(self, chunk: Chunk) -> dict[str, bool]:
+        """Whether a chunk is the first, and the last."""
+        chunks = chunks_of(self.shape, self.plan)
+        ends = (chunks[0].start, chunks[0].stop), (chunks[-1].start, chunks[-1].stop)
+        return {"first": chunk == ends[0], "last": chunk == ends[1]}
 
     @cached_property
     def hand_out(self) -> dict[Chunk, int]:
@@ -164,10 +236,5 @@ class Shared:
 
     @cached_property
     def _held(self) -> dict[Chunk, ChunkParameters]:
-        chunks = chunks_of(self.shape, self.plan)
-        return {
-            (one.start, one.stop): held(
-                self.shape, self.plan, one, first=one is chunks[0], last=one is chunks[-1]
-            )
-            for one in chunks
-        }
+        chunks = [(one.start, one.stop) for one in chunks_of(self.shape, self.plan)]
+        return {one: held(self.shape, self.plan, range(*one), **self._place(one)) for one in chunks}

@@ -155,6 +155,10 @@ class Between:
             self._shared(kernels, context)
         return {"attention": attended, "dense": kernels.end}
 
+    def hop(self, machine: Machine, context: Context, after: Ints) -> Ints:
+        """Add what begins a pass when rows have come from another stage of the pipeline."""
+        return after
+
     def again(self, machine: Machine, context: Context, after: Ints, *, is_dense: bool) -> Ints:
         """Add what a backward pass makes again of the forward pass, in place of keeping it.
 

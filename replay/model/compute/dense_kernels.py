@@ -20,6 +20,7 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
+    from replay.model.machine.host import Operation
     from replay.model.machine.machine import Ints, Machine
 
 Weights = Literal["with", "put off", "alone"]
@@ -50,6 +51,8 @@ class Kernels:
     ----------
     end
         (rank,): the task that ends the last one.
+    what
+        What the next one is called.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Kernels:
         self.is_backward, self.weights = is_backward, weights
         self._known = known
         self._sms = machine.sms.compute
+        self.what: str | Operation = BETWEEN
 
     def memory(self, nbytes: Ints) -> None:
         """Add an elementwise kernel.
@@ -154,7 +158,7 @@ class Kernels:
             (rank,): time of the kernel on all SMs.
         """
         machine, every = self._machine, self._machine.sms.count
-        begun = machine.kernel(self.end, BETWEEN)
+        begun = machine.kernel(self.end, self.what)
         rank = np.repeat(machine.ranks, BLOCK_WAVES * every)
         pool = machine.sms.pool("sm-attention", every)
         blocks = machine.serve(
@@ -178,14 +182,22 @@ class Kernels:
         self._machine.notes.exchange()
         self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)
 
-    def _weight_gradient_ps(self, rows: int, n: int, k: int, dtype: str) -> int:
-        """Time of an (n, k) weight's gradient: a product over the rows, added up in FP32."""
+    def _weight_gradient_ps(
+        self, rows: int, n: int, k: int, dtype: str, adds: int = ACCUMULATOR_BYTES
+    ) -> int:
+        """Time of an (n, k) weight's gradient: a product over the rows, added up in FP32.
+
+        Parameters
+        ----------
+        adds
+            Bytes of a value that it adds up to.
+        """
         compute, hbm = self._machine.system.compute, self._machine.system.hbm
         if not rows:
             return 0
         operands = int(compute.activation_bytes(n, rows, dtype))
         operands += int(compute.activation_bytes(k, rows, dtype))
-        accumulator = 2 * ACCUMULATOR_BYTES * n * k  # read and written
+        accumulator = 2 * adds * n * k  # read and written
         stream = int(hbm.stream_ps(operands + accumulator)) + compute.tile_overhead_ps
         return max(compute.gemm_time_ps(n, k, rows, dtype, self._sms), stream)
 
@@ -200,4 +212,5 @@ class Kernels:
 
     def _timed(self, kind: Kind, time_ps: Ints) -> None:
         """Add a kernel that has all SMs for so long: (rank,)."""
-        self.end = self._machine.delay(kind, Time(time_ps), self._machine.kernel(self.end, BETWEEN))
+        begun = self._machine.kernel(self.end, self.what)
+        self.end = self._machine.delay(kind, Time(time_ps), begun)

@@ -10,12 +10,15 @@ follows a wait of the host depends on what the host has read (sizes, addresses),
 kernel can, so that a wait ends the captured stretch. Kernels behind it are launched one by one; the
 next layer, whose sizes are fixed again, begins another stretch.
 
-How many launches a stream can hold (about a thousand) is no limit here.
+A GPU takes so many launches ahead (``[host] queue_launches``): the next one is made when the first
+of these kernels has begun.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +26,7 @@ import numpy.typing as npt
 
 from replay.model.machine.kinds import Kind
 from replay.model.machine.notes import Launched
-from replay.model.machine.times import NO_TIME, Time
+from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -40,6 +43,8 @@ OTHERS = "other kernels of the stack"
 FREE_HOSTS = Time(1 << 62)
 """A lead without end, which no wait takes away: launches and waits cost such hosts nothing, and
 what waits for what stays the same."""
+OUTSIDE, UNSTAGED = "", "layer"
+"""Names of stages: of what lies between the layers, and of a layer that has no stages."""
 
 
 class Operation(NamedTuple):
@@ -76,6 +81,8 @@ class StageCalls(NamedTuple):
         What each launch takes the thread, with all that it runs around it.
     others
         Small kernels that the stack launches there besides the scheme's own.
+    nbytes
+        Bytes of device memory that these read and write, all together.
     waits
         Times that its host waits for the GPU there besides the scheme's own waits; kernels of
         `others` are spread between them.
@@ -83,12 +90,38 @@ class StageCalls(NamedTuple):
 
     launch_ps: int
     others: int = 0
+    nbytes: int = 0
     waits: int = 0
 
 
-Calls = Mapping[tuple[str, bool], StageCalls]
-"""What a stack does in a stage of a layer, by the stage's name and whether the pass is backward; an
-empty name is what lies outside of stages."""
+@dataclass(frozen=True)
+class Calls:
+    """What a stack's hosts do around a scheme's kernels.
+
+    Attributes
+    ----------
+    stages
+        By the name of a stage of the layer and whether the pass is backward; also by `OUTSIDE` and
+        `UNSTAGED`.
+    spread, seed
+        Standard deviation of the natural logarithm of what a host takes for a stage, over GPUs and
+        stages, at the same mean; seed of the draws.
+    """
+
+    stages: Mapping[tuple[str, bool], StageCalls]
+    spread: float = 0.0
+    seed: int = 0
+
+    def paces(self, stage: str, num_ranks: int, *, is_backward: bool) -> npt.NDArray[np.float64]:
+        """(rank,): how many times the mean each host takes for a stage."""
+        key = (*stage.encode(), 256 + is_backward)
+        sequence = np.random.SeedSequence(self.seed, spawn_key=key)
+        drawn = np.random.default_rng(sequence).standard_normal(num_ranks)
+        paces: npt.NDArray[np.float64] = np.exp(self.spread * drawn - self.spread**2 / 2)
+        return paces
+
+
+NO_CALLS = Calls({})
 
 
 def named(what: str | Operation) -> Operation:
@@ -107,7 +140,7 @@ class Host:
     lead
         (rank,): by how much each thread begins before its GPU, or `FREE_HOSTS`.
     calls
-        What a stack does in each stage of a layer. Without it, every launch is a bare one.
+        What a stack does around the kernels. Without it, every launch is a bare one.
 
     Attributes
     ----------
@@ -115,6 +148,9 @@ class Host:
         What every thread has done, in order.
     last
         (rank,): the last task of each thread; None before the first.
+    launched, waited, moved
+        By stage, as of `Calls`: kernels and waits of the program, and bytes that elementwise
+        kernels read and write on the GPU with most of them.
     """
 
     def __init__(
@@ -128,7 +164,14 @@ class Host:
         calls: Calls | None = None,
     ) -> None:
         self._overheads = system.overheads
-        self._calls = {} if calls is None else calls
+        self._calls = NO_CALLS if calls is None else calls
+        self._paces: npt.NDArray[np.float64] | None = None
+        self._stage = (OUTSIDE, False)
+        ahead = None if system.spec.host is None else system.host.queue_launches.value
+        self._ahead: deque[Ints] = deque(maxlen=ahead)  # kernels that were launched, as they begin
+        self.launched: Counter[tuple[str, bool]] = Counter()
+        self.waited: Counter[tuple[str, bool]] = Counter()
+        self.moved: Counter[tuple[str, bool]] = Counter()
         self._launch_ps = system.overheads.launch_ps
         self._resources = resources
         self._tasks = tasks
@@ -163,13 +206,22 @@ class Host:
 
     def enter(self, stage: str, *, is_backward: bool = False) -> StageCalls | None:
         """Come to a stage of a layer: what a stack does there, if there is one."""
-        found = self._calls.get((stage, is_backward))
+        self._stage = (stage, is_backward)
+        found = self._calls.stages.get(self._stage)
+        if self._calls.spread:
+            ranks = len(self._resources.ranks)
+            self._paces = self._calls.paces(stage, ranks, is_backward=is_backward)
         self._launch_ps = self._overheads.launch_ps if found is None else found.launch_ps
         return found
 
+    def moves(self, nbytes: IntsLike | MemoryTraffic) -> None:
+        """Note what an elementwise kernel reads and writes."""
+        both = nbytes.both if isinstance(nbytes, MemoryTraffic) else nbytes
+        self.moved[self._stage] += int(np.max(both))
+
     def begin_graph(self) -> None:
         """Begin a graph that was captured: it holds what is launched until it ends."""
-        self._is_capturing, self._replayed = True, None
+        self._is_capturing, self._replayed = self._launch is not None, None
 
     def end_graph(self) -> None:
         """End the graph: what follows is launched one by one."""
@@ -191,8 +243,7 @@ class Host:
         on
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
-        one = named(what)._replace(launches=1)
-        self.program.append(one)
+        one = self._named(what, 1)
         ranks = self._resources.ranks if on is None else np.flatnonzero(on)
         ready = after[ranks]
         begun = (
@@ -213,6 +264,8 @@ class Host:
             self._notes.kernels.append(Launched(int(first[0]), begun, ranks))
         begins = after.copy()
         begins[ranks] = begun
+        if graph is None:
+            self._ahead.append(begins)
         return begins
 
     def row(self, kind: Kind, times: Time, after: Ints, what: str | Operation) -> Ints:
@@ -237,8 +290,7 @@ class Host:
         count = len(each)
         if not count:
             return after
-        one = named(what)._replace(launches=count)
-        self.program.append(one)
+        one = self._named(what, count)
         gap_ps = int(self._gap.ps)
         whole = Time((each + gap_ps).sum(axis=0))
 
@@ -258,11 +310,18 @@ class Host:
         assert lead_ps is not None
         # From each launch on: all launches up to it, its kernel and those behind it.
         left = np.cumsum((each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
-        launches = self._each_ps(one) * np.arange(1, count + 1)
+        launches = np.asarray(self._each_ps(one))[..., None] * np.arange(1, count + 1)
         arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
         held_up = Time((arrived + left.T).max(axis=-1))
         held = self._tasks.delay(Kind.HOST, held_up, before)
         return noted(ended, self._later(ended, held, self._resources.ranks))
+
+    def _named(self, what: str | Operation, count: int) -> Operation:
+        """Note kernels of one name in the program."""
+        one = named(what)._replace(launches=count)
+        self.program.append(one)
+        self.launched[self._stage] += count
+        return one
 
     @property
     def _gap(self) -> Time:
@@ -277,9 +336,10 @@ class Host:
             self._replayed = self._issue(self._overheads.graph_launch_ps)
         return self._replayed
 
-    def _each_ps(self, one: Operation) -> int:
-        """What each launch takes the thread."""
-        return self._launch_ps if one.host_ps is None else one.host_ps
+    def _each_ps(self, one: Operation) -> IntsLike:
+        """What each launch takes the threads."""
+        each = self._launch_ps if one.host_ps is None else one.host_ps
+        return each if self._paces is None else np.rint(each * self._paces).astype(np.int64)
 
     def _launched(self, one: Operation, count: IntsLike) -> Ints | None:
         """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
@@ -290,7 +350,10 @@ class Host:
         assert self._lead_ps is not None
         time = Time(np.maximum(0, time_ps - self._lead_ps))
         self._lead_ps = np.maximum(0, self._lead_ps - time_ps)
-        return self._do(Kind.HOST, time)
+        issued = self._do(Kind.HOST, time)
+        if len(self._ahead) == self._ahead.maxlen:
+            self._tasks.order(self._ahead[0], issued)
+        return issued
 
     def _later(self, begun: Ints, launched: Ints, ranks: Ints) -> Ints:
         both = self._tasks.mark(ranks, begun)
@@ -311,6 +374,7 @@ class Host:
     def _block(self, kinds: PhaseKinds, time: Time, after: Ints, name: str) -> Ints:
         """Let the thread wait for its GPU: what it launches next is launched after that."""
         self.program.append(Operation(name, launches=0))
+        self.waited[self._stage] += 1
         self._is_capturing, self._replayed = False, None
         if self._is_free:
             return self._do(kinds.sync, NO_TIME, after)
@@ -318,6 +382,11 @@ class Host:
         return self._do(kinds.sync, time, after)
 
     # ---- the thread ------------------------------------------------------------------------------
+
+    def spend(self, what: Operation) -> None:
+        """Go on behind something that no kernel comes of, or whose kernels others charge."""
+        if what.host_ps and self._lead_ps is not None and not self._is_capturing:
+            self._issue(self._each_ps(what) * max(1, what.launches))
 
     def work(self, kind: Kind, time: Time, after: Ints) -> Ints:
         """Occupy the thread for work of its own: (rank,) tasks."""

@@ -220,6 +220,7 @@ class Machine:
         if isinstance(what, str):
             what = Operation(what or KIND_NAMES[kind], moves=moves)
         begun = self.kernel(after, what, kind=kind, has_gap=has_gap)
+        self.host.moves(nbytes)
         late = self.costs.elementwise(nbytes)
         return self.stream(kind, nbytes, self.ranks, begun, late=late)
 
@@ -240,6 +241,7 @@ class Machine:
         one = named(what)
         each = np.full(one.launches - 1, self.system.overheads.small_kernel_ps)
         before = self.host.row(kind, Time(each), after, one)
+        self.host.moves(nbytes)
         late = self.costs.elementwise(nbytes)
         return self.stream(kind, nbytes, self.ranks, self.kernel(before, one), late=late)
 
@@ -261,8 +263,8 @@ class Machine:
             if place:
                 self.host.wait(DISPATCH, after)
             if kernels:
-                others = Operation(OTHERS, kernels)
-                after = self.small_kernels(Kind.LAYOUT, 0, after, others)
+                nbytes = calls.nbytes * kernels // calls.others
+                after = self.small_kernels(Kind.LAYOUT, nbytes, after, Operation(OTHERS, kernels))
         return after
 
     def keeping_up(self, needed: Time, nbytes: Ints) -> int:

@@ -80,6 +80,11 @@ class MemoryTraffic:
     written: IntsLike
     rows: IntsLike = 0
 
+    @property
+    def both(self) -> IntsLike:
+        """(task,): bytes read plus bytes written."""
+        return np.add(self.read, self.written)
+
 
 class Costs:
     """Durations of work on an idle server of a machine."""

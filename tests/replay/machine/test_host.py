@@ -6,6 +6,7 @@ in a stream and 1.5 us in a graph. A kernel is a delay here.
 
 from __future__ import annotations
 
+from collections import deque
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +15,7 @@ from loops import every
 from round_machine import US, round_machine
 
 from replay.engine import GraphBuilder, Timeline, schedule
-from replay.model.machine.host import Launch, Operation
+from replay.model.machine.host import Calls, Launch, Operation, StageCalls
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Ints, Machine
 from replay.model.machine.times import Time
@@ -231,3 +232,87 @@ def test_hosts_of_two_gpus_do_not_wait_for_each_other() -> None:
     stream.machine.host.poll(DISPATCH, late)
     stream.kernel(1)
     assert stream.ends_us() == [4 + 3 + 1, 50 + 4 + 3 + 1]
+
+
+# ---- what a stack does around launches -----------------------------------------------------------
+
+
+def _under(stages: dict[tuple[str, bool], StageCalls]) -> Stream:
+    """A stream whose host does what a stack does, stage by stage."""
+    stream = Stream("eager")
+    stream.machine.host._calls = Calls(stages)
+    return stream
+
+
+def test_a_launch_costs_what_its_call_costs() -> None:
+    stream = Stream("eager")
+    for us in (3, 7, 5):
+        begun = stream.machine.kernel(stream.end, Operation("kernel", host_ps=us * US))
+        stream.begun.append(begun)
+        stream.end = stream.machine.delay(Kind.BETWEEN, Time(US), begun)
+    assert stream.begins_us() == [3, 10, 15]
+
+
+def test_a_row_of_calls_costs_each_of_them() -> None:
+    stream = Stream("eager")
+    times = Time(np.full(3, US))
+    row = Operation("row", host_ps=10 * US)
+    stream.end = stream.machine.host.row(Kind.BETWEEN, times, stream.end, row)
+    assert stream.machine.host.launched == {("", False): 3}
+    assert stream.ends_us() == [31]  # the last is launched at 30
+
+
+def test_a_stage_has_costs_of_its_own_and_leaves_them_behind() -> None:
+    calls = {("send", False): StageCalls(8 * US), ("send", True): StageCalls(20 * US)}
+    stream = _under(calls)
+    for stage in ("send", "receive"):
+        stream.end = stream.machine.enter(stage, stream.end, is_backward=False)
+        stream.kernel(1)
+    assert stream.begins_us() == [8, 11]  # "receive" is a bare launch
+
+
+def test_a_stack_adds_kernels_bytes_and_waits() -> None:
+    stream = _under({("experts", False): StageCalls(10 * US, others=4, nbytes=8_000, waits=1)})
+    stream.kernel(1)  # a bare launch, at 3
+    stream.end = stream.machine.enter("experts", stream.end, is_backward=False)
+    stream.kernel(1)
+    machine = stream.machine
+    host = machine.host
+    assert host.launched == {("", False): 1, ("experts", False): 5}
+    assert host.waited == {("experts", False): 1}
+    assert host.moved == {("experts", False): 8_000}
+    # Two small kernels end when the second, launched at 3 + 2 x 10, has moved its 4,000 bytes; the
+    # host waits for it, launches two more and the last one.
+    half = machine.system.overheads.small_kernel_ps + int(machine.system.hbm.stream_ps(4_000))
+    waited_us = 9
+    begun_us = 23 + half / US + waited_us + 3 * 10
+    assert stream.begins_us()[-1] == pytest.approx(begun_us, abs=1e-6)
+
+
+def test_no_more_launches_are_ahead_than_the_queue_takes() -> None:
+    stream = Stream("eager")
+    stream.machine.host._ahead = deque(maxlen=2)
+    for _ in range(4):
+        stream.kernel(50)
+    stream.machine.host.wait(DISPATCH, stream.machine.mark(stream.machine.ranks))
+    last = stream.machine.host.last
+    assert last is not None
+    # Launches 3 and 4 wait until kernels 1 and 2 have begun, at 3 and 55 us: the fourth is made at
+    # 58, and the host is free 9 us behind it.
+    assert stream.schedule.visible_ps[last[0]] == (55 + 3 + 9) * US
+
+
+def test_hosts_of_gpus_have_paces_of_their_own() -> None:
+    graph, calls = GraphBuilder(KIND_NAMES), Calls({}, spread=0.5, seed=3)
+    machine = Machine(round_machine(), graph, 8, launch="eager", calls=calls)
+    machine.host.enter("send")
+    begun = machine.kernel(machine.mark(machine.ranks), Operation("kernel", host_ps=100 * US))
+    paces = calls.paces("send", 8, is_backward=False)
+    assert schedule(graph.build()).visible_ps[begun] == pytest.approx(100 * US * paces, abs=1)
+    assert len(set(paces)) == 8
+
+
+def test_paces_have_the_mean_and_the_spread_that_are_asked_for() -> None:
+    paces = Calls({}, spread=0.4).paces("send", 100_000, is_backward=True)
+    assert paces.mean() == pytest.approx(1, rel=0.01)
+    assert np.log(paces).std() == pytest.approx(0.4, rel=0.02)

@@ -30,6 +30,9 @@ Stream = Literal["compute", "communication", "shared", "weights"]
 """Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
 beside the exchange; a second one of weights' gradients."""
 
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
+"""What the GPUs of a group exchange: those of tensor parallelism, or for an optimiser all."""
+
 Ground = Literal["source", "closed", "assumed"]
 """Whether the number of kernels is in the source, is a closed library's, or is assumed."""
 
@@ -47,15 +50,28 @@ class Row(StrictDocument):
     kernels
         Kernels of this name in a row.
     moves
-        Bytes that they read and write in all.
+        Bytes that they read and write in all; of collectives, of the larger of a GPU's two buffers.
+    collective
+        What collectives do; without it, an exchange is charged by whoever moves the rows.
     gemm
         Rows, columns and inner dimension of each product, if it is one.
+    types
+        Type of a product's operands, if it is not that of the layers' products.
+    weights, adds
+        Whether a product makes gradients of weights, which may be put off; bytes of a value of the
+        gradients that it adds up in place, 0 where it writes a result of its own.
     tensors
         Tensors of device memory that are allocated for it.
     copies, waits
         Copies between host and GPU, and waits of the host for its GPU.
     events
         Calls of the host that record events and have streams wait for them.
+    peers
+        GPUs that it sends messages to, where the host posts each by itself.
+    captured
+        Whether it is in the graph that holds its part; if not, it is launched before.
+    again
+        Whether selective recomputation launches it again in the backward pass.
     when
         Condition in sizes and options under which it is there.
     source
@@ -69,11 +85,18 @@ class Row(StrictDocument):
     stream: Stream | dict[str, Stream] = "compute"
     kernels: int | str = 1
     moves: int | str = 0
+    collective: Collective | None = None
     gemm: tuple[int | str, int | str, int | str] | None = None
+    types: str = ""
+    weights: bool = False
+    adds: int | str = 0
     tensors: int | str = 0
     copies: int = 0
     waits: int = 0
     events: int | str = 0
+    peers: int | str = 0
+    captured: bool = True
+    again: bool = False
     when: str = "1"
     source: str
 
@@ -111,8 +134,10 @@ class ListedOperation(NamedTuple):
     ----------
     part, direction, graph
         Of the part that it is in.
-    kernels, moves, gemm, tensors, copies, waits, events
+    kernels, moves, gemm, tensors, copies, waits, events, peers, adds
         As of `Row`, as numbers.
+    collective, types, weights, captured, again
+        As of `Row`.
     """
 
     name: str
@@ -130,7 +155,14 @@ class ListedOperation(NamedTuple):
     copies: int
     waits: int
     events: int
+    peers: int
     source: str
+    collective: Collective | None = None
+    types: str = ""
+    weights: bool = False
+    adds: int = 0
+    captured: bool = True
+    again: bool = False
 
 
 class KernelList(StrictDocument):
@@ -140,8 +172,12 @@ class KernelList(StrictDocument):
     ----------
     name, title, notes
         What it is called, and what is left out.
+    types
+        Types of the layers' products that its rows are of.
     sources
         Repository and commit by the key that rows name them with.
+    dispatcher
+        The scheme that brings rows to experts in it, where no option says so.
     options
         Settings by name.
     presets
@@ -153,7 +189,9 @@ class KernelList(StrictDocument):
     name: str
     title: str
     notes: str = ""
+    types: tuple[str, ...] = ("bf16",)
     sources: dict[str, str]
+    dispatcher: str = ""
     options: dict[str, Option] = Field(default_factory=dict)
     presets: dict[str, dict[str, int | bool | str]] = Field(default_factory=dict)
     parts: tuple[Part, ...]
@@ -211,6 +249,26 @@ class KernelList(StrictDocument):
         defaults = {name: option.default for name, option in self.options.items()}
         return {**defaults, **self.presets.get(preset, {}), **given}
 
+    @property
+    def trains(self) -> bool:
+        """Whether it has a backward pass."""
+        return any(part.direction == "backward" for part in self.parts)
+
+    def has(self, part: str, direction: Pass | None = None) -> bool:
+        """Whether there is a part, in some pass or in this one."""
+        return any(one.name == part and direction in (None, one.direction) for one in self.parts)
+
+    def speaks_of(self, size: str, parts: Iterable[str] | None = None) -> bool:
+        """Whether rows depend on a size or option: those of all parts, or of some."""
+        wanted = None if parts is None else set(parts)
+        return any(
+            size in Expression(text).names
+            for part in self.parts
+            if wanted is None or part.name in wanted
+            for row in part.rows
+            for text in _texts_of(row)
+        )
+
     def operations(
         self,
         sizes: KernelSizes,
@@ -251,7 +309,15 @@ class KernelList(StrictDocument):
 
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
-    for value in (row.kernels, row.moves, row.tensors, row.events, *(row.gemm or ())):
+    for value in (
+        row.kernels,
+        row.moves,
+        row.tensors,
+        row.events,
+        row.peers,
+        row.adds,
+        *(row.gemm or ()),
+    ):
         yield str(value)
 
 
@@ -273,7 +339,9 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         kind=row.kind, ground=row.ground, stream=stream, kernels=number(row.kernels),
         moves=number(row.moves), gemm=(number(m), number(n), number(k)) if row.gemm else None,
         tensors=number(row.tensors), copies=row.copies, waits=row.waits,
-        events=number(row.events), source=row.source,
+        events=number(row.events), peers=number(row.peers), source=row.source,
+        collective=row.collective, types=row.types,
+        weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
     )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ class KernelSizes:
         Columns of the head, on the GPU.
     parameters
         Tensors of parameters that the GPU keeps.
+    chunks
+        Chunks of the model that a stage of the pipeline has.
     """
 
     tokens: int = 0
@@ -61,6 +63,7 @@ class KernelSizes:
     dense: int = 0
     vocab: int = 0
     parameters: int = 0
+    chunks: int = 1
 
     def by_name(self) -> dict[str, int]:
         """All sizes by their names."""

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hwmodel.quantity import NonNegative, Quantity
 from hwmodel.units import ps_from_us
@@ -26,16 +26,23 @@ class CallCost(StrictDocument):
     about
         What it is a call of.
     forward_us, backward_us
-        Microseconds in each pass.
+        Microseconds for each kernel in each pass.
+    around_forward_us, around_backward_us
+        Microseconds for each row of a list, however many kernels it has: the module around them.
     """
 
     about: str
     forward_us: Quantity[NonNegative]
     backward_us: Quantity[NonNegative]
+    around_forward_us: Quantity[NonNegative] | None = None
+    around_backward_us: Quantity[NonNegative] | None = None
 
-    def us(self, direction: Pass) -> float:
-        """Microseconds in a pass."""
-        return (self.backward_us if direction == "backward" else self.forward_us).value
+    def us(self, direction: Pass, calls: int = 1, rows: int = 1) -> float:
+        """Microseconds of calls and what is around them in a pass."""
+        back = direction == "backward"
+        each = self.backward_us if back else self.forward_us
+        around = self.around_backward_us if back else self.around_forward_us
+        return calls * each.value + (0.0 if around is None else rows * around.value)
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class CallCosts:
     Attributes
     ----------
     calls
-        By the names of `replay.model.work.kernel_lists.lists.Call`, and *tensor* and *event*.
+        By the names of `replay.model.work.kernel_lists.lists.Call`, and *te_gemm*, *tensor*,
+        *event* and *peer*.
     speed
         How many times as fast the host is as the one they were measured on.
     """
@@ -53,24 +61,34 @@ class CallCosts:
     calls: Mapping[str, CallCost]
     speed: float = 1.0
 
+    def call_ps(self, call: str, direction: Pass) -> int:
+        """Host time of one call of a kind."""
+        return ps_from_us(self.calls[call].us(direction) / self.speed)
+
     def ps(self, operation: ListedOperation) -> int:
-        """Host time of an operation in all: calls, allocations, copies, events; waiting is apart."""
-        one = operation
+        """Host time of an operation: its calls, allocations, copies and events, but no waiting."""
+        one, direction = operation, operation.direction
+        call = f"{one.call}_{one.kind}"
+        calls = self.calls.get(call, self.calls[one.call])
+        us = calls.us(direction, one.kernels, bool(one.kernels))
         # An operator of PyTorch makes its result itself.
         tensors = max(0, one.tensors - one.kernels) if one.call == "torch" else one.tensors
-        parts = (
-            (one.kernels, one.call),
-            (tensors, "tensor"),
-            (one.copies, "copy"),
-            (one.events, "event"),
-        )
-        us = sum(count * self.calls[call].us(one.direction) for count, call in parts if count)
+        for count, what in (
+            (tensors, "tensor"), (one.copies, "copy"), (one.events, "event"), (one.peers, "peer"),
+        ):  # fmt: skip
+            us += count * self.calls[what].us(direction)
         return ps_from_us(us / self.speed)
 
 
 @functools.cache
-def load_costs(speed: float = 1.0) -> CallCosts:
-    """Give the costs that ship, on a host of some speed."""
-    text = resources.files(__package__).joinpath("costs.toml").read_text("utf-8")
-    found = {name: CallCost(**entry) for name, entry in tomllib.loads(text).items()}
-    return CallCosts(found, speed)
+def load_costs(kernels: str, speed: float = 1.0) -> CallCosts:
+    """Give the costs that ship under a kernel list, on a host of some speed."""
+    tables = _tables()
+    found = {**tables["any"], **tables.get(kernels, {})}
+    return CallCosts({name: CallCost(**entry) for name, entry in found.items()}, speed)
+
+
+@functools.cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    """Every table of calls by the name of the list that it is for."""
+    return tomllib.loads(resources.files(__package__).joinpath("costs.toml").read_text("utf-8"))

@@ -1,0 +1,125 @@
+"""What a software stack's host does in each stage of a scheme's layer.
+
+A scheme launches the kernels that move rows and compute, bare. Around them a stack has kernels of
+its own, allocations, copies and waits, and Python: its kernel list (`replay.model.work.stacks`) has
+all of a layer. Rows of the list belong to stages of the scheme's layer; what they take the host is
+spread evenly over what is launched in the stage, and kernels that the scheme does not have are
+small ones at the stage's begin. A list that does not know a scheme as a dispatcher says nothing of
+it: its kernels are then calls of an extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from replay.chains.chain import check_code_for, faults_of
+from replay.engine import GraphBuilder
+from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.schemes.ep.staged import STAGES
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.host import Host
+    from replay.model.work.kernel_lists import KernelSizes, ListedOperation
+    from replay.model.work.kernel_lists.lists import Pass
+    from replay.model.work.layer import LayerWork
+    from replay.model.work.stacks import Stack
+    from replay.schemes import Scheme
+
+Listed = Sequence["ListedOperation"]
+
+GROUPS: tuple[tuple[str, ...], ...] = (("send", "receive"), ("experts",), ("combine",), ("finish",))
+"""Stages that rows of a list are told apart by."""
+
+
+def stage_calls(
+    stack: Stack,
+    scheme: Scheme,
+    sizes: KernelSizes,
+    works: Mapping[Pass, LayerWork],
+    system: System,
+) -> Calls:
+    """Give what a stack does in each stage of a scheme's layer, in both passes.
+
+    Parameters
+    ----------
+    sizes
+        Of the work of a GPU.
+    works
+        A layer of each pass, of which launches are counted.
+    """
+    found: dict[tuple[str, bool], StageCalls] = {}
+    known = stack.with_dispatcher(scheme.name)
+    for direction, work in works.items():
+        is_backward = direction == "backward"
+        found[OUTSIDE, is_backward] = StageCalls(stack.costs.call_ps("torch", direction))
+        extension = StageCalls(stack.costs.call_ps("library", direction))
+        found |= {(stage, is_backward): extension for stage in (UNSTAGED, *STAGES)}
+        if known is None:
+            continue
+        host = _host_of(scheme, work, system)
+        for stages, rows in zip(GROUPS, _groups(known, sizes, direction), strict=True):
+            found |= _spread(known, stages, rows, host, is_backward=is_backward)
+    return Calls(found)
+
+
+def _host_of(scheme: Scheme, work: LayerWork, system: System) -> Host:
+    """Build a layer for a bare host, which counts what it launches in each stage.
+
+    Raises
+    ------
+    UserError
+        If the scheme refuses the layer, or its code fails.
+    """
+    check_code_for(scheme, work, system)
+    machine = Machine(
+        system, GraphBuilder(KIND_NAMES), work.num_ranks, scheme.uplinks, sample=work.sample
+    )
+    with faults_of(scheme):
+        scheme.build(work, machine, machine.mark(machine.ranks))
+    return machine.host
+
+
+def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> list[Listed]:
+    """Rows of the list in each of `GROUPS`.
+
+    Gradients go the way of the results first, and that of the rows behind the experts.
+    """
+    there, back = ("dispatch", "combine") if direction == "forward" else ("combine", "dispatch")
+    first, experts, last = (
+        stack.listed(sizes, [part], direction) for part in (there, "experts", back)
+    )
+    arrived = 1 + max((i for i, row in enumerate(first) if row.kind == "exchange"), default=-1)
+    leaves = next((i for i, row in enumerate(last) if row.kind == "exchange"), 0)
+    past = 1 + max((i for i, row in enumerate(last) if row.kind == "exchange"), default=-1)
+    between = (*first[arrived:], *experts, *last[:leaves])
+    return [first[:arrived], between, last[leaves:past], last[past:]]
+
+
+def _spread(
+    stack: Stack,
+    stages: Sequence[str],
+    rows: Listed,
+    host: Host,
+    *,
+    is_backward: bool,
+) -> dict[tuple[str, bool], StageCalls]:
+    """Spread what the host does for rows over what is launched in their stages."""
+    own = sum(host.launched[stage, is_backward] for stage in stages)
+    waited = sum(host.waited[stage, is_backward] for stage in stages)
+    moved = sum(host.moved[stage, is_backward] for stage in stages)
+    # A product is one kernel of the scheme's, however many calls it takes.
+    products = sum(row.kind == "gemm" for row in rows)
+    small = [row for row in rows if row.kind != "gemm"]
+    others = max(0, sum(row.kernels for row in small) - max(0, own - products))
+    nbytes = max(0, sum(row.moves for row in small) - moved)
+    waits = max(0, sum(row.waits for row in rows) - waited)
+    each = sum(stack.costs.ps(row) for row in rows) // max(1, own + others)
+    first, *rest = stages
+    return {
+        (first, is_backward): StageCalls(each, others, nbytes, waits),
+        **{(stage, is_backward): StageCalls(each) for stage in rest},
+    }

@@ -1,0 +1,157 @@
+"""Dense parts between the routed experts of two layers, as a software stack launches them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.compute.dense import Between
+from replay.model.compute.listed import ListedKernels
+
+if TYPE_CHECKING:
+    from replay.model.collectives.algorithm import Collective
+    from replay.model.compute.dense import Section
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.context import Context
+    from replay.model.work.kernel_lists import KernelSizes, ListedOperation
+    from replay.model.work.kernel_lists.lists import Pass
+    from replay.model.work.stacks import Stack
+
+ATTENTION, LATENT_ATTENTION = "attention", "latent attention"
+WEIGHTS = "attention's weights"
+HOP = "hop"
+
+
+@dataclass(frozen=True)
+class ListedParts(Between):
+    """The parts between two MoE layers under a stack, whose list has the kernels and their order.
+
+    What attention itself does, and parts that the list lacks, are as without a stack.
+
+    Parameters
+    ----------
+    stack
+        What launches them.
+    sizes
+        Of the work of a GPU, the same on all: `Context` has as many tokens on each.
+    """
+
+    stack: Stack = field(kw_only=True)
+    sizes: KernelSizes = field(kw_only=True)
+
+    # ---- the same verbs as without a stack -------------------------------------------------------
+
+    def prepare(self, machine: Machine, decoder_layer: int, context: Context, after: Ints) -> Ints:
+        """Add what lies before attention itself: (rank,) tasks."""
+        assert decoder_layer - 1 not in self.shape.dense_layers, "dense layers are of their own"
+        rows, at = self._attention_rows
+        return self._ran(machine, context, after, rows[:at])
+
+    def attend(self, machine: Machine, context: Context, after: Ints) -> Ints:
+        """Add attention itself and what follows: (rank,) tasks."""
+        rows, at = self._attention_rows
+        return self._ran(machine, context, after, rows[at:])
+
+    def shared_experts(self, machine: Machine, context: Context, after: Ints) -> Ints:
+        """Add the shared experts: (rank,) tasks; `after` if there are none."""
+        return self._section(machine, context, after, ("shared",), is_dense=False)
+
+    def layer(
+        self, machine: Machine, context: Context, after: Ints, *, is_dense: bool
+    ) -> Mapping[Section, Ints]:
+        """Add these parts of one layer alone; as of `Between.layer`."""
+        parts = self._parts_of_attention(is_dense=is_dense)
+        attended = self._section(machine, context, after, parts, is_dense=is_dense)
+        ended = attended
+        if is_dense:
+            ended = self._section(machine, context, attended, ("dense",), is_dense=True)
+        elif not self.shared_beside:
+            ended = self.shared_experts(machine, context, attended)
+        return {"attention": attended, "dense": ended}
+
+    def hop(self, machine: Machine, context: Context, after: Ints) -> Ints:
+        """Send and receive, and wait; how long rows are on their way is the hop's own time."""
+        rows = self.stack.listed(self.sizes, [HOP], self._direction)
+        return self._ran(machine, context, after, rows)
+
+    def again(self, machine: Machine, context: Context, after: Ints, *, is_dense: bool) -> Ints:
+        """Add what the list has that a backward pass makes again; as of `Between.again`."""
+        forward = dataclasses.replace(self, is_backward=False, weights="with")
+        parts = [*forward._parts_of_attention(is_dense=is_dense), "dense" if is_dense else "shared"]
+        rows = [row for part in parts for row in forward._listed(part, is_dense=is_dense)]
+        kept = [row for row in rows if row.again]
+        return forward._ran(machine, context, after, kept)
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    @property
+    def _direction(self) -> Pass:
+        return "backward" if self.is_backward else "forward"
+
+    def _parts_of_attention(self, *, is_dense: bool) -> tuple[str, ...]:
+        """Parts up to the choice of experts, or from its gradients on, in their order."""
+        latent = self.shape.kv_lora_rank and self.stack.kernels.has(LATENT_ATTENTION)
+        attention = LATENT_ATTENTION if latent else ATTENTION
+        router = () if is_dense else ("router",)
+        if self.is_backward:
+            return (*router, attention, WEIGHTS, "gradients", "nodes")
+        return (attention, *router, "nodes")
+
+    def _listed(self, part: str, *, is_dense: bool) -> tuple[ListedOperation, ...]:
+        """Rows of a part; none where the model or the list has no such part."""
+        if not self.stack.kernels.has(part, self._direction):
+            return ()
+        without = {ATTENTION: "heads", LATENT_ATTENTION: "heads", "shared": "shared"}.get(part)
+        if without and not getattr(self.sizes, without):
+            return ()
+        sizes = self.sizes
+        if is_dense:
+            sizes = dataclasses.replace(sizes, experts=0, topk=0, local=0, rows=0, copies=0)
+        return self.stack.listed(sizes, [part], self._direction)
+
+    @cached_property
+    def _attention_rows(self) -> tuple[tuple[ListedOperation, ...], int]:
+        """Rows of a layer with experts up to the choice, and the place of attention itself."""
+        parts = self._parts_of_attention(is_dense=False)
+        rows = tuple(row for part in parts for row in self._listed(part, is_dense=False))
+        return rows, next((at for at, row in enumerate(rows) if row.kind == "attention"), 0)
+
+    # ---- kernels ---------------------------------------------------------------------------------
+
+    def _section(
+        self, machine: Machine, context: Context, after: Ints, parts: tuple[str, ...], *,
+        is_dense: bool,
+    ) -> Ints:  # fmt: skip
+        """Add parts, those that the list lacks as without a stack."""
+        rows: list[ListedOperation] = []
+        for part in parts:
+            rows += self._listed(part, is_dense=is_dense)
+            if part in ("shared", "dense") and not self.stack.kernels.has(part):
+                plain = self._kernels(machine, after)
+                (self._shared if part == "shared" else self._dense)(plain, context)
+                after = plain.end
+        return self._ran(machine, context, after, rows)
+
+    def _ran(
+        self,
+        machine: Machine,
+        context: Context,
+        after: Ints,
+        rows: tuple[ListedOperation, ...] | list[ListedOperation],
+    ) -> Ints:
+        assert np.all(context.tokens == self.sizes.tokens), "GPUs have as many tokens as each other"
+        kernels = ListedKernels(
+            machine, self.precision, after, is_backward=self.is_backward, weights=self.weights,
+            known=self._times, stack=self.stack, collective_ps=self._collective_ps,
+            attend=lambda kernels: self._mix(kernels, context, is_decode=False),
+        )  # fmt: skip
+        kernels.run(rows)
+        return kernels.end
+
+    def _collective_ps(self, what: Collective, nbytes: int) -> int:
+        return self.slices.collective_ps("tp", what, nbytes)

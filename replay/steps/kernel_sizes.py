@@ -1,0 +1,96 @@
+"""What kernel lists need to know of a training step: sizes of a GPU's work, and of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from replay.errors import UserError, listed
+from replay.model.work.kernel_lists import load
+from replay.model.work.stacks import STACKS, facts_of
+from replay.model.work.stacks.sizes import even_sizes
+
+if TYPE_CHECKING:
+    from replay.model.work.kernel_lists import KernelSizes
+    from replay.model.work.kernel_lists.expressions import Value
+    from replay.model.work.stacks import Stack
+    from replay.steps.layer_passes import Pairing
+    from replay.steps.plan import ParallelPlan
+    from tracegen.models import ModelShape
+
+
+def sizes_of(shape: ModelShape, plan: ParallelPlan, sequence: int) -> KernelSizes:
+    """Give the sizes of a GPU's work in a micro-batch, with even routing."""
+    return even_sizes(
+        shape, tokens=plan.tokens_per_gpu(sequence), ranks=plan.ep, tp=plan.tp, chunks=plan.vpp
+    )
+
+
+def facts_of_step(shape: ModelShape, beside: Pairing | None) -> Mapping[str, Value]:
+    """Options of stacks that the model decides, and how passes run beside each other."""
+    overlap = {"overlap": "passes"} if beside == "megatron" else {}
+    return {**facts_of(shape), **overlap}
+
+
+def tensors_of(
+    shape: ModelShape, plan: ParallelPlan, layers: range, *, first: bool, last: bool
+) -> int:
+    """Count the tensors of parameters of a chunk on a GPU; queries, keys and values are one.
+
+    Parameters
+    ----------
+    layers, first, last
+        As of `replay.steps.copies.held`.
+    """
+    ends = bool(shape.vocab) * (first + (last and not (shape.tied_embeddings and first))) + last
+    return ends + sum(_of_layer(shape, plan, number) for number in layers)
+
+
+def _of_layer(shape: ModelShape, plan: ParallelPlan, number: int) -> int:
+    latent = shape.kv_lora_rank is not None
+    has_queries, with_norms = bool(shape.q_lora_rank), 2 * (shape.qk_norm != "none")
+    attention = 4 + 2 * has_queries + 1 if latent else 2 + with_norms
+    attention = attention if shape.num_heads else 0
+    biases = ("qkv" in shape.biases) + ("output" in shape.biases) + ("sinks" in shape.biases)
+    common = attention + biases + shape.layer_norms
+    if number in shape.dense_layers:
+        return common + 2
+    each = 2 * (1 + ("experts" in shape.biases))
+    gate = 1 + (shape.expert_bias or "gate" in shape.biases)
+    shared = bool(shape.num_shared_experts) * (2 + shape.shared_gate)
+    joined = 4 * (number >= shape.num_layers)  # projection and three norms
+    return common + gate + shared + joined + each * (shape.num_ffn_experts // plan.ep)
+
+
+def check_stack(stack: Stack, shape: ModelShape, plan: ParallelPlan, precision: str) -> None:
+    """Refuse what a stack's list has no kernels of.
+
+    Raises
+    ------
+    UserError
+        If the list has no backward pass, is of another type of products or other attention, or
+        knows no slices.
+    """
+    kernels, name = stack.kernels, stack.name
+    if not kernels.trains:
+        trained = listed(one for one, (of, _) in STACKS.items() if load(of).trains)
+        message = f"stack {name}: its list has no backward pass; those that train are {trained}"
+        raise UserError(message)
+    if precision not in kernels.types:
+        message = f"stack {name}: products are {listed(kernels.types)}, and not {precision}"
+        raise UserError(message)
+    scales = stack.options.get("fp8")
+    if scales is not None and (scales != "none") != (precision == "fp8"):
+        choices = listed(str(one) for one in kernels.options["fp8"].choices)
+        message = (
+            f"stack {name}: fp8 is {scales} and products are {precision}; fp8 may be {choices}"
+        )
+        raise UserError(message)
+    if plan.tp > 1 and not kernels.speaks_of("tp"):
+        message = f"stack {name}: plan has tp {plan.tp}; the stack's list knows no slices, so tp=1"
+        raise UserError(message)
+    latent = kernels.has("latent attention") or kernels.speaks_of("kv_rank", ["attention"])
+    grouped = not kernels.speaks_of("kv_rank", ["attention"])
+    if shape.num_heads and not (latent if shape.kv_lora_rank else grouped):
+        message = f"stack {name}: its list has no attention as of {shape.name}"
+        raise UserError(message)
