@@ -11,6 +11,7 @@ from loops import every
 
 import hwmodel
 from replay.model.machine.host import Launch
+from replay.model.work.stacks import Stack
 from replay.steps import layer_passes
 from replay.steps.layer_passes import LayerPasses, with_hosts
 from replay.steps.plan import ParallelPlan
@@ -107,6 +108,24 @@ def test_what_hosts_cost_is_idle_time() -> None:
         others = free[which].own + free[which].met - free[which].activity.active
         host = one.causes.get("host", 0)
         assert (np.abs(idle - others - host) <= 0.01 * host).all(), which
+
+
+def test_a_stack_s_host_is_paid_by_layers_and_ends_and_its_kernels_are_not() -> None:
+    """On a host of half the speed, all that differs is the host's part."""
+    found = []
+    for speed in (1.0, 0.5):
+        system = hwmodel.load("dgx-h100", {"host.speed": speed})
+        stack = Stack.of("megatron-tuned", system)
+        shape = SHAPE.model_copy(update={"vocab": 32_000})
+        made = StepReplays(
+            shape, system, ParallelPlan(dp=RANKS, ep=RANKS), TOKENS, "bf16", layers=1, stack=stack
+        ).under("nccl-alltoall")
+        found.append(parts([made.head, *made.layers[0]]))
+    for which, one in found[0].items():
+        other = found[1][which]
+        assert host_ps(other) > host_ps(one) > 0, which
+        for cause in one.causes.keys() - {"host"}:
+            assert one.causes[cause].tolist() == other.causes[cause].tolist(), (which, cause)
 
 
 def test_parts_that_no_launch_holds_up_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
