@@ -33,6 +33,7 @@ from replay.schemes.ep.megamoe.hopper import (
     ring_of,
     tile_shape,
     units,
+    version_of,
 )
 
 SCHEME = SCHEMES["megamoe-hopper"]
@@ -63,6 +64,14 @@ def test_tiles_are_high_where_an_expert_can_expect_64_rows() -> None:
     assert tile_shape(63.9, WAVES) == (64, 128)
     assert tile_shape(63.9, LAGS) == (64, 256)
     assert tile_shape(64, WAVES) == tile_shape(64, LAGS) == (128, 256)
+
+
+def test_widths_that_have_no_pairs_of_columns_share_no_weights() -> None:
+    assert version_of("waves", 512, 512) == version_of("waves", 768, 512) == WAVES
+    assert version_of("lag", 512, 512) == LAGS
+    for narrow in (version_of("lag", 768, 512), version_of("lag", 512, 768)):
+        assert (narrow.low, narrow.second_scales, narrow.shares_weights) == ((64, 128), 2, False)
+        assert narrow.thread_sums == LAGS.thread_sums
 
 
 @every(("units", "lag"), [(1, 8), (17, 8), (20, 9), (100, 45), (1000, 64)])
@@ -238,7 +247,7 @@ def test_blocks_that_share_loads_begin_when_the_rows_of_both_are_there(
     schedule: str, waits: bool
 ) -> None:
     # Rows of the second of two tiles are pulled behind those of the first.
-    layer = work([[0]] * 256, [0, 256], 2, ExpertShape(1024, 128))
+    layer = work([[0]] * 256, [0, 256], 2, ExpertShape(1024, 256))
     timeline = scheduled(layer, {"link.efficiency": 0.001}, schedule=schedule)
     rows = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_RECEIVE)].max()
     begun = timeline.start_ps[tasks(timeline, Kind.GEMM1)].min()
@@ -272,7 +281,7 @@ def test_pairs_load_weights_once() -> None:
 def test_warps_that_multiply_scale_sums_and_look_up_owners(
     schedule: str, rows: int, scalings: int, shared: int, columns: int, staged: int, lookups: int
 ) -> None:
-    layer = work([[0]] * rows + [[1]] * rows, [2 * rows, 0], 2, ExpertShape(256, 256))
+    layer = work([[0]] * rows + [[1]] * rows, [2 * rows, 0], 2, ExpertShape(512, 256))
     assert SCHEME.with_options({"schedule": schedule})._shape(layer)[1] == columns
     plain, scaled, inverted, passed, later = (
         scheduled(layer, values, schedule=schedule)

@@ -170,7 +170,7 @@ def test_every_scheme_is_here() -> None:
     assert {scheme.partition(" ")[0] for scheme in KERNELS} | elsewhere == {*SCHEMES, "plain"}
 
 
-WIDTHS = {"ccfuser": 512, "megamoe": 128, "megamoe-hopper": 256, "flashdmoe": 128}
+WIDTHS = {"ccfuser": 512, "megamoe": 128, "megamoe-hopper": 128, "flashdmoe": 128}
 FORWARD_ONLY = ("deepep-ll", "megamoe", "megamoe-hopper")
 
 
@@ -192,9 +192,9 @@ def hopper_ps(kind: Kind, spent: Each) -> Each:
     loads = 2 * tiles * 20 * NS * (2 if kind == Kind.GEMM1 else 8)
     found = []
     for one, rows in zip(spent, ((3, 2), (4, 2), (3, 2)), strict=True):
-        # Seven passes of two bytes, of half as many values of one byte in GEMM-1; shared memory
-        # passes a byte a picosecond.
-        staged = sum(rows) * columns * (7 if kind == Kind.GEMM1 else 14)
+        # Seven passes of two bytes, in GEMM-1 three of half as many; shared memory passes a byte a
+        # picosecond.
+        staged = sum(rows) * columns * (3 if kind == Kind.GEMM1 else 14)
         found.append(one + loads + staged)
     return found[0], found[1], found[2]
 

@@ -128,6 +128,20 @@ LAGS = Version(
 )  # fmt: skip
 
 
+# Widths that are no multiples of 512 have no pairs of tiles of 256 columns, and need two scales.
+NARROW = replace(
+    LAGS, low=WAVES.low, low_staged=WAVES.low_staged, second_scales=2, shares_weights=False
+)
+WIDE_COLUMNS = 512
+
+
+def version_of(order: str, hidden: int, columns: int) -> Version:
+    """Version of the kernel by its order, and by the columns of GEMM-2 and of GEMM-1."""
+    if order == "waves":
+        return WAVES
+    return NARROW if hidden % WIDE_COLUMNS or columns % WIDE_COLUMNS else LAGS
+
+
 def tile_shape(expected_rows: float, version: Version) -> tuple[int, int]:
     """Rows and columns of a tile, for the rows that an expert is expected to have."""
     return HIGH if expected_rows >= HIGH_ROWS else version.low

@@ -255,12 +255,12 @@ class MegaMoeHopper(MegaMoeBase):
     unpadded = MappingProxyType({"pad_tiles": False})
     options: HopperOptions = HopperOptions()
 
-    @property
-    def _version(self) -> hopper.Version:
-        return hopper.WAVES if self.options.schedule == "waves" else hopper.LAGS
+    def _version(self, work: LayerWork) -> hopper.Version:
+        shape = work.shape
+        return hopper.version_of(self.options.schedule, shape.hidden, shape.gemm1_columns)
 
     def _shape(self, work: LayerWork) -> tuple[int, int]:
-        return hopper.tile_shape(_expected_rows(work), self._version)
+        return hopper.tile_shape(_expected_rows(work), self._version(work))
 
     def _rings(self, tiles: RowTiles, num_sms: int, work: LayerWork) -> Ints:
         lag = self._lag(work)
@@ -285,7 +285,7 @@ class MegaMoeHopper(MegaMoeBase):
     def _kernel(
         self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints
     ) -> MegaKernel:
-        version = self._version
+        version = self._version(work)
         pairs = version.shares_weights and self._shape(work) == hopper.HIGH
         order = hopper.Stream(self._lag(work), by_columns=pairs)
         return hopper.HopperKernel(
