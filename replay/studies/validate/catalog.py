@@ -56,6 +56,7 @@ TABLES: dict[str, Table] = {
         tile_order.TILEOPS_BYTES,
         ccfuser.TABLE,
         fused_layers.TABLE,
+        fused_layers.ALONE,
         ascend.CANN_EP,
         ascend.CANN_EP_NORMAL,
         ascend.GEMM,
