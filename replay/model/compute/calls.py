@@ -20,11 +20,12 @@ import numpy as np
 
 from replay.model.compute.experts import in_turn
 from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.row_moves import cast_twice
 from replay.model.compute.row_tiles import RowTiles
 from replay.model.compute.weight_gradients import WGRAD, weight_gradient_tasks
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.machine.times import MemoryTraffic
+from replay.model.machine.times import NO_TIME, MemoryTraffic
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
@@ -171,8 +172,9 @@ def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[Call], a
         moved = MemoryTraffic(
             rows * types.token_row_bytes(gemm.k), copies * rows * types.operand_row_bytes(gemm.k)
         )
+        least = cast_twice(machine.system, rows, gemm.k) if copies > 1 else NO_TIME
         ends[ranks] = machine.stream(
-            Kind.CAST, moved, ranks, begun[ranks], late=machine.costs.elementwise(moved)
+            Kind.CAST, moved, ranks, begun[ranks], late=machine.costs.elementwise(moved, least)
         )
     return ends
 

@@ -1,4 +1,4 @@
-"""Index maps and permutes of Transformer Engine, whose times their bytes do not give.
+"""Index maps, permutes and casts of Transformer Engine, whose times their bytes do not give.
 
 Its Triton kernels (``common/triton/permutation.py``) are grids of thread blocks of four warps:
 
@@ -10,12 +10,19 @@ Its Triton kernels (``common/triton/permutation.py``) are grids of thread blocks
 * A permute has blocks for each token. One walks through the rows of its token, and each step waits
   for an index and then for what lies there. Many blocks hide that, and bytes bind; few do not.
 
-Constants are fitted to one half of the settings of ``permutation.csv`` (an H200, Transformer Engine
-2.18, Triton; ``replay/studies/validate/measurements``) and hold for the other: passes of the map of
-rows within 8 % in the mean, the third one and maps of chunks within 3 % from 8192 tokens on, and
-permutes of 512 to 65,536 tokens within 4 %, unpermutes 9 % too fast. Work is in the time of an SM,
-and more SMs do it sooner; that another clock changes nothing is an assumption. Permutes of rows of
-4 KB pay nothing for a row beside its bytes (``overheads.row_copy_ns`` is of other kernels).
+A cast that makes FP8 operands with a scale for 128 values both by rows and by columns
+(``common/transpose/quantize_transpose_vector_blockwise.cu``) passes tiles through shared memory and
+looks for the largest value twice.
+
+Constants of maps and permutes are fitted to one half of the settings of ``permutation.csv`` (an
+H200, Transformer Engine 2.18, Triton; ``replay/studies/validate/measurements``) and hold for the
+other: passes of the map of rows within 8 % in the mean, the third one and maps of chunks within 3 %
+from 8192 tokens on, permutes of 512 to 65,536 tokens within 4 %; unpermutes are 9 % too fast. Work
+is in the time of an SM, and more SMs do it sooner; that another clock changes nothing is an
+assumption. Rows of 4 KB cost permutes nothing beside their bytes (``overheads.row_copy_ns`` is of
+other kernels). The constant of casts is that of a kernel of our own (``cast_both`` of
+``scripts/training_kernels.py``; ``fp8.csv``, from 8192 rows on), which stands in: 1.53 ps a value,
+where bytes take 1.00.
 """
 
 from __future__ import annotations
@@ -33,9 +40,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.resources import IntsLike
 
-BLOCK_TOKENS = (
-    1024  # of a block of the first two passes (pytorch/triton/permutation.py, BLOCK_SIZE)
-)
+BLOCK_TOKENS = 1024  # of a block of the first two passes (pytorch/triton/permutation.py)
 FIRST_PASS_PS = 18.6  # for each (token, expert): read and written once, a sector each
 SECOND_PASS_PS = 18.8  # likewise
 COUNT_PS = 1.95  # for each count that a block of the second pass reads
@@ -47,6 +52,7 @@ SORTED_BEYOND = 2.44  # for each doubling beyond: twice as many, in 55 in place 
 CHUNK_NS = ((32, 80.0), (256, 168.0), (1024, 296.0))
 BLOCKS_PER_SM = 16  # 64 warps of an SM, four of a block (CUDA programming guide, capability 9.0)
 ENTRY_NS, STEP_NS = 1100, 730  # of a block that walks, beside its rows, and of each row
+CAST_PS = 202  # SM time of a value that is cast by rows and by columns
 
 
 def row_map(system: System, tokens: IntsLike, experts: IntsLike) -> Time:
@@ -96,10 +102,23 @@ def row_walk(system: System, blocks: IntsLike, steps: int) -> Time:
     return _rounded(waves * (ENTRY_NS + STEP_NS * steps) * 1000)
 
 
+def cast_twice(system: System, casts: IntsLike, values: IntsLike) -> Time:
+    """Time of casts that write FP8 operands by rows and by columns, each with scales of its own.
+
+    Parameters
+    ----------
+    casts, values
+        (rank,): casts, and values of each.
+    """
+    every = np.asarray(casts, np.int64) * np.asarray(values, np.int64)
+    return _rounded(every * (CAST_PS / system.compute.num_sms))
+
+
 LAWS: dict[str, Callable[[System, IntsLike, int], Time]] = {
     "row map": row_map,
     "chunk map": chunk_map,
     "row walk": row_walk,
+    "cast twice": cast_twice,
 }
 """By the names that kernel lists know them by."""
 

@@ -164,6 +164,39 @@ def test_operands_are_quantised_expert_by_expert() -> None:
     assert moved.tolist() == [-(-40 * 2 * 128 // 5)]
 
 
+def test_operands_by_rows_and_columns_take_the_sms_longer_than_their_bytes() -> None:
+    work = layer([10, 0, 30], hidden=256, precision="fp8", is_backward=True)
+    graph = run(work, quantises=True).timeline.graph
+    cast = np.flatnonzero(graph.kind == Kind.CAST)
+    widths = [(256, 10), (256, 30), (64, 10), (64, 30)]
+    bytes_ps = [
+        -(-rows * 2 * width // 8) + -(-2 * rows * (width + 4 * -(-width // 128)) // 4)
+        for width, rows in widths
+    ]
+    assert graph.duration_ps[cast].tolist() == bytes_ps
+    # 202 ps of an SM for each value, on a hundred SMs.
+    assert graph.latency_ps[cast].tolist() == [
+        SMALL + round(rows * width * 2.02) - moved
+        for (width, rows), moved in zip(widths, bytes_ps, strict=True)
+    ]
+
+
+def test_gradients_of_fp8_weights_have_scales_in_both_operands() -> None:
+    rates = {"compute.fp8_peak_TFLOP_per_s": 200.0, "compute.fp8_efficiency": 1.0}
+    slower = {
+        **ROUND,
+        **rates,
+        "compute.fp8_rows_efficiency": 0.25,
+        "compute.fp8_blocks": [[64, 64]],
+    }
+    machine = hwmodel.load("dgx-h100", slower)
+    work = layer([70], precision="fp8", is_backward=True)
+    graph = run(work, system=machine).timeline.graph
+    gradients = graph.duration_ps[graph.kind == Kind.WGRAD]
+    # 200 operations a picosecond by 100 SMs are two of each; a quarter of that.
+    assert gradients.tolist() == [4 * 64 * 64 * 70 + TILE_OVERHEAD] * 2
+
+
 def test_weight_gradients_are_calls_too() -> None:
     work = layer([70, 0, 30, 20, 40, 10], is_backward=True)
     spent = run(work)

@@ -30,9 +30,10 @@ Stream = Literal["compute", "communication", "shared", "weights"]
 """Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
 beside the exchange; a second one of weights' gradients."""
 
-Law = Literal["row map", "chunk map", "row walk"]
+Law = Literal["row map", "chunk map", "row walk", "cast twice"]
 """How long kernels take whose bytes do not say it: Transformer Engine's map of rows, by tokens and
-experts; its map of chunks, by rows and splits; its permutes, by thread blocks and rows of each."""
+experts; its map of chunks, by rows and splits; its permutes, by thread blocks and rows of each; its
+casts by rows and by columns at once, by casts and values of each."""
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 """What the GPUs of a group exchange: those of tensor parallelism, or for an optimiser all."""
