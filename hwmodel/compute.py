@@ -40,8 +40,9 @@ from hwmodel.units import (
 # 4-byte scale for each block of values. FP32 values are multiplied as TF32 on the tensor cores,
 # as kernels for FP32 tensors do where they are allowed to round the operands. In gradients of
 # weights both FP8 operands have a scale for each block of a row ("fp8_rows"); results are FP32.
-_VALUE_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1, "fp8_rows": 1, "fp32": 4}
-_RESULT_BYTES: dict[str, int] = {"bf16": 2, "fp8": 2, "fp8_rows": 4, "fp32": 4}
+# Where operands have one scale each ("fp8_tensor"), nothing is scaled in between.
+_VALUE_BYTES = {"bf16": 2, "fp8": 1, "fp8_rows": 1, "fp8_tensor": 1, "fp32": 4}
+_RESULT_BYTES = {"bf16": 2, "fp8": 2, "fp8_rows": 4, "fp8_tensor": 2, "fp32": 4}
 _SCALE_BYTES = 4
 
 # Numbers of slices that cuBLAS's kernels are offered with (NVIDIA/CUDALibrarySamples, cuBLASLt,
@@ -163,12 +164,14 @@ class Compute:
                 "bf16": kernels("bf16", slices=_SLICES),
                 "fp8": kernels("fp8"),
                 "fp8_rows": kernels("fp8_rows"),
+                "fp8_tensor": kernels("fp8_tensor"),
                 "fp32": kernels("fp32", slices=_SLICES),
             },
             _grouped={
                 "bf16": kernels("bf16_grouped", whole_tiles=whole_tiles),
                 "fp8": kernels("fp8"),
                 "fp8_rows": kernels("fp8_rows"),
+                "fp8_tensor": kernels("fp8_tensor"),
                 "fp32": kernels("fp32"),
             },
             _hbm=hbm,
@@ -405,7 +408,8 @@ class Compute:
         load = self._load_ps(rows * inner, path.rows, columns * inner, path.weights)
         passing = self.shared_rate.duration_ps(path.passes(rows, columns) * inner)
         loads = -(-k * kernels.value_bytes // _LOAD_BYTES)
-        absent = absent_rows * (loads * self.fp8_absent_row_ps if _has_scales(dtype) else 0)
+        is_fp8 = dtype.startswith("fp8")
+        absent = absent_rows * (loads * self.fp8_absent_row_ps if is_fp8 else 0)
         busy = np.maximum(multiply, load)
         busy = np.maximum(busy, passing) if path.loads_ahead else busy + passing
         busy = busy + self.tile_overhead_ps + absent
@@ -510,7 +514,7 @@ def gradient_type(dtype: str) -> str:
 
 
 def _has_scales(dtype: str) -> bool:
-    return dtype.startswith("fp8")
+    return dtype in ("fp8", "fp8_rows")
 
 
 def _in_order_ps(durations: IntArray, num_sms: int) -> int:

@@ -112,6 +112,12 @@ def test_scales_of_both_operands_slow_a_tile_of_fp8():
     assert COMPUTE.tile_ps(128, 128, 4096, "fp8_rows", 10) == COMPUTE.tile_ps(
         128, 128, 4096, "fp8_rows"
     ) + 10 * 32 * round(3.08e3)
+    # With one scale an operand there are none between; it is where gradients stay.
+    tensor_us = 2 * 128 * 128 * 4096 / (0.8 * 1978.9e6 / 132) + 1.5
+    assert COMPUTE.tile_ps(128, 128, 4096, "fp8_tensor") / 1e6 == pytest.approx(tensor_us, rel=1e-6)
+    assert gradient_type("fp8_tensor") == "fp8_tensor"
+    assert COMPUTE.activation_bytes(3, 7168, "fp8_tensor") == 3 * 7168
+    assert COMPUTE.weight_bytes(130, 129, "fp8_tensor") == 130 * 129
     # Operands are as large, results FP32.
     assert COMPUTE.activation_bytes(3, 7168, "fp8_rows") == 3 * (7168 + 56 * 4)
     assert COMPUTE.weight_bytes(130, 129, "fp8_rows") == 130 * 129 + 2 * 2 * 4

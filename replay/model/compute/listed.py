@@ -31,6 +31,9 @@ CollectivePs = Callable[["Collective", int], int]
 """Time of a collective, from the bytes of the larger of a GPU's two buffers."""
 
 
+ONE_SCALE = ("delayed", "tensorwise")  # choices of option `fp8` with a scale for a whole operand
+
+
 class ListedKernels(Kernels):
     """Kernels of a list on every GPU, whose rows give bytes and sizes of both passes as they are.
 
@@ -142,6 +145,8 @@ class ListedKernels(Kernels):
         assert row.gemm is not None, row.name
         m, n, k = row.gemm
         dtype = row.types or self._precision
+        if dtype == "fp8" and self._stack.options.get("fp8") in ONE_SCALE:
+            dtype = "fp8_tensor"
         compute = self._machine.system.compute
         for _ in range(row.kernels):
             if row.adds:

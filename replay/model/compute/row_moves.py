@@ -27,7 +27,7 @@ where bytes take 1.00.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -132,5 +132,5 @@ def _sort_ns(experts: int) -> float:
     return SORT_NS[most] * SORTED_BEYOND ** ((padded // most).bit_length() - 1)
 
 
-def _rounded(time_ps: npt.NDArray[np.float64]) -> Time:
+def _rounded(time_ps: npt.NDArray[np.floating[Any]]) -> Time:
     return Time(np.rint(time_ps).astype(np.int64))

@@ -88,6 +88,31 @@ def test_nccl_expands_sorts_unsorts_and_adds(is_backward: bool) -> None:
     assert times(graph, Kind.UNPERMUTE) == per_rank(added(PAIRS * BF16, PAIRS * BF16), result)
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "chunks"),
+    # The row map over all four experts of the own three tokens, and a chunk map of the pairs before
+    # and behind the experts; over the two own experts of all six tokens.
+    [("megatron", np.array([12, 12]), PAIRS), ("megatron-allgather", np.array([12, 12]), None)],
+)
+def test_maps_take_what_their_rows_and_experts_do(
+    name: str, flags: np.ndarray, chunks: np.ndarray | None
+) -> None:
+    types = Precision("bf16")
+    layer = small_layers.work(
+        np.array(IDS, np.int32), 2, 4, shape=ExpertShape(HIDDEN, 64), precision=types
+    )
+    fast = {"hbm.peak_GB_per_s": 1e6, "overheads.small_kernel_us": 0.1}  # bytes are no matter
+    graph = build_layer(layer, hwmodel.load("dgx-h100", fast), SCHEMES[name])[0]
+    tokens, blocks = (3, 4) if name == "megatron" else (6, 2)
+    passes = 37.4 * flags[0] + 1.95 * blocks * (blocks - 1) / 2
+    each = round(passes + tokens * 90_000 / 132)
+    found = [sum(kernel) for rank in times(graph, Kind.LAYOUT) for kernel in rank]
+    assert found.count(each + 100_000) == 2
+    if chunks is not None:
+        for rows in chunks.tolist():
+            assert found.count(round(rows * 80_000 / 132) + 100_000) == 2
+
+
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_deepep_expands_copies_and_adds_the_rows_of_a_copy(is_backward: bool) -> None:
     graph = graph_of("deepep", is_backward=is_backward, stack="bare")

@@ -144,7 +144,7 @@ class ListedOperation(NamedTuple):
     ----------
     part, direction, graph
         Of the part that it is in.
-    kernels, moves, gemm, tensors, copies, waits, events, peers, adds
+    kernels, moves, law, gemm, tensors, copies, waits, events, peers, adds
         As of `Row`, as numbers.
     collective, types, weights, captured, again
         As of `Row`.
@@ -315,6 +315,7 @@ class KernelList(StrictDocument):
 
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
+    _, *over = row.law or ("",)
     for value in (
         row.kernels,
         row.moves,
@@ -322,6 +323,7 @@ def _texts_of(row: Row) -> Iterable[str]:
         row.events,
         row.peers,
         row.adds,
+        *over,
         *(row.gemm or ()),
     ):
         yield str(value)
