@@ -115,7 +115,7 @@ class MegatronAllGather(Scheme):
             gathered = machine.small_kernels(Kind.LAYOUT, flags * (3 + 2 * prob), gathered, OWN)
             machine.host.wait(DISPATCH, gathered, COUNTS_WAIT)
             indices = flags * (1 + ROW_MAP_PASSES * INDEX_BYTES)
-            least = row_map(machine.system, np.full(n, tokens), local)
+            least = row_map(machine, np.full(n, tokens), local)
             gathered = machine.small_kernels(Kind.LAYOUT, indices, gathered, ROW_MAP, least=least)
         moved = MemoryTraffic(_copies(work) * b_d, got * b_d)
         rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered, moves="rows of the own experts")
