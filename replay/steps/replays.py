@@ -6,6 +6,7 @@ has most nearly as many rows. All else is the same in all layers and micro-batch
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,8 @@ class StepReplays:
         As of `replay.experiments.layer.spec.RunSpec`.
     stack
         What launches the kernels; None for the bare ones of schemes and models.
+    host_spread
+        Of hosts' times under it, as of `replay.model.machine.host.Calls`.
 
     Raises
     ------
@@ -104,6 +107,7 @@ class StepReplays:
     seed: int = 0
     placement: str = "contiguous"
     stack: Stack | None = None
+    host_spread: float = 0.0
     _places: tuple[Ints, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -183,6 +187,7 @@ class StepReplays:
             hop=shared.hop,
             synchronise=shared.synchronise,
             update=shared.update,
+            hand_out=shared.hand_out,
         )
 
     def _calls(self, scheme: Scheme, links: Links) -> Calls | None:
@@ -192,7 +197,8 @@ class StepReplays:
         works: dict[Pass, LayerWork] = {
             "forward": links[0, False, 0].work(), "backward": links[0, True, 0].work(),
         }  # fmt: skip
-        return stage_calls(self.stack, scheme, self._shared.sizes, works, self.system)
+        found = stage_calls(self.stack, scheme, self._shared.sizes, works, self.system)
+        return dataclasses.replace(found, spread=self.host_spread, seed=self.seed)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -260,6 +260,11 @@ class KernelList(StrictDocument):
         defaults = {name: option.default for name, option in self.options.items()}
         return {**defaults, **self.presets.get(preset, {}), **given}
 
+    @property
+    def trains(self) -> bool:
+        """Whether it has a backward pass."""
+        return any(part.direction == "backward" for part in self.parts)
+
     def has(self, part: str, direction: Pass | None = None) -> bool:
         """Whether there is a part, in some pass or in this one."""
         return any(one.name == part and direction in (None, one.direction) for one in self.parts)
