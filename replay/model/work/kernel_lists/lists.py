@@ -30,11 +30,17 @@ Stream = Literal["compute", "communication", "shared", "weights"]
 """Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
 beside the exchange; a second one of weights' gradients."""
 
+Law = Literal["row map", "chunk map", "row walk", "cast twice"]
+"""How long kernels take whose bytes do not say it: Transformer Engine's map of rows, by tokens and
+experts; its map of chunks, by rows and splits; its permutes, by thread blocks and rows of each; its
+casts by rows and by columns at once, by casts and values of each."""
+
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 """What the GPUs of a group exchange: those of tensor parallelism, or for an optimiser all."""
 
-Ground = Literal["source", "closed", "assumed"]
-"""Whether the number of kernels is in the source, is a closed library's, or is assumed."""
+Ground = Literal["source", "closed", "assumed", "measured"]
+"""Whether the number of kernels is in the source, is a closed library's, is assumed, or was counted
+(``launches.csv`` in ``replay/studies/validate/measurements``)."""
 
 
 class Row(StrictDocument):
@@ -53,6 +59,9 @@ class Row(StrictDocument):
         Bytes that they read and write in all; of collectives, of the larger of a GPU's two buffers.
     collective
         What collectives do; without it, an exchange is charged by whoever moves the rows.
+    law
+        Name of the law that says how long they take at least, and its two sizes; bytes alone say it
+        without one.
     gemm
         Rows, columns and inner dimension of each product, if it is one.
     types
@@ -86,6 +95,7 @@ class Row(StrictDocument):
     kernels: int | str = 1
     moves: int | str = 0
     collective: Collective | None = None
+    law: tuple[Law, int | str, int | str] | None = None
     gemm: tuple[int | str, int | str, int | str] | None = None
     types: str = ""
     weights: bool = False
@@ -134,7 +144,7 @@ class ListedOperation(NamedTuple):
     ----------
     part, direction, graph
         Of the part that it is in.
-    kernels, moves, gemm, tensors, copies, waits, events, peers, adds
+    kernels, moves, law, gemm, tensors, copies, waits, events, peers, adds
         As of `Row`, as numbers.
     collective, types, weights, captured, again
         As of `Row`.
@@ -163,6 +173,7 @@ class ListedOperation(NamedTuple):
     adds: int = 0
     captured: bool = True
     again: bool = False
+    law: tuple[Law, int, int] | None = None
 
 
 class KernelList(StrictDocument):
@@ -309,6 +320,7 @@ class KernelList(StrictDocument):
 
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
+    _, *over = row.law or ("",)
     for value in (
         row.kernels,
         row.moves,
@@ -316,6 +328,7 @@ def _texts_of(row: Row) -> Iterable[str]:
         row.events,
         row.peers,
         row.adds,
+        *over,
         *(row.gemm or ()),
     ):
         yield str(value)
@@ -331,6 +344,7 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         return int(found)
 
     m, n, k = row.gemm or (0, 0, 0)
+    law = (row.law[0], number(row.law[1]), number(row.law[2])) if row.law else None
     stream = row.stream
     if not isinstance(stream, str):
         stream = stream.get(str(given["overlap"]), "compute")
@@ -342,6 +356,7 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         events=number(row.events), peers=number(row.peers), source=row.source,
         collective=row.collective, types=row.types,
         weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
+        law=law,
     )  # fmt: skip
 
 
