@@ -24,6 +24,7 @@ from replay.experiments.serve.spec import CODE
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
+from replay.model.work.sliced import num_groups
 from replay.steps.routing import parse
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class Setup:
             message = f"tp {spec.tp} with interleave {spec.interleave}: turns are replayed for tp 1"
             raise UserError(message)
         phases: dict[Phase, Side] = {"prefill": prefill, "decode": decode}
+        for side in phases.values():
+            num_groups(spec.expert_tp, side.num_gpus, shape.moe_intermediate, spec.placement)
         return cls(
             spec=spec,
             shape=shape,
@@ -199,11 +202,12 @@ class Setup:
             "systems": [self.prefill.system.describe(), self.decode.system.describe()],
             "schemes": [one.description["scheme"] for one in self.replays.values()],
         }
+        whole = ["expert_tp"] if self.spec.expert_tp == 1 else []  # as before they could be sliced
         return identity_of(
             CODE,
             self.spec,
             entered,
-            left_out=["prefill_system", "prefill_scheme", "prefill_options", "fit"],
+            left_out=["prefill_system", "prefill_scheme", "prefill_options", "fit", *whole],
             placement=identify(self.spec.placement),
         )
 
@@ -260,6 +264,7 @@ def _replay(spec: InferSpec, phase: Phase, system: System, allow_code: AllowCode
         scheme=spec.scheme if is_decode else spec.of_prompts,
         options=dict(options),
         placement=spec.placement,
+        expert_tp=spec.expert_tp,
         precision=spec.precision,
         interleave=cut,
         launch=spec.launch if is_decode else None,

@@ -15,6 +15,7 @@ from replay.experiments.base.spec import (
     ROUTING,
     SYSTEM,
     TRACE,
+    Count,
     Options,
     Overrides,
     Spec,
@@ -96,6 +97,11 @@ class InferSpec(Spec):
         "tokens.",
     )
     placement: str = Field("contiguous", description="As that of `moereplay run`.")
+    expert_tp: Count = Field(
+        1,
+        description="GPUs that share each routed expert, neighbours with a slice of its inner "
+        "width each; all of them: tensor parallelism in place of expert parallelism.",
+    )
     precision: NumberType | None = PRECISION
     interleave: Literal["off", "tbo", "dbo", "sbo"] = Field(
         "off", description="Two micro-batches in turns, as in `moereplay run`: tbo, dbo or sbo."

@@ -54,9 +54,10 @@ def heading(result: InferResult) -> str:
     if result.handover is not None:
         where += f", prefill on {prefill.gpus} of {prefill.system.name}"
     sliced = f", attention over {spec.tp} GPUs" if spec.tp > 1 else ""
-    return (
-        f"{result.model['name']}, {spec.requests:,} requests per GPU, {lengths}, on {where}{sliced}"
-    )
+    if spec.expert_tp > 1:
+        sliced += f", each expert over {spec.expert_tp}"
+    requests = f"{spec.requests:,} requests per GPU"
+    return f"{result.model['name']}, {requests}, {lengths}, on {where}{sliced}"
 
 
 def by_time(compared: InferComparison) -> list[InferResult]:

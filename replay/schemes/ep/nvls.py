@@ -102,7 +102,7 @@ class Nvls(StagedScheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Two symmetric buffers of all tokens, which stay, and the own experts' rows."""
-        received, slots = memory.received(work), work.expert_ids.shape[1]
+        received, slots = memory.received(work), work.whole_choices
         gathered = work.dispatch_row_bytes + slots * (ID_BYTES + WEIGHT_BYTES)
         sums = work.num_tokens * work.combine_row_bytes
         return (
@@ -118,7 +118,7 @@ class Nvls(StagedScheme):
         rows = work.matrix("pairs").sum(axis=0)
         copies = work.matrix("copies").sum(axis=0)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
-        slots = work.num_tokens * work.expert_ids.shape[1]
+        slots = work.num_tokens * work.whole_choices
         every = np.ones(machine.num_ranks, np.int64)
 
         cast = yield cast_before_dispatch(machine, work, start)
@@ -168,7 +168,7 @@ class Nvls(StagedScheme):
         if work.is_backward:  # ids and weights are known
             return after
         for each, name in zip((ID_BYTES, WEIGHT_BYTES), GATHERS[1:], strict=True):
-            nbytes = each * work.expert_ids.shape[1]
+            nbytes = each * work.whole_choices
             blocks = self._blocks(work, grain * max(1, row_bytes // nbytes))
             begun = machine.kernel(after, name)
             _, after = self._gather_kernel(machine, *blocks, begun, meta_bytes=nbytes)
