@@ -130,7 +130,7 @@ class LayerWork:
     @property
     def whole_choices(self) -> int:
         """Experts that a token may choose, k: whole ones, however many ranks share each."""
-        return self.expert_ids.shape[1] // self.num_slices
+        return int(self.expert_ids.shape[1]) // self.num_slices
 
     @property
     def whole_experts(self) -> int:
