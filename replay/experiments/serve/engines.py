@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hwmodel.units import PS_PER_US
 from replay.errors import UserError
@@ -135,7 +136,7 @@ def engine_of(
         "overlaps": overlaps,
         "captured": None if captured is None else _sizes(captured),
     }
-    given = {key: value for key, value in settings.items() if value is not None}
+    given: dict[str, Any] = {key: one for key, one in settings.items() if one is not None}
     if name is None and not given:
         return None
     return replace(Engine() if name is None else ENGINES[name], **given)

@@ -1,10 +1,10 @@
 """Decoding under one CUDA graph, kernel by kernel and as a step: Megatron-LM and vLLM, 4 x GB200.
 
-Kernels are those that `moereplay infer` has, by themselves and without the gap before them, as a
-profiler tells their time; those of an MoE layer stand in a layer of `nvls`, where who comes early
-waits. Megatron-LM gathers rows, ids and weights by one kernel of the switch and sums in FP32; vLLM
-has NCCL do both. A step is an iteration of `infer`. Positions of a request are assumed: half of the
-1,024 tokens that it generates, and a short prompt. Nothing is fitted to the table.
+Kernels are those that `moereplay infer` has, without the gap before them, as a profiler tells their
+time. Those of an MoE layer stand in a layer, where who comes early waits: of `nvls` under
+Megatron-LM, which gathers rows, ids and weights by one kernel and sums in FP32, and of
+`nccl-allgather` under vLLM. A step is an iteration of `infer`. Positions of a request are assumed:
+half of the 1,024 tokens that it generates, and a short prompt. Nothing is fitted to the table.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hwmodel.units import PS_PER_US
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.setup import Setup
 from replay.experiments.serve.spec import InferSpec
-from replay.model.collectives.nccl import NCCL
 from replay.model.compute.dense_kernels import BF16
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.precision import Precision
+from replay.schemes.ep.nccl_allgather import NcclAllGather
 from replay.schemes.ep.nvls import Nvls
 from replay.studies.validate.bench import uniform_work
 from replay.studies.validate.table import Bound, Row, Table
@@ -32,7 +32,6 @@ from tracegen.models import load
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.collectives.algorithm import Collective
     from replay.model.machine.machine import Ints, Machine
     from replay.studies.validate.bench import Bench
     from tracegen import ModelShape
@@ -41,8 +40,13 @@ OPTIONS: dict[str, JsonValue] = {"gathers_at_once": True, "num_sms": 64, "block_
 """A thread block for each of a GPU's 64 tokens: as many as tokens, 128 at most (Megatron-LM
 29b4491927, variable_collectives.py:609)."""
 
-SCHEME = Nvls().with_options(OPTIONS)
-SUMS = Precision("bf16", combine="fp32")
+SCHEMES = {
+    "megatron": Nvls().with_options(OPTIONS),
+    "vllm": NcclAllGather(),
+}
+SUMS = {"megatron": Precision("bf16", combine="fp32"), "vllm": Precision("bf16")}
+"""Number types of a layer under each engine."""
+
 IN_A_ROW: Mapping[str, tuple[Kind, ...]] = {
     "all-gather": dataclasses.astuple(DISPATCH),
     "index maps": (Kind.LAYOUT,),
@@ -67,39 +71,35 @@ def predict(bench: Bench, row: Row) -> float:
     shape = load(row["model"])
     if row["kernel"] in BESIDE:
         return BESIDE[row["kernel"]](system, shape, row) / PS_PER_US
-    if row["engine"] == "vllm":
-        what: Collective = "all_gather" if row["kernel"] == "all-gather" else "reduce_scatter"
-        nbytes = row["ep_size"] * row["tokens_per_rank"] * shape.hidden * BF16
-        return bench.time_us(
-            system, row["ep_size"], lambda m, at: NCCL.build(m, DISPATCH, what, nbytes, at)
-        )
     work = _work(shape, row)
     if row["trace"] == "clean":
         return bench.time_us(system, row["ep_size"], lambda m, at: _alone(row, work, m, at))
-    key = ("decode_ledger", row["ep_size"], row["tokens_per_rank"], row["model"], row["system"])
-    return bench.once(key, lambda: _in_a_layer(bench, system, work))[row["kernel"]]
+    of_layer = ("engine", "ep_size", "tokens_per_rank", "model", "system")
+    key = ("decode_ledger", *(row[column] for column in of_layer))
+    return bench.once(key, lambda: _in_a_layer(bench, system, row, work))[row["kernel"]]
 
 
 def _work(shape: ModelShape, row: Row) -> LayerWork:
     experts, gpus = shape.num_experts, row["ep_size"]
     drawn = uniform_work(gpus, row["tokens_per_rank"], experts, shape.topk, shape.hidden, "bf16")
     expert = ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated)
-    return drawn.replaced(shape=expert, precision=SUMS)
+    return drawn.replaced(shape=expert, precision=SUMS[row["engine"]])
 
 
 def _alone(row: Row, work: LayerWork, machine: Machine, start: Ints) -> Ints:
     """A collective of GPUs that all come at once."""
     gathers = row["kernel"] == "all-gather"
-    run = SCHEME._all_gather if gathers else SCHEME._reduce_scatter
+    scheme = SCHEMES[row["engine"]]
+    run = scheme._all_gather if gathers else scheme._reduce_scatter
     ends: Ints = run(work, machine, start)
     return ends
 
 
-def _in_a_layer(bench: Bench, system: System, work: LayerWork) -> dict[str, float]:
+def _in_a_layer(bench: Bench, system: System, row: Row, work: LayerWork) -> dict[str, float]:
     """Time of each kernel of a layer, from the end of the one before; mean over the GPUs."""
 
     def build(machine: Machine, start: Ints) -> Ints:
-        ends: Ints = SCHEME.build(work, machine, start)
+        ends: Ints = SCHEMES[row["engine"]].build(work, machine, start)
         return ends
 
     timeline = bench.timeline(system, work.num_ranks, build)
@@ -160,9 +160,10 @@ BESIDE: Mapping[str, Callable[[System, ModelShape, Row], int]] = {
 def _step_us(bench: Bench, row: Row) -> float:
     """An iteration of `infer` in which all GPUs decode as many requests."""
     tokens, positions = row["tokens_per_rank"], row["positions"]
+    scheme = SCHEMES[row["engine"]]
     spec = InferSpec(
-        model=row["model"], system=row["system"], overrides=bench.overrides, scheme=SCHEME.name,
-        options=OPTIONS, decode_gpus=row["ep_size"], requests=tokens,
+        model=row["model"], system=row["system"], overrides=bench.overrides, scheme=scheme.name,
+        options=dataclasses.asdict(scheme.options), decode_gpus=row["ep_size"], requests=tokens,
         prompt=positions, output=1, sample_layers=1, precision="bf16",
     )  # fmt: skip
     times = Setup.of(spec).times["decode"]
@@ -193,5 +194,5 @@ TABLE = Table(
         Bound("whole step", 30, _is("whole step")),
     ),
     predict=predict,
-    schemes=("nvls",),
+    schemes=("nvls", "nccl-allgather"),
 )

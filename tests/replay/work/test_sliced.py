@@ -175,7 +175,7 @@ def test_bytes_of_every_port_are_counted_from_whole_experts(trace, scheme, is_on
     assert (combine.uplink, combine.downlink) == (down.tolist(), up.tolist())
 
 
-@pytest.mark.parametrize("scheme", ["nvls", "megatron-allgather"])
+@pytest.mark.parametrize("scheme", ["nvls", "nccl-allgather", "megatron-allgather"])
 def test_gathers_of_all_tokens_do_not_depend_on_how_experts_are_cut(trace, scheme) -> None:
     """Rows, ids, weights and flags are of whole experts, which a token chose once."""
     found = [replayed(trace, scheme, n).layers[0].measures for n in (1, 2, 8)]
