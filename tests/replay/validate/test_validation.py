@@ -108,6 +108,7 @@ def test_the_tables_are_the_published_ones():
         "gemm": 1554, "gemm_few_tiles": 488, "moe_compute": 891,
         "moe_skewed": 405, "moe_deepgemm": 188, "ccfuser": 32, "fused_layers": 14,
         "fused_kernel": 22,
+        "decode_ledger": 18,
         "tile_order": 470, "tile_order_bytes": 470, "tileops": 2, "tileops_bytes": 1,
         "cann_ep": 11, "cann_ep_normal": 11, "ascend_gemm": 6, "operand_gemms": 120,
     }  # fmt: skip
@@ -143,6 +144,7 @@ CONSTANTS = [
     ("fused_kernel", {"compute.multiplication_clocks": 0.0}),
     ("links", {"link.fan_out_efficiency": 0.3}),
     ("nccl_collectives_b200", {"overheads.poll_ns": 0.0}),
+    ("decode_ledger", {"hbm.stream_efficiency": 0.5}),
     ("in_switch", {"gpu.remote_read_access_ns": 3000.0}),
     ("in_switch", {"switch.merge_ns": 2000.0}),
     ("deepep_normal", {"warp.round_ns": 1200.0}),
