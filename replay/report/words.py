@@ -94,7 +94,7 @@ WORDS: dict[str, str] = {
     "pipe": "waiting for another stage (bubble), and messages between stages",
     "head": "embedding, output head, loss",
     "end": "gradients added up and weights updated when nothing else is left",
-    "host": "what it takes longer than if launches and waits cost hosts nothing",
+    "host": "GPUs wait for hosts: for launches, counts or an engine, beyond what costs nothing",
     "jitter": "random delays",
     "peers from": "least time that a GPU of the stage waits for peers",
     "to": "most time that one does",
@@ -128,7 +128,6 @@ WORDS: dict[str, str] = {
     "experts": "something of the MoE layers computes",
     "rows": "rows travel or are waited for, and nothing computes",
     "gaps": "between all other kernels, with the launch of an iteration",
-    "host": "GPUs wait for the host of the engine",
     # ---- choosing ----
     "bound of a step": "the least time of the step by its multiplications alone, over its time",
     "total": "parameters",
