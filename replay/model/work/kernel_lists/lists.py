@@ -17,14 +17,29 @@ from tracegen.shared.strict import StrictDocument
 
 Pass = Literal["forward", "backward"]
 
-Call = Literal["torch", "te", "triton", "compiled", "nccl", "library", "wait", "copy"]
+Call = Literal["torch", "te", "triton", "compiled", "nccl", "library", "wait", "copy", "launch"]
 """What issues an operation, as its host cost depends on it: an operator of PyTorch; a C++ call of
 Transformer Engine; a Triton kernel; a region of torch.compile; a collective of NCCL; an extension
-of another library; a wait of the host; a copy between host and GPU."""
+of another library; a wait of the host; a copy between host and GPU; a launch alone, such as one
+more of an operator."""
 
-Kind = Literal["memory", "gemm", "attention", "exchange", "map", "rows", "tiny"]
+Kind = Literal[
+    "memory",
+    "gemm",
+    "attention",
+    "exchange",
+    "map",
+    "rows",
+    "tiny",
+    "strided",
+    "atomic",
+    "serial",
+    "blocks",
+]
 """What bounds the kernels: bytes; a product; attention; links; (row, split) pairs of an index map;
-rows that are brought to other places, by parallelism; nothing but their start."""
+rows that are brought to other places, by parallelism; nothing but their start; values whose
+addresses are found one by one; values that are added up one by one; loads that wait for each
+other; blocks with an SM each, of which the last may leave SMs without one."""
 
 Stream = Literal["compute", "communication", "shared", "weights"]
 """Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
@@ -53,13 +68,20 @@ class Row(StrictDocument):
         Bytes that they read and write in all; of collectives, of the larger of a GPU's two buffers.
     collective
         What collectives do; without it, an exchange is charged by whoever moves the rows.
+    items
+        Values that strided and atomic kernels take, loads in a chain of a serial one, or blocks.
     gemm
         Rows, columns and inner dimension of each product, if it is one.
+    groups
+        Products of these sizes in one kernel, each of weights of its own.
     types
         Type of a product's operands, if it is not that of the layers' products.
     weights, adds
         Whether a product makes gradients of weights, which may be put off; bytes of a value of the
         gradients that it adds up in place, 0 where it writes a result of its own.
+    operator, calls
+        The operator of PyTorch that issues it, a name of the operators that have host costs of
+        their own, and how often; without it, the host's cost is that of the call.
     tensors
         Tensors of device memory that are allocated for it.
     copies, waits
@@ -84,7 +106,11 @@ class Row(StrictDocument):
     kernels: int | str = 1
     moves: int | str = 0
     collective: Collective | None = None
+    items: int | str = 0
     gemm: tuple[int | str, int | str, int | str] | None = None
+    groups: int | str = 1
+    operator: str = ""
+    calls: int | str = 1
     types: str = ""
     weights: bool = False
     adds: int | str = 0
@@ -131,9 +157,9 @@ class ListedOperation(NamedTuple):
     ----------
     part, direction, graph
         Of the part that it is in.
-    kernels, moves, gemm, tensors, copies, waits, events, adds
+    kernels, moves, items, gemm, groups, calls, tensors, copies, waits, events, adds
         As of `Row`, as numbers.
-    collective, types, weights, captured, again
+    operator, collective, types, weights, captured, again
         As of `Row`.
     """
 
@@ -159,6 +185,10 @@ class ListedOperation(NamedTuple):
     adds: int = 0
     captured: bool = True
     again: bool = False
+    items: int = 0
+    groups: int = 1
+    operator: str = ""
+    calls: int = 1
 
 
 class KernelList(StrictDocument):
@@ -300,8 +330,8 @@ class KernelList(StrictDocument):
 
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
-    for value in (row.kernels, row.moves, row.tensors, row.events, row.adds, *(row.gemm or ())):
-        yield str(value)
+    yield from map(str, (row.kernels, row.moves, row.items, row.groups, row.calls, row.tensors))
+    yield from map(str, (row.events, row.adds, *(row.gemm or ())))
 
 
 def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperation:
@@ -324,6 +354,8 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         tensors=number(row.tensors), copies=row.copies, waits=row.waits,
         events=number(row.events), source=row.source, collective=row.collective, types=row.types,
         weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
+        items=number(row.items), groups=number(row.groups), operator=row.operator,
+        calls=number(row.calls),
     )  # fmt: skip
 
 

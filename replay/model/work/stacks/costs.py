@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hwmodel.quantity import NonNegative, Quantity
+from hwmodel.quantity import NonNegative, Positive, Quantity
 from hwmodel.units import ps_from_us
 from tracegen.shared.strict import StrictDocument
 
@@ -38,6 +38,26 @@ class CallCost(StrictDocument):
         return (self.backward_us if direction == "backward" else self.forward_us).value
 
 
+class Slowdown(StrictDocument):
+    """How many times its time by itself an operator takes a host among others.
+
+    Attributes
+    ----------
+    about
+        Why.
+    forward, backward
+        In each pass.
+    """
+
+    about: str
+    forward: Quantity[Positive]
+    backward: Quantity[Positive]
+
+    def of(self, direction: Pass) -> float:
+        """In a pass."""
+        return (self.backward if direction == "backward" else self.forward).value
+
+
 @dataclass(frozen=True)
 class CallCosts:
     """Costs of calls by their kind, on a host of some speed.
@@ -46,11 +66,17 @@ class CallCosts:
     ----------
     calls
         By the names of `replay.model.work.kernel_lists.lists.Call`, and *tensor* and *event*.
+    operators
+        Those of PyTorch's operators by name, each by itself, for rows that name one.
+    among_others
+        What they take in a model, over that.
     speed
         How many times as fast the host is as the one they were measured on.
     """
 
     calls: Mapping[str, CallCost]
+    operators: Mapping[str, CallCost]
+    among_others: Slowdown
     speed: float = 1.0
 
     def call_ps(self, call: str, direction: Pass) -> int:
@@ -60,6 +86,10 @@ class CallCosts:
     def ps(self, operation: ListedOperation) -> int:
         """Host time of an operation: its calls, allocations, copies and events, but no waiting."""
         one = operation
+        if one.operator:
+            each = self.operators[one.operator].us(one.direction)
+            slower = self.among_others.of(one.direction) / self.speed
+            return ps_from_us(one.calls * each * slower)
         # An operator of PyTorch makes its result itself.
         tensors = max(0, one.tensors - one.kernels) if one.call == "torch" else one.tensors
         parts = (
@@ -75,6 +105,14 @@ class CallCosts:
 @functools.cache
 def load_costs(speed: float = 1.0) -> CallCosts:
     """Give the costs that ship, on a host of some speed."""
-    text = resources.files(__package__).joinpath("costs.toml").read_text("utf-8")
-    found = {name: CallCost(**entry) for name, entry in tomllib.loads(text).items()}
-    return CallCosts(found, speed)
+    operators = _read("operators.toml")
+    slowdown = Slowdown(**operators.pop("among_others"))
+    return CallCosts(_costs(_read("costs.toml")), _costs(operators), slowdown, speed)
+
+
+def _costs(read: Mapping[str, Any]) -> dict[str, CallCost]:
+    return {name: CallCost(**entry) for name, entry in read.items()}
+
+
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files(__package__).joinpath(file).read_text("utf-8"))
