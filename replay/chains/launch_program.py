@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from replay.chains.chain import check_code_for, faults_of
 from replay.chains.kernel_streams import KernelSpan
 from replay.chains.memory import memory_of
+from replay.model.machine.host import OUTSIDE
 from replay.schemes.ep.staged import STAGES, Stage
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class LaunchProgram:
     def _dense(self, part: PairPart) -> None:
         """Add a part of what lies between MoE layers."""
         link, machine, context = self._link, self.machine, self._context
-        machine.host.enter("", is_backward=link.is_backward)
+        machine.host.enter(OUTSIDE, is_backward=link.is_backward)
         between = self._between["alone" if part.endswith("weights") else self._main]
         assert context is not None
         is_shared = part.startswith("shared")

@@ -17,6 +17,7 @@ from replay.chains.kernel_streams import staged
 from replay.chains.micro_batches import DBO, SBO, MicroBatchTurns
 from replay.chains.pass_pairs import ORDERS
 from replay.chains.replay import ONE_BATCH, Replay, Strategy
+from replay.chains.stack_calls import stage_calls
 from replay.errors import UserError
 from replay.model.compute.dense import Between
 from replay.model.machine.domains import Domains
@@ -27,19 +28,22 @@ from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.map_arrays import WhichLayer
 from replay.model.work.placement import FITTED, PER_STEP, Placement, place
 from replay.model.work.sliced import num_groups, sliced
+from replay.model.work.stacks import PRACTICE, Stack, even_sizes, facts_of
 from replay.model.work.step_plan import plan_step
 from replay.model.work.thinned import choose, thinned
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.settings import ChainSettings
-    from replay.model.machine.host import Launch
+    from replay.model.machine.host import Calls, Launch
     from replay.model.machine.machine import Ints
     from replay.model.work.batch import Batch
+    from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.precision import Precision
     from replay.schemes import Scheme
     from replay.schemes.ep.staged import Interleave, Releases
     from tracegen import RoutingTrace
+    from tracegen.models import ModelShape
 
 
 def prepare(
@@ -69,13 +73,15 @@ def prepare(
     if kind != "off":
         strategy = strategy_of(kind, phase, staged(scheme, kind).releases)
     every = list(_links(settings, trace, batches, system, strategy))
+    links = _with_sampled_nodes(every, settings.sample_nodes, system, ranks)
     return Replay(
-        _with_sampled_nodes(every, settings.sample_nodes, system, ranks),
+        links,
         system,
         scheme,
         settings.launch or _launch(settings, scheme, system, batches[0]),
         strategy,
         communication_only=settings.communication_only,
+        calls=_calls(settings, links, trace.model_shape, batches[0], system, scheme),
     )
 
 
@@ -183,6 +189,37 @@ def _launch(settings: ChainSettings, scheme: Scheme, system: System, batch: Batc
     programs = (typical_program(scheme, is_backward=one, system=system) for one in settings.passes)
     captured = batch.phase == "decode" and all(map(can_be_captured, programs))
     return "graph" if captured else "eager"
+
+
+def _calls(
+    settings: ChainSettings,
+    links: Sequence[ChainLink],
+    shape: ModelShape,
+    batch: Batch,
+    system: System,
+    scheme: Scheme,
+) -> Calls | None:
+    """What the stack does around the scheme's kernels; None without one.
+
+    Lists know even work: that of the GPU with most tokens stands for all.
+    """
+    if settings.stack is None:
+        return None
+    facts = facts_of(shape)
+    if settings.stack == PRACTICE:
+        training = any(settings.passes)
+        stack = Stack.in_practice(scheme.name, system, facts, is_training=training)
+    else:
+        stack = Stack.of(settings.stack, system, facts)
+    tokens = int(np.bincount(batch.source_rank, minlength=batch.num_ranks).max())
+    sizes = even_sizes(shape, tokens=tokens, ranks=batch.num_ranks)
+    works: dict[Pass, LayerWork] = {
+        "backward" if is_backward else "forward": next(
+            link for link in links if link.is_backward == is_backward
+        ).work()
+        for is_backward in settings.passes
+    }
+    return stage_calls(stack, scheme, sizes, works, system)
 
 
 # ---- the work of a layer -------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from replay.measure.token_latency import us
 from replay.model.compute.gradient_reduction import reduce_gradients
 from replay.model.compute.replication import replicate
 from replay.model.compute.shared import PLACED
+from replay.model.machine.host import OUTSIDE, UNSTAGED
 from replay.model.machine.kinds import EXPERTS, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine, Time
 from replay.model.machine.times import NO_TIME
@@ -136,7 +137,7 @@ class OneBatch(Strategy):
             first_task, one_before = builder.num_tasks, links[number - 1] if number else None
             machine.notes.layer = number
             machine.host.next_layer(same_graph=one_before is not None and link.is_with(one_before))
-            machine.host.enter("", is_backward=link.is_backward)
+            machine.host.enter(OUTSIDE, is_backward=link.is_backward)
             start = link.before(machine, machine.meet(ends) if replay.meets else ends)
             if number:
                 work = link.work()
@@ -171,7 +172,8 @@ def _described(
     with faults_of(scheme):
         check_code_for(scheme, work, machine.system)
         placed = _shared_rows(machine)
-        ends = scheme.build(work, machine, start)
+        begun = machine.enter(UNSTAGED, start, is_backward=work.is_backward)
+        ends = scheme.build(work, machine, begun)
         if work.shared is not None and _shared_rows(machine) - placed != work.num_tokens:
             message = (
                 f"scheme {scheme.name!r} has no place for shared experts beside its dispatch; run "
@@ -239,7 +241,7 @@ class Replay:
         machine = Machine(
             self.system, builder, len(link.context.tokens), launch=self.launch, calls=self.calls
         )
-        machine.host.enter("", is_backward=link.is_backward)
+        machine.host.enter(OUTSIDE, is_backward=link.is_backward)
         ended = link.before(machine, machine.mark(machine.ranks))
         launched = machine.host.last
         if launched is None:

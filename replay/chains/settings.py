@@ -58,6 +58,7 @@ class ChainSettings:
     shared_experts: SharedExperts
     interleave: Interleaving
     launch: Launch | None
+    stack: str | None
     jitter: str
     jitter_seed: int
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from replay.chains.chain import check_code_for, faults_of
 from replay.engine import GraphBuilder
-from replay.model.machine.host import Calls, StageCalls
+from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.schemes.ep.staged import STAGES
@@ -55,14 +55,15 @@ def stage_calls(
     known = stack.with_dispatcher(scheme.name)
     for direction, work in works.items():
         is_backward = direction == "backward"
+        found[OUTSIDE, is_backward] = StageCalls(stack.costs.call_ps("torch", direction))
         extension = StageCalls(stack.costs.call_ps("library", direction))
-        found |= {(stage, is_backward): extension for stage in ("", *STAGES)}
+        found |= {(stage, is_backward): extension for stage in (UNSTAGED, *STAGES)}
         if known is None:
             continue
         host = _host_of(scheme, work, system)
         for stages, rows in zip(GROUPS, _groups(known, sizes, direction), strict=True):
             found |= _spread(known, stages, rows, host, is_backward=is_backward)
-    return found
+    return Calls(found)
 
 
 def _host_of(scheme: Scheme, work: LayerWork, system: System) -> Host:

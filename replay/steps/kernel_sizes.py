@@ -3,63 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import comb
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError, listed
-from replay.model.work.kernel_lists import KernelSizes
-from replay.steps.parameters import key_and_value
+from replay.model.work.kernel_lists import load
+from replay.model.work.stacks import STACKS, facts_of
+from replay.model.work.stacks.sizes import even_sizes
 
 if TYPE_CHECKING:
+    from replay.model.work.kernel_lists import KernelSizes
+    from replay.model.work.kernel_lists.expressions import Value
     from replay.model.work.stacks import Stack
+    from replay.steps.layer_passes import Pairing
     from replay.steps.plan import ParallelPlan
     from tracegen.models import ModelShape
 
 
 def sizes_of(shape: ModelShape, plan: ParallelPlan, sequence: int) -> KernelSizes:
-    """Give the sizes of a GPU's work in a micro-batch, with even routing.
-
-    Tokens choose experts independently of each other, so that a GPU gets a token that chose any of
-    its experts once.
-    """
-    tokens, heads = plan.tokens_per_gpu(sequence), shape.num_heads or 0
-    local = shape.num_ffn_experts // plan.ep
-    # Of all choices, those that have none of a GPU's experts.
-    elsewhere = comb(shape.num_experts - local, shape.topk)
-    every = comb(shape.num_experts, shape.topk)
-    return KernelSizes(
-        tokens=tokens,
-        tp=plan.tp,
-        ranks=plan.ep,
-        hidden=shape.hidden,
-        experts=shape.num_experts,
-        topk=shape.topk,
-        heads=heads,
-        kv_heads=shape.num_kv_heads or heads,
-        width=key_and_value(shape)[1],
-        q_rank=shape.q_lora_rank or 0,
-        kv_rank=shape.kv_lora_rank or 0,
-        nope=shape.qk_nope_head_dim or 0,
-        rope=shape.qk_rope_head_dim or 0,
-        value=shape.v_head_dim or 0,
-        local=local,
-        rows=tokens * shape.topk * shape.num_ffn_experts // shape.num_experts,
-        copies=plan.ep * tokens * (every - elsewhere) // every,
-        inner=shape.moe_intermediate,
-        shared=shape.num_shared_experts * shape.shared_intermediate,
-        dense=shape.dense_intermediate,
-        vocab=-(-(shape.vocab or 0) // plan.tp),
-        chunks=plan.vpp,
+    """Give the sizes of a GPU's work in a micro-batch, with even routing."""
+    return even_sizes(
+        shape, tokens=plan.tokens_per_gpu(sequence), ranks=plan.ep, tp=plan.tp, chunks=plan.vpp
     )
 
 
-def facts_of(shape: ModelShape) -> Mapping[str, bool]:
-    """Options of stacks that the model decides."""
-    return {
-        "qk_norm": shape.qk_norm != "none",
-        "sinks": "sinks" in shape.biases,
-        "biases": "experts" in shape.biases,
-    }
+def facts_of_step(shape: ModelShape, beside: Pairing | None) -> Mapping[str, Value]:
+    """Options of stacks that the model decides, and how passes run beside each other."""
+    overlap = {"overlap": "passes"} if beside == "megatron" else {}
+    return {**facts_of(shape), **overlap}
 
 
 def tensors_of(
@@ -98,9 +68,14 @@ def check_stack(stack: Stack, shape: ModelShape, plan: ParallelPlan, precision: 
     Raises
     ------
     UserError
-        If the list is of another type of products, of other attention, or knows no slices.
+        If the list has no backward pass, is of another type of products or other attention, or
+        knows no slices.
     """
     kernels, name = stack.kernels, stack.name
+    if not kernels.trains:
+        trained = listed(one for one, (of, _) in STACKS.items() if load(of).trains)
+        message = f"stack {name}: its list has no backward pass; those that train are {trained}"
+        raise UserError(message)
     if precision not in kernels.types:
         message = f"stack {name}: products are {listed(kernels.types)}, and not {precision}"
         raise UserError(message)

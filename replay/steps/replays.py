@@ -6,6 +6,7 @@ has most nearly as many rows. All else is the same in all layers and micro-batch
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.chains.chain import check_code_for
+from replay.chains.stack_calls import stage_calls
 from replay.experiments.layer.setup import Setup, check_all, set_up, spec_of
 from replay.model.work.precision import Precision
 from replay.steps.chunks import chunks_of
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
     from replay.chains.replay import Replay
+    from replay.model.machine.host import Calls
+    from replay.model.work.kernel_lists.lists import Pass
+    from replay.model.work.layer import LayerWork
     from replay.model.work.stacks import Stack
     from replay.schemes import Scheme
     from replay.steps.layer_passes import Pairing
@@ -78,6 +83,8 @@ class StepReplays:
         As of `replay.experiments.layer.spec.RunSpec`.
     stack
         What launches the kernels; None for the bare ones of schemes and models.
+    host_spread
+        Of hosts' times under it, as of `replay.model.machine.host.Calls`.
 
     Raises
     ------
@@ -100,6 +107,7 @@ class StepReplays:
     seed: int = 0
     placement: str = "contiguous"
     stack: Stack | None = None
+    host_spread: float = 0.0
     _places: tuple[Ints, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -159,16 +167,17 @@ class StepReplays:
         ready, links = self._prepared(scheme)
         for link in (links[0, False, 0], links[0, True, 0]):
             check_code_for(ready.scheme, link.work(), self.system)
-        shared = self._shared
+        shared, chosen = self._shared, ready.tuned(None)[0].scheme
         passes = LayerPasses(
             self.system,
-            ready.tuned(None)[0].scheme,
+            chosen,
             ready.launch,
             shared.parts,
             shared.context,
             self.plan.recompute,
             self.splits_backward,
             self.beside,
+            self._calls(chosen, links),
         )
         return StepTimes(
             num_ranks=self.plan.peers,
@@ -179,6 +188,16 @@ class StepReplays:
             synchronise=shared.synchronise,
             update=shared.update,
         )
+
+    def _calls(self, scheme: Scheme, links: Links) -> Calls | None:
+        """What the stack does around the scheme's kernels; None without one."""
+        if self.stack is None:
+            return None
+        works: dict[Pass, LayerWork] = {
+            "forward": links[0, False, 0].work(), "backward": links[0, True, 0].work(),
+        }  # fmt: skip
+        found = stage_calls(self.stack, scheme, self._shared.sizes, works, self.system)
+        return dataclasses.replace(found, spread=self.host_spread, seed=self.seed)
 
     @property
     def facts(self) -> dict[str, Any]:

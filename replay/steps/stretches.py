@@ -18,6 +18,7 @@ import numpy as np
 from replay.chains.replay import Replay
 from replay.engine import GraphBuilder, schedule
 from replay.measure.alone import exposed_ps
+from replay.model.machine.host import OUTSIDE
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.machine.times import NO_TIME, Time
@@ -67,6 +68,8 @@ def replay_stretch(
     """
     builder = GraphBuilder(KIND_NAMES)
     machine = Machine(system, builder, num_ranks, launch=launch, lead=lead, calls=calls)
+    if calls is not None:
+        machine.host.enter(OUTSIDE)
     ends = add(machine, machine.mark(machine.ranks))
     visible = schedule(builder.build()).visible_ps
     causes: dict[Cause, Ints] = {}

@@ -146,6 +146,13 @@ class RunSpec(Spec):
         description="eager (kernel by kernel) or graph (captured in CUDA graphs) [graph in decode "
         "if the scheme can be captured, else eager].",
     )
+    stack: str | None = Field(
+        None,
+        exclude_if=lambda stack: stack is None,  # as results were before there was any
+        description="Software around the scheme's kernels, whose host pays by call: practice (of "
+        "each scheme, what trains or serves with it), or a stack and options of it, as "
+        "megatron-plain:graphs=router [none: bare launches].",
+    )
     tune: bool | None = Field(
         None,
         description="Let schemes choose among their splits of the SMs, by replay: all that have "

@@ -20,7 +20,7 @@ from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
 from replay.steps.fitting import check
-from replay.steps.kernel_sizes import facts_of
+from replay.steps.kernel_sizes import facts_of_step
 from replay.steps.replays import StepReplays
 from replay.steps.routing import parse
 
@@ -111,13 +111,16 @@ class Setup:
         recipe = recipes.find(spec.recipe or named.recipe or DEFAULT_RECIPES[precision.gemm])
         memory = schedule.memory(shape, plan, system, recipe, sequence, must_fit=spec.fit)
         routing = parse(spec.routing)
+        stack = None
+        if spec.stack is not None:
+            stack = Stack.of(spec.stack, system, facts_of_step(shape, schedule.beside))
         replays = StepReplays(
             shape, system, plan,
             sequence=sequence, precision=precision.name, trace=trace, routing=routing,
             layers=spec.layers_sampled, samples=spec.samples, sample_nodes=spec.sample_nodes,
             splits_backward=schedule.splits_backward, beside=schedule.beside, seed=spec.seed,
             placement=spec.placement,
-            stack=None if spec.stack is None else Stack.of(spec.stack, system, facts_of(shape)),
+            stack=stack, host_spread=spec.host_spread,
         )  # fmt: skip
         return cls(
             spec, shape, system, plan, schedule, pipeline, chunks_of(shape, plan), sequence,

@@ -65,6 +65,14 @@ class TrainSpec(Spec):
         "megatron-tuned, automodel or deepseek, as megatron-plain:graphs=router,qk_norm=true "
         "[none: the bare kernels of the model and the scheme].",
     )
+    host_spread: float = Field(
+        0.0,
+        ge=0,
+        le=2,
+        exclude_if=lambda spread: not spread,
+        description="Spread of hosts under a stack: standard deviation of the natural logarithm "
+        "of what each GPU's host takes for a stage of a layer, at the same mean.",
+    )
     sequence: Count | None = Field(None, description="Tokens of a sequence [the plan's, or 4096].")
     precision: NumberType | None = PRECISION
     recipe: str | None = Field(

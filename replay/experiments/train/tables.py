@@ -210,6 +210,8 @@ def notes(compared: TrainComparison) -> Iterator[str]:
         f"Replayed: {' + '.join(map(str, sampled))} of {facts['moe_layers']} MoE layers, routing "
         f"{result.spec.trace or result.spec.routing}, {facts['tokens_per_gpu']:,} tokens per GPU."
     )
+    if result.spec.stack is not None:
+        yield f"Kernels are launched by hosts of {result.spec.stack}."
     if left_out := _list(facts["left_out"]):
         yield f"No time is charged for: {', '.join(map(str, left_out))}."
     apart = [label(one) for one in compared.results if not one.is_paired]

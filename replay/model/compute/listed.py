@@ -16,12 +16,12 @@ import numpy as np
 
 from hwmodel.units import ps_from_ns
 from replay.model.compute.dense_kernels import Kernels, Weights
+from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
     from replay.model.collectives.algorithm import Collective
-    from replay.model.machine.host import Operation
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.kernel_lists import ListedOperation
     from replay.model.work.stacks import Stack
@@ -120,11 +120,16 @@ class ListedKernels(Kernels):
             if row.waits:
                 self._wait(row)
             else:
-                self._add(row, self._stack.operation(row))
+                self._add(row, self._named(row))
+
+    def _named(self, row: ListedOperation) -> Operation:
+        """A row as a host launches it."""
+        each_ps = self._stack.each_ps(row)
+        return Operation(row.name, row.kernels, source=row.source, host_ps=each_ps)
 
     def _wait(self, row: ListedOperation) -> None:
         """Kernels of a row and waits of the host in turn."""
-        one, before = self._stack.operation(row), 0
+        one, before = self._named(row), 0
         for turn in range(row.waits):
             upto = row.kernels * (turn + 1) // row.waits
             if upto > before or not turn:

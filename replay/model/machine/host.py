@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ Bools = npt.NDArray[np.bool_]
 
 
 OTHERS = "other kernels of the stack"
+OUTSIDE, UNSTAGED = "", "layer"
+"""Names of stages: of what lies between the layers, and of a layer that has no stages."""
 
 
 class Operation(NamedTuple):
@@ -87,9 +90,34 @@ class StageCalls(NamedTuple):
     waits: int = 0
 
 
-Calls = Mapping[tuple[str, bool], StageCalls]
-"""What a stack does in a stage of a layer, by the stage's name and whether the pass is backward; an
-empty name is what lies outside of stages."""
+@dataclass(frozen=True)
+class Calls:
+    """What a stack's hosts do around a scheme's kernels.
+
+    Attributes
+    ----------
+    stages
+        By the name of a stage of the layer and whether the pass is backward; also by `OUTSIDE` and
+        `UNSTAGED`.
+    spread, seed
+        Standard deviation of the natural logarithm of what a host takes for a stage, over GPUs and
+        stages, at the same mean; seed of the draws.
+    """
+
+    stages: Mapping[tuple[str, bool], StageCalls]
+    spread: float = 0.0
+    seed: int = 0
+
+    def paces(self, stage: str, num_ranks: int, *, is_backward: bool) -> npt.NDArray[np.float64]:
+        """(rank,): how many times the mean each host takes for a stage."""
+        key = (*stage.encode(), 256 + is_backward)
+        sequence = np.random.SeedSequence(self.seed, spawn_key=key)
+        drawn = np.random.default_rng(sequence).standard_normal(num_ranks)
+        paces: npt.NDArray[np.float64] = np.exp(self.spread * drawn - self.spread**2 / 2)
+        return paces
+
+
+NO_CALLS = Calls({})
 
 
 def named(what: str | Operation) -> Operation:
@@ -108,7 +136,7 @@ class Host:
     lead
         (rank,): by how much each thread begins before its GPU.
     calls
-        What a stack does in each stage of a layer. Without it, every launch is a bare one.
+        What a stack does around the kernels. Without it, every launch is a bare one.
 
     Attributes
     ----------
@@ -117,8 +145,8 @@ class Host:
     last
         (rank,): the last task of each thread; None before the first.
     launched, waited, moved
-        By stage, as of `Calls`: kernels and waits of the program, and bytes that elementwise kernels
-        read and write on the GPU with most of them.
+        By stage, as of `Calls`: kernels and waits of the program, and bytes that elementwise
+        kernels read and write on the GPU with most of them.
     """
 
     def __init__(
@@ -132,8 +160,9 @@ class Host:
         calls: Calls | None = None,
     ) -> None:
         self._overheads = system.overheads
-        self._calls = {} if calls is None else calls
-        self._stage = ("", False)
+        self._calls = NO_CALLS if calls is None else calls
+        self._paces: npt.NDArray[np.float64] | None = None
+        self._stage = (OUTSIDE, False)
         ahead = None if system.spec.host is None else system.host.queue_launches.value
         self._ahead: deque[Ints] = deque(maxlen=ahead)  # kernels that were launched, as they begin
         self.launched: Counter[tuple[str, bool]] = Counter()
@@ -173,7 +202,10 @@ class Host:
     def enter(self, stage: str, *, is_backward: bool = False) -> StageCalls | None:
         """Come to a stage of a layer: what a stack does there, if there is one."""
         self._stage = (stage, is_backward)
-        found = self._calls.get(self._stage)
+        found = self._calls.stages.get(self._stage)
+        if self._calls.spread:
+            ranks = len(self._resources.ranks)
+            self._paces = self._calls.paces(stage, ranks, is_backward=is_backward)
         self._launch_ps = self._overheads.launch_ps if found is None else found.launch_ps
         return found
 
@@ -262,7 +294,7 @@ class Host:
         assert lead_ps is not None
         # From each launch on: all launches up to it, its kernel and those behind it.
         left = np.cumsum((each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
-        launches = self._each_ps(one) * np.arange(1, count + 1)
+        launches = np.asarray(self._each_ps(one))[..., None] * np.arange(1, count + 1)
         arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
         held_up = Time((arrived + left.T).max(axis=-1))
         held = self._tasks.delay(Kind.HOST, held_up, before)
@@ -288,9 +320,10 @@ class Host:
             self._replayed = self._issue(self._overheads.graph_launch_ps)
         return self._replayed
 
-    def _each_ps(self, one: Operation) -> int:
-        """What each launch takes the thread."""
-        return self._launch_ps if one.host_ps is None else one.host_ps
+    def _each_ps(self, one: Operation) -> IntsLike:
+        """What each launch takes the threads."""
+        each = self._launch_ps if one.host_ps is None else one.host_ps
+        return each if self._paces is None else np.rint(each * self._paces).astype(np.int64)
 
     def _launched(self, one: Operation, count: IntsLike) -> Ints | None:
         """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
@@ -334,7 +367,7 @@ class Host:
     def spend(self, what: Operation) -> None:
         """Go on behind something that no kernel comes of, or whose kernels others charge."""
         if what.host_ps and self._lead_ps is not None and not self._is_capturing:
-            self._issue(what.host_ps * max(1, what.launches))
+            self._issue(self._each_ps(what) * max(1, what.launches))
 
     def work(self, kind: Kind, time: Time, after: Ints) -> Ints:
         """Occupy the thread for work of its own: (rank,) tasks."""

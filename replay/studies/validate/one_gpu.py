@@ -100,7 +100,7 @@ def stack_of(row: Row, speed: float = 1.0) -> Stack:
     kernels = load("pytorch")
     variant = row["variant"]
     options = kernels.chosen(graphs=GRAPHS[variant], waits=variant == "waits")
-    return Stack("pytorch", kernels, options, load_costs(speed))
+    return Stack("pytorch", kernels, options, load_costs("pytorch", speed))
 
 
 def speeds() -> dict[int, float]:

@@ -237,10 +237,10 @@ def test_hosts_of_two_gpus_do_not_wait_for_each_other() -> None:
 # ---- what a stack does around launches -----------------------------------------------------------
 
 
-def _under(calls: Calls) -> Stream:
+def _under(stages: dict[tuple[str, bool], StageCalls]) -> Stream:
     """A stream whose host does what a stack does, stage by stage."""
     stream = Stream("eager")
-    stream.machine.host._calls = calls
+    stream.machine.host._calls = Calls(stages)
     return stream
 
 
@@ -300,3 +300,19 @@ def test_no_more_launches_are_ahead_than_the_queue_takes() -> None:
     # Launches 3 and 4 wait until kernels 1 and 2 have begun, at 3 and 55 us: the fourth is made at
     # 58, and the host is free 9 us behind it.
     assert stream.schedule.visible_ps[last[0]] == (55 + 3 + 9) * US
+
+
+def test_hosts_of_gpus_have_paces_of_their_own() -> None:
+    graph, calls = GraphBuilder(KIND_NAMES), Calls({}, spread=0.5, seed=3)
+    machine = Machine(round_machine(), graph, 8, launch="eager", calls=calls)
+    machine.host.enter("send")
+    begun = machine.kernel(machine.mark(machine.ranks), Operation("kernel", host_ps=100 * US))
+    paces = calls.paces("send", 8, is_backward=False)
+    assert schedule(graph.build()).visible_ps[begun] == pytest.approx(100 * US * paces, abs=1)
+    assert len(set(paces)) == 8
+
+
+def test_paces_have_the_mean_and_the_spread_that_are_asked_for() -> None:
+    paces = Calls({}, spread=0.4).paces("send", 100_000, is_backward=True)
+    assert paces.mean() == pytest.approx(1, rel=0.01)
+    assert np.log(paces).std() == pytest.approx(0.4, rel=0.02)

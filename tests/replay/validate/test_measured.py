@@ -218,7 +218,7 @@ KEYS = {
     "launch_queue": ("system", "what", "setting"),
     "steps": ("system", "run", "variant", "tokens", "layers"),
     "step_kernels": ("system", "tokens", "index"),
-    "megatron_layer": (
+    "megatron_host": (
         "system", "activation", "tokens", "kind", "pass", "range", "name", "order",
     ),
     "permutation": ("system", "kernel", "rows", "experts", "topk", "width", "block"),

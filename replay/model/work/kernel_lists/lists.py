@@ -88,6 +88,8 @@ class Row(StrictDocument):
         Copies between host and GPU, and waits of the host for its GPU.
     events
         Calls of the host that record events and have streams wait for them.
+    peers
+        GPUs that it sends messages to, where the host posts each by itself.
     captured
         Whether it is in the graph that holds its part; if not, it is launched before.
     again
@@ -118,6 +120,7 @@ class Row(StrictDocument):
     copies: int = 0
     waits: int = 0
     events: int | str = 0
+    peers: int | str = 0
     captured: bool = True
     again: bool = False
     when: str = "1"
@@ -157,7 +160,7 @@ class ListedOperation(NamedTuple):
     ----------
     part, direction, graph
         Of the part that it is in.
-    kernels, moves, items, gemm, groups, calls, tensors, copies, waits, events, adds
+    kernels, moves, items, gemm, groups, calls, tensors, copies, waits, events, peers, adds
         As of `Row`, as numbers.
     operator, collective, types, weights, captured, again
         As of `Row`.
@@ -178,6 +181,7 @@ class ListedOperation(NamedTuple):
     copies: int
     waits: int
     events: int
+    peers: int
     source: str
     collective: Collective | None = None
     types: str = ""
@@ -275,6 +279,11 @@ class KernelList(StrictDocument):
         defaults = {name: option.default for name, option in self.options.items()}
         return {**defaults, **self.presets.get(preset, {}), **given}
 
+    @property
+    def trains(self) -> bool:
+        """Whether it has a backward pass."""
+        return any(part.direction == "backward" for part in self.parts)
+
     def has(self, part: str, direction: Pass | None = None) -> bool:
         """Whether there is a part, in some pass or in this one."""
         return any(one.name == part and direction in (None, one.direction) for one in self.parts)
@@ -331,7 +340,7 @@ class KernelList(StrictDocument):
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
     yield from map(str, (row.kernels, row.moves, row.items, row.groups, row.calls, row.tensors))
-    yield from map(str, (row.events, row.adds, *(row.gemm or ())))
+    yield from map(str, (row.events, row.peers, row.adds, *(row.gemm or ())))
 
 
 def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperation:
@@ -352,7 +361,8 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         kind=row.kind, ground=row.ground, stream=stream, kernels=number(row.kernels),
         moves=number(row.moves), gemm=(number(m), number(n), number(k)) if row.gemm else None,
         tensors=number(row.tensors), copies=row.copies, waits=row.waits,
-        events=number(row.events), source=row.source, collective=row.collective, types=row.types,
+        events=number(row.events), peers=number(row.peers), source=row.source,
+        collective=row.collective, types=row.types,
         weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
         items=number(row.items), groups=number(row.groups), operator=row.operator,
         calls=number(row.calls),

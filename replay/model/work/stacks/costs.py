@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +26,23 @@ class CallCost(StrictDocument):
     about
         What it is a call of.
     forward_us, backward_us
-        Microseconds in each pass.
+        Microseconds for each kernel in each pass.
+    around_forward_us, around_backward_us
+        Microseconds for each row of a list, however many kernels it has: the module around them.
     """
 
     about: str
     forward_us: Quantity[NonNegative]
     backward_us: Quantity[NonNegative]
+    around_forward_us: Quantity[NonNegative] | None = None
+    around_backward_us: Quantity[NonNegative] | None = None
 
-    def us(self, direction: Pass) -> float:
-        """Microseconds in a pass."""
-        return (self.backward_us if direction == "backward" else self.forward_us).value
+    def us(self, direction: Pass, calls: int = 1, rows: int = 1) -> float:
+        """Microseconds of calls and what is around them in a pass."""
+        back = direction == "backward"
+        each = self.backward_us if back else self.forward_us
+        around = self.around_backward_us if back else self.around_forward_us
+        return calls * each.value + (0.0 if around is None else rows * around.value)
 
 
 class Slowdown(StrictDocument):
@@ -65,19 +72,20 @@ class CallCosts:
     Attributes
     ----------
     calls
-        By the names of `replay.model.work.kernel_lists.lists.Call`, and *tensor* and *event*.
+        By the names of `replay.model.work.kernel_lists.lists.Call`, and *te_gemm*, *tensor*,
+        *event* and *peer*.
     operators
         Those of PyTorch's operators by name, each by itself, for rows that name one.
     among_others
-        What they take in a model, over that.
+        What operators take in a model, over that.
     speed
         How many times as fast the host is as the one they were measured on.
     """
 
     calls: Mapping[str, CallCost]
-    operators: Mapping[str, CallCost]
-    among_others: Slowdown
     speed: float = 1.0
+    operators: Mapping[str, CallCost] = field(default_factory=dict)
+    among_others: Slowdown | None = None
 
     def call_ps(self, call: str, direction: Pass) -> int:
         """Host time of one call of a kind."""
@@ -85,34 +93,37 @@ class CallCosts:
 
     def ps(self, operation: ListedOperation) -> int:
         """Host time of an operation: its calls, allocations, copies and events, but no waiting."""
-        one = operation
+        one, direction = operation, operation.direction
         if one.operator:
-            each = self.operators[one.operator].us(one.direction)
-            slower = self.among_others.of(one.direction) / self.speed
-            return ps_from_us(one.calls * each * slower)
+            each = self.operators[one.operator].us(direction)
+            slower = 1.0 if self.among_others is None else self.among_others.of(direction)
+            return ps_from_us(one.calls * each * slower / self.speed)
+        call = f"{one.call}_{one.kind}"
+        calls = self.calls.get(call, self.calls[one.call])
+        us = calls.us(direction, one.kernels, bool(one.kernels))
         # An operator of PyTorch makes its result itself.
         tensors = max(0, one.tensors - one.kernels) if one.call == "torch" else one.tensors
-        parts = (
-            (one.kernels, one.call),
-            (tensors, "tensor"),
-            (one.copies, "copy"),
-            (one.events, "event"),
-        )
-        us = sum(count * self.calls[call].us(one.direction) for count, call in parts if count)
+        for count, what in (
+            (tensors, "tensor"), (one.copies, "copy"), (one.events, "event"), (one.peers, "peer"),
+        ):  # fmt: skip
+            us += count * self.calls[what].us(direction)
         return ps_from_us(us / self.speed)
 
 
 @functools.cache
-def load_costs(speed: float = 1.0) -> CallCosts:
-    """Give the costs that ship, on a host of some speed."""
-    operators = _read("operators.toml")
+def load_costs(kernels: str, speed: float = 1.0) -> CallCosts:
+    """Give the costs that ship under a kernel list, on a host of some speed."""
+    tables, operators = _read("costs.toml"), dict(_read("operators.toml"))
     slowdown = Slowdown(**operators.pop("among_others"))
-    return CallCosts(_costs(_read("costs.toml")), _costs(operators), slowdown, speed)
+    calls = {**tables["any"], **tables.get(kernels, {})}
+    return CallCosts(_costs(calls), speed, _costs(operators), slowdown)
 
 
 def _costs(read: Mapping[str, Any]) -> dict[str, CallCost]:
     return {name: CallCost(**entry) for name, entry in read.items()}
 
 
-def _read(file: str) -> dict[str, Any]:
+@functools.cache
+def _read(file: str) -> Mapping[str, Any]:
+    """Every table of a file."""
     return tomllib.loads(resources.files(__package__).joinpath(file).read_text("utf-8"))

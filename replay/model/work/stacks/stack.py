@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError, unknown
-from replay.model.machine.host import Operation
 from replay.model.work.kernel_lists import KernelList, load
 from replay.model.work.stacks.costs import CallCosts, load_costs
 
@@ -23,8 +22,23 @@ STACKS: Mapping[str, tuple[str, str]] = {
     "megatron-tuned": ("megatron", "tuned"),
     "automodel": ("automodel", ""),
     "deepseek": ("deepseek", ""),
+    "megatron-inference": ("megatron-inference", ""),
+    "sglang": ("sglang", ""),
+    "vllm": ("vllm", ""),
+    "tensorrt-llm": ("tensorrt-llm", ""),
 }
-"""Stacks of training by name: the kernel list, and the preset of its options."""
+"""Stacks by name: the kernel list, and the preset of its options. The first four train."""
+
+PRACTICE = "practice"
+SERVED = {
+    "deepep": "sglang",
+    "deepep-ll": "sglang",
+    "deepep-v2": "sglang",
+    "nvls": "megatron-inference",
+    "megatron-allgather": "vllm",
+    "flashinfer-push": "tensorrt-llm",
+}
+"""Stacks in which a scheme serves, where it is known; the others are as if in SGLang."""
 
 
 DISPATCHERS: Mapping[str, str] = {
@@ -90,7 +104,15 @@ class Stack:
             given[key] = _value(value)
         decided = {name: value for name, value in (facts or {}).items() if name in kernels.options}
         options = kernels.chosen(preset, **{**decided, **given})
-        return cls(text, kernels, options, load_costs(system.host.speed.value))
+        return cls(text, kernels, options, load_costs(listed, system.host.speed.value))
+
+    @classmethod
+    def in_practice(
+        cls, scheme: str, system: System, facts: Mapping[str, Value], *, is_training: bool
+    ) -> Self:
+        """Find the stack that runs a scheme in practice: Megatron-Core's to train."""
+        name = "megatron-plain" if is_training else SERVED.get(scheme, "sglang")
+        return cls.of(name, system, facts)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -120,10 +142,9 @@ class Stack:
         """What it launches for parts of a pass, in order."""
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
 
-    def operation(self, listed: ListedOperation) -> Operation:
-        """The same as a host launches it: each kernel takes it an equal share of the row's time."""
-        each = self.costs.ps(listed) // max(1, listed.kernels)
-        return Operation(listed.name, listed.kernels, source=listed.source, host_ps=each)
+    def each_ps(self, listed: ListedOperation) -> int:
+        """What each kernel of a row takes the host: an equal share of the row's time."""
+        return self.costs.ps(listed) // max(1, listed.kernels)
 
 
 def _value(text: str) -> Value:

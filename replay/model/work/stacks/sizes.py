@@ -1,0 +1,69 @@
+"""Sizes that kernel lists speak of, and options that a model decides, from its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import comb
+from typing import TYPE_CHECKING
+
+from replay.model.work.kernel_lists import KernelSizes
+
+if TYPE_CHECKING:
+    from tracegen.models import ModelShape
+
+
+def even_sizes(
+    shape: ModelShape, *, tokens: int, ranks: int, tp: int = 1, chunks: int = 1
+) -> KernelSizes:
+    """Give the sizes of a GPU's work, with even routing.
+
+    Tokens choose experts independently of each other, so that a GPU gets a token that chose any of
+    its experts once.
+
+    Parameters
+    ----------
+    tokens
+        Whose rows the GPU owns.
+    ranks, tp
+        GPUs among which experts are spread, and that slice attention and dense parts.
+    chunks
+        Of the model on a GPU.
+    """
+    heads, local = shape.num_heads or 0, shape.num_ffn_experts // ranks
+    width = shape.head_dim or shape.hidden // max(1, heads)
+    # Of all choices, those that have none of a GPU's experts.
+    elsewhere = comb(shape.num_experts - local, shape.topk)
+    every = comb(shape.num_experts, shape.topk)
+    return KernelSizes(
+        tokens=tokens,
+        tp=tp,
+        ranks=ranks,
+        hidden=shape.hidden,
+        experts=shape.num_experts,
+        topk=shape.topk,
+        heads=heads,
+        kv_heads=shape.num_kv_heads or heads,
+        width=(shape.v_head_dim or 0) if shape.kv_lora_rank else width,
+        q_rank=shape.q_lora_rank or 0,
+        kv_rank=shape.kv_lora_rank or 0,
+        nope=shape.qk_nope_head_dim or 0,
+        rope=shape.qk_rope_head_dim or 0,
+        value=shape.v_head_dim or 0,
+        local=local,
+        rows=tokens * shape.topk * shape.num_ffn_experts // shape.num_experts,
+        copies=ranks * tokens * (every - elsewhere) // every,
+        inner=shape.moe_intermediate,
+        shared=shape.num_shared_experts * shape.shared_intermediate,
+        dense=shape.dense_intermediate,
+        vocab=-(-(shape.vocab or 0) // tp),
+        chunks=chunks,
+    )
+
+
+def facts_of(shape: ModelShape) -> Mapping[str, bool]:
+    """Options of stacks that the model decides."""
+    return {
+        "qk_norm": shape.qk_norm != "none",
+        "sinks": "sinks" in shape.biases,
+        "biases": "experts" in shape.biases,
+    }

@@ -1,0 +1,244 @@
+"""Steps under a software stack: sizes that lists speak of, hops, the optimiser, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from math import comb
+from typing import Any
+
+import numpy as np
+import pytest
+from loops import every
+
+import hwmodel
+from replay.chains.chain import ChainLink
+from replay.errors import UserError
+from replay.experiments import train
+from replay.experiments.train.spec import TrainSpec
+from replay.experiments.train.tables import notes
+from replay.model.machine.times import Time
+from replay.model.work.stacks import Stack, facts_of
+from replay.steps.kernel_sizes import check_stack, facts_of_step, sizes_of, tensors_of
+from replay.steps.layer_passes import LayerPasses
+from replay.steps.plan import ParallelPlan
+from replay.steps.replays import StepReplays
+from replay.steps.stretches import MoePart
+from replay.steps.times import StepTimes
+from tracegen import models
+from tracegen.models import ModelShape
+
+H100 = hwmodel.load("dgx-h100")
+SHAPE = ModelShape(
+    name="small", hidden=1024, moe_intermediate=512, num_experts=8, topk=2, num_layers=4,
+    gated=True, num_heads=8, num_kv_heads=4, head_dim=128, vocab=32_000,
+)  # fmt: skip
+TOKENS = 256
+PLAN = {"dp": 4, "ep": 4, "pp": 2, "layers": (2, 2)}
+
+
+def replays(stack: str | None, system: hwmodel.System = H100, **plan: Any) -> StepReplays:
+    found = None if stack is None else Stack.of(stack, system, facts_of(SHAPE))
+    return StepReplays(
+        SHAPE, system, ParallelPlan(**{**PLAN, **plan}), TOKENS, "bf16", layers=1, stack=found
+    )
+
+
+def made(stack: str | None, system: hwmodel.System = H100, **plan: Any) -> StepTimes:
+    return replays(stack, system, **plan).under("nccl-alltoall")
+
+
+@pytest.fixture(scope="module")
+def plain() -> StepTimes:
+    return made("megatron-plain")
+
+
+# ---- sizes ---------------------------------------------------------------------------------------
+
+
+def test_sizes_of_a_gpu() -> None:
+    shape = models.load("qwen3-30b-a3b")
+    found = sizes_of(shape, ParallelPlan(tp=8, dp=4, ep=16, pp=4, micro_batch=2, vpp=3), 4096)
+    tokens = 2 * 4096 // 8
+    none = comb(120, 8) / comb(128, 8)  # of a GPU's 8 experts
+    assert found.copies == int(16 * tokens * (1 - none))
+    expected = {
+        "tokens": tokens, "tp": 8, "ranks": 16, "hidden": 2048, "experts": 128, "topk": 8,
+        "heads": 32, "kv_heads": 4, "width": 128, "local": 8, "rows": 8 * tokens, "inner": 768,
+        "vocab": 151_936 // 8, "chunks": 3,
+    }  # fmt: skip
+    zeros = {name: 0 for name, value in found.by_name().items() if name not in expected}
+    assert found.by_name() == {**zeros, **expected, "copies": found.copies}
+    latent = sizes_of(models.load("deepseek-v3"), ParallelPlan(dp=64, ep=64), 4096)
+    widths = (latent.q_rank, latent.kv_rank, latent.nope, latent.rope, latent.value)
+    assert widths == (1536, 512, 128, 64, 128)
+    assert (latent.shared, latent.dense, latent.local, latent.heads) == (2048, 18_432, 4, 128)
+
+
+def test_tensors_of_a_chunk() -> None:
+    """Two of attention with its two norms, two norms, the gate, and two of each expert."""
+    shape, plan = models.load("qwen3-30b-a3b"), ParallelPlan(dp=16, ep=16)
+    each = 2 + 2 + 2 + 1 + 2 * 8
+    assert tensors_of(shape, plan, range(48), first=True, last=True) == 48 * each + 3
+    assert tensors_of(shape, plan, range(12), first=True, last=False) == 12 * each + 1
+    assert tensors_of(shape, plan, range(36, 48), first=False, last=True) == 12 * each + 2
+    deep = models.load("deepseek-v3")
+    latent = 7 + 2  # five projections, two norms within; and two around
+    moe = latent + 2 + 2 + 2 * 4  # gate with its bias, shared experts
+    found = tensors_of(deep, ParallelPlan(dp=64, ep=64), range(2, 5), first=False, last=False)
+    assert found == latent + 2 + 2 * moe
+    assert facts_of(shape) == {"qk_norm": True, "sinks": False, "biases": False}
+    assert facts_of(models.load("gpt-oss-20b"))["sinks"]
+    assert facts_of_step(shape, "megatron")["overlap"] == "passes"
+    assert facts_of_step(shape, "dualpipe") == facts_of(shape)
+
+
+# ---- parts of a step -----------------------------------------------------------------------------
+
+
+def test_a_stack_makes_layers_longer(plain: StepTimes) -> None:
+    """Its kernels are more than the bare ones, and each call takes the host its time."""
+    bare = made(None)
+    for of in ("forward", "backward"):
+        own = getattr(plain.layers[0][1], of).own
+        assert (own > 2 * getattr(bare.layers[0][1], of).own).all()
+    slow = hwmodel.load("dgx-h100", {"host.speed": 0.5})
+    halved = made("megatron-plain", slow)
+    for layer in range(4):
+        own, twice = (one.layers[0][layer].forward.own for one in (plain, halved))
+        assert (twice > 1.5 * own).all()
+    for of in ("forward", "backward"):
+        assert (getattr(halved.embedding, of).own > getattr(plain.embedding, of).own).all()
+        assert (getattr(halved.head, of).own > getattr(plain.head, of).own).all()
+
+
+def test_a_pass_begins_with_a_wait_where_rows_come_from_another_stage(plain: StepTimes) -> None:
+    """Forward the first layer of the second stage, backward the last one of the first."""
+    sync_ps = H100.overheads.host_sync_ps
+    own = [
+        [int(getattr(one, of).own.max()) for one in plain.layers[0]]
+        for of in ("forward", "backward")
+    ]
+    ahead, back = own
+    assert ahead[0] == ahead[1] == ahead[3]
+    assert ahead[2] >= ahead[3] + sync_ps
+    assert back[0] == back[2] == back[3]
+    assert back[1] >= back[0] + sync_ps
+
+
+def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else stops hosts, GPUs meet once more behind a hop, with hosts less ahead."""
+    leads: list[int] = []
+    real = LayerPasses._met
+
+    def met(self: LayerPasses, link: ChainLink, lead: Time) -> MoePart:
+        if not link.is_backward:
+            leads.append(int(np.max(lead.ps)))
+        return real(self, link, lead)
+
+    monkeypatch.setattr(LayerPasses, "_met", met)
+    replays("megatron-tuned:graphs=attention").under("ideal")
+    assert len(leads) == 4  # a layer, one behind a hop backward, and one forward
+    assert len(set(leads)) == 1
+
+
+@every("stack", ["megatron-plain", "automodel"])
+def test_virtual_stages_and_other_stacks_do_not_wait(stack: str) -> None:
+    times = made(stack, **({"vpp": 2, "layers": (1, 1, 1, 1)} if stack == "megatron-plain" else {}))
+    layers = times.layers[0]
+    assert all(one is layers[0] for one in layers)
+
+
+def test_what_is_made_again_begins_with_the_wait() -> None:
+    layers = made("megatron-plain", recompute="full").layers[0]
+    own = [int(one.backward.own.max()) for one in layers]
+    assert own[0] == int(layers[0].forward.own.max())
+    assert own[1] == int(layers[2].forward.own.max()) > own[0]
+    assert own[2] == own[3] == own[0]
+
+
+def test_an_optimiser_is_launched_kernel_by_kernel(plain: StepTimes) -> None:
+    bare, stack = made(None), Stack.of("megatron-plain", H100)
+    for number, chunk in enumerate(((0, 2), (2, 4))):
+        tensors = 2 * (2 + 2 + 1 + 2 * 2) + 1 + number
+        sizes = dataclasses.replace(
+            sizes_of(SHAPE, ParallelPlan(**PLAN), TOKENS), parameters=tensors
+        )
+        rows = stack.listed(sizes, ["optimizer"], "backward")
+        calls = sum(stack.costs.ps(row) for row in rows)
+        more = plain.update[chunk] - bare.update[chunk]
+        assert calls < more + 100 < calls + 50_000_000  # the all-reduce, and the last kernel
+
+
+def test_facts_name_the_stack_and_its_options() -> None:
+    facts = replays("megatron-tuned:graphs=none").facts
+    assert facts["stack"]["name"] == "megatron-tuned:graphs=none"
+    options = facts["stack"]["options"]
+    assert options["graphs"] == "none"
+    assert options["router_fusion"] is True
+    assert options["qk_norm"] is False, "the model decides, and not what others run"
+    assert "stack" not in replays(None).facts
+
+
+# ---- refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stack", "model", "precision", "plan", "message"),
+    [
+        ("vllm", "qwen3-30b-a3b", "bf16", {}, "no backward pass; those that train are .*deepseek"),
+        ("automodel", "qwen3-30b-a3b", "bf16", {"tp": 2}, "knows no slices, so tp=1"),
+        ("automodel", "gpt-oss-20b", "fp8", {}, "products are bf16, and not fp8"),
+        ("deepseek", "deepseek-v3", "bf16", {}, "products are fp8, and not bf16"),
+        ("deepseek", "qwen3-30b-a3b", "fp8", {}, "no attention as of qwen3-30b-a3b"),
+        ("automodel", "deepseek-v3", "bf16", {}, "no attention as of deepseek-v3"),
+        ("megatron-plain", "deepseek-v3", "fp8", {}, "fp8 is none and products are fp8; fp8 may"),
+        ("megatron-plain:fp8=blockwise", "deepseek-v3", "bf16", {}, "fp8 is blockwise and"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused(
+    stack: str, model: str, precision: str, plan: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check_stack(
+            Stack.of(stack, H100), models.load(model), ParallelPlan(dp=16, ep=16, **plan), precision
+        )
+
+
+def test_lists_that_fit_are_taken() -> None:
+    for stack, model, precision in (
+        ("megatron-plain:fp8=blockwise", "deepseek-v3", "fp8"),
+        ("megatron-tuned", "qwen3-30b-a3b", "bf16"),
+        ("automodel", "gpt-oss-20b", "bf16"),
+        ("deepseek", "deepseek-v3", "fp8"),
+    ):
+        plan = ParallelPlan(dp=16, ep=16)
+        check_stack(Stack.of(stack, H100), models.load(model), plan, precision)
+
+
+def test_a_system_whose_host_is_not_known_is_refused() -> None:
+    system = next(name for name in hwmodel.names() if hwmodel.load(name).spec.host is None)
+    with pytest.raises(UserError, match=r"has no table \[host\]"):
+        train.run(stack="megatron-plain", system=system, model="olmoe-1b-7b", plan="dp=8,ep=8")
+
+
+def test_a_spec_without_a_stack_is_as_before_there_were_any() -> None:
+    assert "stack" not in TrainSpec().model_dump()
+    assert TrainSpec(stack="automodel").model_dump()["stack"] == "automodel"
+
+
+def test_a_step_under_a_stack() -> None:
+    given: dict[str, Any] = {
+        "model": "olmoe-1b-7b", "plan": "pp=2,dp=4,ep=4,micro_batches=2", "sequence": 512,
+        "scheme": "nccl-alltoall", "layers_sampled": 1,
+    }  # fmt: skip
+    bare, graphed = (
+        train.run(**given, stack=stack) for stack in (None, "megatron-plain:graphs=attention")
+    )
+    scheme = given.pop("scheme")
+    compared = train.compare(schemes=[scheme], stack="megatron-plain", **given)
+    plain = compared[scheme]
+    assert "Kernels are launched by hosts of megatron-plain." in notes(compared)
+    assert bare.step_us < graphed.step_us < plain.step_us
+    assert len({one.run_id for one in (bare, plain, graphed)}) == 3
+    assert graphed.replayed["stack"]["options"]["graphs"] == "attention"
+    assert np.isclose(sum(plain.mean_us(cause) for cause in plain.spent_us), plain.step_us)
