@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from hwmodel.compute import gradient_type
 from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.machine.kinds import KIND_NAMES, Kind
@@ -192,6 +193,7 @@ class Kernels:
             Bytes of a value that it adds up to.
         """
         compute, hbm = self._machine.system.compute, self._machine.system.hbm
+        dtype = gradient_type(dtype)
         if not rows:
             return 0
         operands = int(compute.activation_bytes(n, rows, dtype))

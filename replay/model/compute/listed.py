@@ -1,6 +1,7 @@
 """Kernels of a software stack's list, one after the other on every GPU.
 
-What bounds a kernel says how long it takes: an elementwise one moves its bytes, a product is as
+What bounds a kernel says how long it takes: an elementwise one moves its bytes, unless it has a law
+of its own (`replay.model.compute.laws`), a product is as
 `hwmodel.compute` has it, attention as `hwmodel.attention`, a collective of tensor parallelism as
 its replay among GPUs that come at once. Hosts launch them in the order of the list, and each call
 takes them what it costs under the stack. Rows of other streams are on the one that computes, too.
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwmodel.units import ps_from_ns
 from replay.model.compute.dense_kernels import Kernels, Weights
+from replay.model.compute.laws import LAWS
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import NO_TIME, Time
@@ -30,37 +31,7 @@ CollectivePs = Callable[["Collective", int], int]
 """Time of a collective, from the bytes of the larger of a GPU's two buffers."""
 
 
-def map_time(_: ListedOperation) -> Time:
-    """Time that an index map takes beside that of its bytes; none is known."""
-    return NO_TIME
-
-
-def rows_time(_: ListedOperation) -> Time:
-    """Time that rows take to other places beside that of their bytes; none is known."""
-    return NO_TIME
-
-
-STRIDED_CLOCKS = 0.60
-"""Clocks of an SM for a value of an elementwise kernel that finds each address by itself, since its
-operands are strided or of several types: SwiGLU of 65,536 x 7168 from halves of rows takes 2429 us
-in two kernels, 132 SMs at 1.755 GHz (small_kernels.csv, H200; 7 % more on an H100)."""
-ATOMIC_CLOCKS = 1.83
-"""The same for a BF16 value that is added up atomically: ``index_add_`` of 65,536 x 7168 values
-takes 3712 us (the same table; 3709 on an H100)."""
-
-
-def items_time(machine: Machine, row: ListedOperation) -> Time:
-    """Time that a kernel takes for its items beside that for its bytes."""
-    if row.kind == "serial":
-        return machine.costs.memory_load() * row.items
-    if row.kind == "blocks":
-        sms, hbm = machine.sms.count, machine.system.hbm
-        rounds = -(-row.items // sms)
-        return Time(int(hbm.stream_ps(row.moves * rounds * sms // row.items - row.moves)))
-    clocks = {"strided": STRIDED_CLOCKS, "atomic": ATOMIC_CLOCKS}[row.kind]
-    of_items = ps_from_ns(row.items * clocks / machine.system.spec.gpu.clock_GHz.value)
-    moved_ps = int(machine.system.hbm.stream_ps(row.moves))
-    return Time(max(0, of_items // machine.sms.count - moved_ps))
+ONE_SCALE = ("delayed", "tensorwise")  # choices of option `fp8` with a scale for a whole operand
 
 
 class ListedKernels(Kernels):
@@ -158,21 +129,17 @@ class ListedKernels(Kernels):
                 self._attend(self)
             case "exchange":
                 self._exchanges(row, one)
-            case "map":
-                self._memory(row, one, map_time(row))
-            case "rows":
-                self._memory(row, one, rows_time(row))
-            case "strided" | "atomic" | "serial" | "blocks":
-                self._memory(row, one, items_time(self._machine, row))
             case _:
-                self._memory(row, one, NO_TIME)
+                self._memory(row, one)
 
-    def _memory(self, row: ListedOperation, one: Operation, beside: Time) -> None:
-        machine = self._machine
+    def _memory(self, row: ListedOperation, one: Operation) -> None:
+        machine, least = self._machine, NO_TIME
+        if row.law is not None:
+            name, first, second = row.law
+            every = np.full(machine.num_ranks, first, np.int64)
+            least = LAWS[name](machine.system, every, second)
         nbytes = np.full(machine.num_ranks, row.moves, np.int64)
-        self.end = machine.small_kernels(Kind.BETWEEN, nbytes, self.end, one)
-        if np.any(beside.ps):
-            self.end = machine.delay(Kind.BETWEEN, beside, self.end)
+        self.end = machine.small_kernels(Kind.BETWEEN, nbytes, self.end, one, least=least)
 
     def _row(self, count: int, one: Operation) -> None:
         """Small kernels before the last one of a row."""
@@ -183,6 +150,8 @@ class ListedKernels(Kernels):
         assert row.gemm is not None, row.name
         m, n, k = row.gemm
         dtype = row.types or self._precision
+        if dtype == "fp8" and self._stack.options.get("fp8") in ONE_SCALE:
+            dtype = "fp8_tensor"
         compute = self._machine.system.compute
         for _ in range(row.kernels):
             if row.adds:

@@ -203,6 +203,7 @@ class Machine:
         *,
         moves: str = "",
         has_gap: bool = True,
+        least: Time = NO_TIME,
     ) -> Ints:
         """Run an elementwise kernel that is limited by HBM: (rank,) tasks.
 
@@ -216,16 +217,24 @@ class Machine:
             What it reads and writes, in words, if only its name is given.
         has_gap
             See `kernel`.
+        least
+            (rank,): what it takes at least, however few its bytes.
         """
         if isinstance(what, str):
             what = Operation(what or KIND_NAMES[kind], moves=moves)
         begun = self.kernel(after, what, kind=kind, has_gap=has_gap)
         self.host.moves(nbytes)
-        late = self.costs.elementwise(nbytes)
+        late = self.costs.elementwise(nbytes, least)
         return self.stream(kind, nbytes, self.ranks, begun, late=late)
 
     def small_kernels(
-        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, what: str | Operation
+        self,
+        kind: Kind,
+        nbytes: IntsLike | MemoryTraffic,
+        after: Ints,
+        what: str | Operation,
+        *,
+        least: Time = NO_TIME,
     ) -> Ints:
         """Run elementwise kernels in a row: (rank,) tasks, those of the last.
 
@@ -235,6 +244,8 @@ class Machine:
             (rank,): what they read and write, all together. The bytes are those of the last.
         what
             The kernels, one or more; or the name of one.
+        least
+            (rank,): what they take at least, however few their bytes, beside their starts.
         """
         if kind in self.graph.left_out:
             return after
@@ -242,7 +253,7 @@ class Machine:
         each = np.full(one.launches - 1, self.system.overheads.small_kernel_ps)
         before = self.host.row(kind, Time(each), after, one)
         self.host.moves(nbytes)
-        late = self.costs.elementwise(nbytes)
+        late = self.costs.elementwise(nbytes, least)
         return self.stream(kind, nbytes, self.ranks, self.kernel(before, one), late=late)
 
     def enter(self, stage: str, after: Ints, *, is_backward: bool) -> Ints:

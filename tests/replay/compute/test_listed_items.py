@@ -9,7 +9,8 @@ import pytest
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
-from replay.model.compute.listed import ATOMIC_CLOCKS, STRIDED_CLOCKS, ListedKernels
+from replay.model.compute.laws import ATOMIC_CLOCKS, STRIDED_CLOCKS
+from replay.model.compute.listed import ListedKernels
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.kernel_lists import KernelList, KernelSizes
@@ -48,27 +49,30 @@ def ran(*rows: dict[str, Any], graphs: str = "", launch: Any = None) -> int:
 def test_values_one_by_one_take_their_clocks_or_their_bytes(kind: str, clocks: float) -> None:
     values = 1_000_000
     of_values = values * clocks / SYSTEM.spec.gpu.clock_GHz.value * 1000 / SMS
-    few = ran({"kind": kind, "items": values, "moves": 1000})
+    few = ran({"law": (kind, 1, values), "moves": 1000})
     assert few == pytest.approx(START_PS + of_values, abs=2)
     moves = 1 << 30
     of_bytes = int(SYSTEM.hbm.stream_ps(moves))
     assert of_bytes > of_values
-    assert ran({"kind": kind, "items": values, "moves": moves}) == START_PS + of_bytes
+    assert ran({"law": (kind, 1, values), "moves": moves}) == START_PS + of_bytes
 
 
 def test_loads_in_a_chain_wait_for_each_other() -> None:
-    found = ran({"kind": "serial", "items": 16})
+    found = ran({"law": ("chain", 1, 16)})
     assert found == START_PS + 16 * int(SYSTEM.hbm.latency_ps)
 
 
 def test_blocks_that_leave_sms_without_one_take_as_long_as_a_whole_round() -> None:
-    moves = 132 << 20
-    whole = ran({"kind": "blocks", "items": SMS, "moves": moves})
-    assert whole == START_PS + int(SYSTEM.hbm.stream_ps(moves))
-    for blocks in (SMS + 1, 2 * SMS):
-        part = moves * blocks // SMS
-        found = ran({"kind": "blocks", "items": blocks, "moves": part})
-        assert found == pytest.approx(START_PS + int(SYSTEM.hbm.stream_ps(2 * moves)), abs=2)
+    each = 1 << 20
+
+    def of(blocks: int) -> int:
+        return ran({"law": ("blocks", blocks, each), "moves": blocks * each})
+
+    def rounds(count: int) -> int:
+        return START_PS + int(SYSTEM.hbm.stream_ps(count * SMS * each))
+
+    assert of(SMS) == of(1) == rounds(1)
+    assert of(2 * SMS) == of(SMS + 1) == rounds(2)
 
 
 def test_groups_have_weights_of_their_own() -> None:

@@ -23,33 +23,29 @@ Transformer Engine; a Triton kernel; a region of torch.compile; a collective of 
 of another library; a wait of the host; a copy between host and GPU; a launch alone, such as one
 more of an operator."""
 
-Kind = Literal[
-    "memory",
-    "gemm",
-    "attention",
-    "exchange",
-    "map",
-    "rows",
-    "tiny",
-    "strided",
-    "atomic",
-    "serial",
-    "blocks",
-]
+Kind = Literal["memory", "gemm", "attention", "exchange", "map", "rows", "tiny"]
 """What bounds the kernels: bytes; a product; attention; links; (row, split) pairs of an index map;
-rows that are brought to other places, by parallelism; nothing but their start; values whose
-addresses are found one by one; values that are added up one by one; loads that wait for each
-other; blocks with an SM each, of which the last may leave SMs without one."""
+rows that are brought to other places, by parallelism; nothing but their start."""
 
 Stream = Literal["compute", "communication", "shared", "weights"]
 """Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
 beside the exchange; a second one of weights' gradients."""
 
+Law = Literal[
+    "row map", "chunk map", "row walk", "cast twice", "strided", "atomic", "chain", "blocks"
+]
+"""How long kernels take whose bytes do not say it: Transformer Engine's map of rows, by tokens and
+experts; its map of chunks, by rows and splits; its permutes, by thread blocks and rows of each; its
+casts by rows and by columns at once, by casts and values of each; values whose addresses are found
+one by one, and values that are added up one by one, by kernels and values of each; loads that wait
+for each other, by kernels and loads of each; blocks with an SM each, by blocks and their bytes."""
+
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 """What the GPUs of a group exchange: those of tensor parallelism, or for an optimiser all."""
 
-Ground = Literal["source", "closed", "assumed"]
-"""Whether the number of kernels is in the source, is a closed library's, or is assumed."""
+Ground = Literal["source", "closed", "assumed", "measured"]
+"""Whether the number of kernels is in the source, is a closed library's, is assumed, or was counted
+(``launches.csv`` in ``replay/studies/validate/measurements``)."""
 
 
 class Row(StrictDocument):
@@ -68,8 +64,9 @@ class Row(StrictDocument):
         Bytes that they read and write in all; of collectives, of the larger of a GPU's two buffers.
     collective
         What collectives do; without it, an exchange is charged by whoever moves the rows.
-    items
-        Values that strided and atomic kernels take, loads in a chain of a serial one, or blocks.
+    law
+        Name of the law that says how long they take at least, and its two sizes; bytes alone say it
+        without one.
     gemm
         Rows, columns and inner dimension of each product, if it is one.
     groups
@@ -108,7 +105,7 @@ class Row(StrictDocument):
     kernels: int | str = 1
     moves: int | str = 0
     collective: Collective | None = None
-    items: int | str = 0
+    law: tuple[Law, int | str, int | str] | None = None
     gemm: tuple[int | str, int | str, int | str] | None = None
     groups: int | str = 1
     operator: str = ""
@@ -160,7 +157,7 @@ class ListedOperation(NamedTuple):
     ----------
     part, direction, graph
         Of the part that it is in.
-    kernels, moves, items, gemm, groups, calls, tensors, copies, waits, events, peers, adds
+    kernels, moves, law, gemm, groups, calls, tensors, copies, waits, events, peers, adds
         As of `Row`, as numbers.
     operator, collective, types, weights, captured, again
         As of `Row`.
@@ -189,7 +186,7 @@ class ListedOperation(NamedTuple):
     adds: int = 0
     captured: bool = True
     again: bool = False
-    items: int = 0
+    law: tuple[Law, int, int] | None = None
     groups: int = 1
     operator: str = ""
     calls: int = 1
@@ -339,8 +336,20 @@ class KernelList(StrictDocument):
 
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
-    yield from map(str, (row.kernels, row.moves, row.items, row.groups, row.calls, row.tensors))
-    yield from map(str, (row.events, row.peers, row.adds, *(row.gemm or ())))
+    _, *over = row.law or ("",)
+    for value in (
+        row.kernels,
+        row.moves,
+        row.tensors,
+        row.events,
+        row.peers,
+        row.adds,
+        row.groups,
+        row.calls,
+        *over,
+        *(row.gemm or ()),
+    ):
+        yield str(value)
 
 
 def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperation:
@@ -353,6 +362,7 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         return int(found)
 
     m, n, k = row.gemm or (0, 0, 0)
+    law = (row.law[0], number(row.law[1]), number(row.law[2])) if row.law else None
     stream = row.stream
     if not isinstance(stream, str):
         stream = stream.get(str(given["overlap"]), "compute")
@@ -364,8 +374,7 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         events=number(row.events), peers=number(row.peers), source=row.source,
         collective=row.collective, types=row.types,
         weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
-        items=number(row.items), groups=number(row.groups), operator=row.operator,
-        calls=number(row.calls),
+        law=law, groups=number(row.groups), operator=row.operator, calls=number(row.calls),
     )  # fmt: skip
 
 
