@@ -39,6 +39,7 @@ from replay.chains.memory import beside
 from replay.chains.replay import ONE_BATCH, Strategy
 from replay.chains.results import Moments
 from replay.engine import schedule
+from replay.measure.activity import Activity, activity_of
 from replay.measure.result import Pairs
 from replay.measure.token_latency import us
 from replay.model.machine.machine import Machine
@@ -202,10 +203,13 @@ class PairTimes(NamedTuple):
         (rank,): when each GPU has done both, gradients of weights included; in picoseconds.
     use
         What its streams were busy with until then.
+    activity
+        Kernels that ran.
     """
 
     ends_ps: Ints
     use: StreamUse
+    activity: Activity
 
     @property
     def busy_ps(self) -> dict[Occupation, Ints]:
@@ -227,7 +231,9 @@ def pair_times(replay: Replay) -> PairTimes:
         As `Strategy.layers` does.
     """
     graph = replay.build()
-    visible = schedule(graph.built.graph).visible_ps
+    timeline = schedule(graph.built.graph)
+    visible = timeline.visible_ps
     spans = [one.at(visible) for one in graph.spans[0]]
     ends = visible[graph.built.ends]
-    return PairTimes(ends, stream_use(spans, len(ends)))
+    activity = activity_of(graph.built.machine, ends, timeline)
+    return PairTimes(ends, stream_use(spans, len(ends)), activity)

@@ -24,6 +24,7 @@ import replay.cli.place
 import replay.cli.replays
 import replay.cli.report
 import replay.cli.schemes
+import replay.cli.stacks
 import replay.cli.sweep
 import replay.cli.tensor
 import replay.cli.training
@@ -59,6 +60,7 @@ app.command()(replay.cli.infer.infer)
 app.command()(replay.cli.place.place)
 app.command()(replay.cli.report.report)
 app.command()(replay.cli.schemes.schemes)
+app.command()(replay.cli.stacks.stacks)
 app.command()(replay.cli.validate.validate)
 app.command()(replay.cli.sweep.sweep)
 app.command()(replay.cli.training.train)

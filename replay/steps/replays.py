@@ -187,6 +187,7 @@ class StepReplays:
             hop=shared.hop,
             synchronise=shared.synchronise,
             update=shared.update,
+            hand_out=shared.hand_out,
         )
 
     def _calls(self, scheme: Scheme, links: Links) -> Calls | None:

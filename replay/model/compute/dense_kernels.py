@@ -180,6 +180,7 @@ class Kernels:
             Its time from its start, the same on every GPU.
         """
         begun = self._machine.kernel(self.end, name)
+        self._machine.notes.exchange()
         self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)
 
     def _weight_gradient_ps(

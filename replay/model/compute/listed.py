@@ -176,5 +176,6 @@ class ListedKernels(Kernels):
             return
         for _ in range(row.kernels):
             begun = self._machine.kernel(self.end, self.what)
+            self._machine.notes.exchange()
             time_ps = self._collective_ps(row.collective, row.moves // row.kernels)
             self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)

@@ -247,7 +247,7 @@ NEEDED = {
     "trace import": ["d.npz", "--format", "vllm", "--out", "o.h5"], "trace models": [],
     "trace generate": ["zipf", "--model", "olmoe-1b-7b", "--out", "o.h5"], "trace list": [],
     "trace imitate": ["toy-zipf", "--out", "i.h5", "--parameters", "i.toml"],
-    "hardware list": [], "hardware diff": ["dgx-h100", "dgx-a100"], "schemes": [],
+    "hardware list": [], "hardware diff": ["dgx-h100", "dgx-a100"], "schemes": [], "stacks": [],
     "tensor run": ["--model", "llama-2-7b"], "tensor compare": ["--model", "llama-2-7b"],
     "tensor models": [], "run": ["toy-zipf", "--scheme", "ideal", "--layer", "0"],
 }  # fmt: skip
