@@ -286,6 +286,7 @@ def make_work(
         precision=precision,
         is_backward=is_backward,
         step_plan=plan,
+        num_slices=expert_tp,
     )
     # Shared experts stay whole, as attention does: Megatron-LM slices them as it slices attention
     # (SharedExpertMLP takes the group of attention's tensor parallelism), not as routed experts.

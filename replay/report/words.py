@@ -128,6 +128,7 @@ WORDS: dict[str, str] = {
     "experts": "something of the MoE layers computes",
     "rows": "rows travel or are waited for, and nothing computes",
     "gaps": "between all other kernels, with the launch of an iteration",
+    "host": "GPUs wait for the host of the engine",
     # ---- choosing ----
     "bound of a step": "the least time of the step by its multiplications alone, over its time",
     "total": "parameters",

@@ -137,7 +137,7 @@ class ListedKernels(Kernels):
         if row.law is not None:
             name, first, second = row.law
             every = np.full(machine.num_ranks, first, np.int64)
-            least = LAWS[name](machine.system, every, second)
+            least = LAWS[name](machine, every, second)
         nbytes = np.full(machine.num_ranks, row.moves, np.int64)
         self.end = machine.small_kernels(Kind.BETWEEN, nbytes, self.end, one, least=least)
 

@@ -37,8 +37,7 @@ from replay.model.machine.times import Time
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hwmodel import System
-    from replay.model.machine.resources import IntsLike
+    from replay.model.machine.machine import IntsLike, Machine
 
 BLOCK_TOKENS = 1024  # of a block of the first two passes (pytorch/triton/permutation.py)
 FIRST_PASS_PS = 18.6  # for each (token, expert): read and written once, a sector each
@@ -55,7 +54,7 @@ ENTRY_NS, STEP_NS = 1100, 730  # of a block that walks, beside its rows, and of 
 CAST_PS = 202  # SM time of a value that is cast by rows and by columns
 
 
-def row_map(system: System, tokens: IntsLike, experts: IntsLike) -> Time:
+def row_map(machine: Machine, tokens: IntsLike, experts: IntsLike) -> Time:
     """Time of the three passes that make a map of rows of the flags of all (token, expert).
 
     Parameters
@@ -67,10 +66,10 @@ def row_map(system: System, tokens: IntsLike, experts: IntsLike) -> Time:
     flags, blocks = tokens * experts, -(-tokens // BLOCK_TOKENS) * experts
     passes = (FIRST_PASS_PS + SECOND_PASS_PS) * flags + COUNT_PS * (blocks * (blocks - 1) // 2)
     sort = np.vectorize(_sort_ns, otypes=[float])(experts)
-    return _rounded(passes + tokens * sort * 1000 / system.compute.num_sms)
+    return _rounded(passes + tokens * sort * 1000 / machine.system.compute.num_sms)
 
 
-def chunk_map(system: System, rows: IntsLike, splits: int) -> Time:
+def chunk_map(machine: Machine, rows: IntsLike, splits: int) -> Time:
     """Time of a map of rows that change their place in chunks.
 
     Parameters
@@ -84,10 +83,10 @@ def chunk_map(system: System, rows: IntsLike, splits: int) -> Time:
     counts, times = np.array(CHUNK_NS).T
     each = float(np.interp(splits, counts, times))
     each += max(0, splits - high) * (most - some) / (high - before)
-    return _rounded(np.asarray(rows, np.int64) * each * 1000 / system.compute.num_sms)
+    return _rounded(np.asarray(rows, np.int64) * each * 1000 / machine.system.compute.num_sms)
 
 
-def row_walk(system: System, blocks: IntsLike, steps: int) -> Time:
+def row_walk(machine: Machine, blocks: IntsLike, steps: int) -> Time:
     """Time of a permute whose blocks walk through rows, apart from its bytes.
 
     Parameters
@@ -98,11 +97,13 @@ def row_walk(system: System, blocks: IntsLike, steps: int) -> Time:
         Rows that one walks through.
     """
     blocks = np.asarray(blocks, np.int64)
-    waves = np.maximum(blocks / (BLOCKS_PER_SM * system.compute.num_sms), np.minimum(blocks, 1))
+    waves = np.maximum(
+        blocks / (BLOCKS_PER_SM * machine.system.compute.num_sms), np.minimum(blocks, 1)
+    )
     return _rounded(waves * (ENTRY_NS + STEP_NS * steps) * 1000)
 
 
-def cast_twice(system: System, casts: IntsLike, values: IntsLike) -> Time:
+def cast_twice(machine: Machine, casts: IntsLike, values: IntsLike) -> Time:
     """Time of casts that write FP8 operands by rows and by columns, each with scales of its own.
 
     Parameters
@@ -111,10 +112,10 @@ def cast_twice(system: System, casts: IntsLike, values: IntsLike) -> Time:
         (rank,): casts, and values of each.
     """
     every = np.asarray(casts, np.int64) * np.asarray(values, np.int64)
-    return _rounded(every * (CAST_PS / system.compute.num_sms))
+    return _rounded(every * (CAST_PS / machine.system.compute.num_sms))
 
 
-LAWS: dict[str, Callable[[System, IntsLike, int], Time]] = {
+LAWS: dict[str, Callable[[Machine, IntsLike, int], Time]] = {
     "row map": row_map,
     "chunk map": chunk_map,
     "row walk": row_walk,

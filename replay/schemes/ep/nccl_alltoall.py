@@ -71,7 +71,7 @@ def _sorted(rows: Ints, row_bytes: int) -> MemoryTraffic:
 def _walk(work: LayerWork, machine: Machine, columns: int) -> Time:
     """Time of a permute whose blocks, of so many columns, walk through the rows of their tokens."""
     blocks = np.diff(work.tokens_of_rank) * -(-work.shape.hidden // columns)
-    return row_walk(machine.system, blocks, work.expert_ids.shape[1])
+    return row_walk(machine, blocks, work.expert_ids.shape[1])
 
 
 class NcclAllToAll(SendsByNccl, StagedScheme):
@@ -195,7 +195,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         # all-to-all.
         copied = machine.small_kernels(Kind.LAYOUT, 0, counts, COPIES)
         flags = pairs * (1 + ROW_MAP_PASSES * INDEX_BYTES)
-        least = row_map(machine.system, np.diff(work.tokens_of_rank), work.num_experts)
+        least = row_map(machine, np.diff(work.tokens_of_rank), work.num_experts)
         mapped = machine.small_kernels(Kind.LAYOUT, flags, counts, ROW_MAP, least=least)
         cast = cast_before_dispatch(machine, work, mapped)
         return self._permute(work, machine, moved, cast), copied
@@ -216,7 +216,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
             return after
         return machine.small_kernels(
             Kind.LAYOUT, rows * INDEX_BYTES, after, CHUNK_MAP,
-            least=chunk_map(machine.system, rows, work.num_experts),
+            least=chunk_map(machine, rows, work.num_experts),
         )  # fmt: skip
 
     def _dispatched(self, work: LayerWork, machine: Machine, ready: Ints) -> Ints:

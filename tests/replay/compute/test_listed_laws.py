@@ -52,7 +52,7 @@ def run(*rows: ListedOperation, stack: str = "megatron-tuned", precision: str = 
 
 
 def test_a_map_takes_its_law_and_not_its_bytes() -> None:
-    law = int(chunk_map(MACHINE, np.array([5000]), 64).ps[0])
+    law = int(chunk_map(Machine(MACHINE, GraphBuilder(KIND_NAMES), 1), np.array([5000]), 64).ps[0])
     assert law == pytest.approx(5000 * (80 + 32 / 224 * 88) * 1000 / 100)
     moves = 20_000  # 4 us at 5000 bytes a nanosecond: less
     mapped = row(kind="map", law=("chunk map", 5000, 64), moves=moves)

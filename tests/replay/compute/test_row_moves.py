@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import hwmodel
-from hwmodel import System
 from replay.engine import GraphBuilder, schedule
 from replay.model.compute.laws import LAWS
 from replay.model.compute.row_moves import cast_twice, chunk_map, row_map, row_walk
@@ -20,9 +19,13 @@ from replay.model.work.kernel_lists.lists import Law
 SMS = 132
 
 
+def on(name: str) -> Machine:
+    return Machine(hwmodel.load(name), GraphBuilder(KIND_NAMES), 1)
+
+
 @pytest.fixture(scope="module")
-def system() -> System:
-    return hwmodel.load("hgx-h200")
+def machine() -> Machine:
+    return on("hgx-h200")
 
 
 def us(time: Time) -> list[float]:
@@ -31,46 +34,46 @@ def us(time: Time) -> list[float]:
 
 @pytest.mark.parametrize(("experts", "sort_ns"), [(5, 90), (128, 475), (512, 8100), (513, 19764)])
 def test_a_map_of_rows_goes_over_flags_counts_and_sorts(
-    system: System, experts: int, sort_ns: float
+    machine: Machine, experts: int, sort_ns: float
 ) -> None:
     tokens = np.array([2049, 0])  # three blocks of 1024 for each expert
     blocks = 3 * experts
     passes_ps = 37.4 * 2049 * experts + 1.95 * sum(range(blocks))
     expected = passes_ps / 1e6 + 2049 * sort_ns / SMS / 1e3
-    assert us(row_map(system, tokens, experts)) == pytest.approx([expected, 0], rel=1e-3)
+    assert us(row_map(machine, tokens, experts)) == pytest.approx([expected, 0], rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("splits", "ns"), [(1, 80), (32, 80), (144, 124), (256, 168), (640, 232), (1792, 424)]
 )
 def test_a_map_of_chunks_reads_all_splits_for_each_row(
-    system: System, splits: int, ns: float
+    machine: Machine, splits: int, ns: float
 ) -> None:
-    assert us(chunk_map(system, np.array([SMS * 1000]), splits)) == pytest.approx([ns])
+    assert us(chunk_map(machine, np.array([SMS * 1000]), splits)) == pytest.approx([ns])
 
 
-def test_few_blocks_walk_once_and_many_in_turn(system: System) -> None:
+def test_few_blocks_walk_once_and_many_in_turn(machine: Machine) -> None:
     once = 1.1 + 8 * 0.73
     blocks = np.array([0, 1, 16 * SMS, 40 * SMS])
-    assert us(row_walk(system, blocks, 8)) == pytest.approx([0, once, once, 2.5 * once])
+    assert us(row_walk(machine, blocks, 8)) == pytest.approx([0, once, once, 2.5 * once])
 
 
-def test_a_value_cast_by_rows_and_columns_takes_its_share_of_the_sms(system: System) -> None:
+def test_a_value_cast_by_rows_and_columns_takes_its_share_of_the_sms(machine: Machine) -> None:
     # 358.6 us are measured for 32,768 rows of 7168, 4.4 of them between two events.
-    found = us(cast_twice(system, np.array([32_768, 2]), 7168))
+    found = us(cast_twice(machine, np.array([32_768, 2]), 7168))
     assert found == pytest.approx([32_768 * 7168 * 202e-6 / SMS, 2 * 7168 * 202e-6 / SMS], rel=1e-3)
     assert found[0] == pytest.approx(358.6 - 4.4, rel=0.03)
 
 
-def test_maps_of_many_splits_take_what_a_profile_of_nemotron_says(system: System) -> None:
+def test_maps_of_many_splits_take_what_a_profile_of_nemotron_says() -> None:
     # 4096 tokens, 22 of 512 experts on 32 GPUs of 148 SMs: 216 us for the third pass alone and 182
     # for a map of chunks (Megatron-Bridge 7a6eee688, GB200). The clock is not accounted for.
-    more = hwmodel.load("gb200-nvl72")
+    more = on("gb200-nvl72")
     sort, _ = us(row_map(more, np.array([4096, 0]), 512))
     passes = (37.4 * 4096 * 512 + 1.95 * 2048 * 2047 / 2) / 1e6
-    assert (sort - passes) * more.compute.num_sms / 148 == pytest.approx(216, rel=0.1)
+    assert (sort - passes) * more.system.compute.num_sms / 148 == pytest.approx(216, rel=0.1)
     (chunks,) = us(chunk_map(more, np.array([4096 * 22]), 512))
-    assert 0.65 * 182 < chunks * more.compute.num_sms / 148 < 182
+    assert 0.65 * 182 < chunks * more.system.compute.num_sms / 148 < 182
 
 
 @pytest.mark.parametrize(("nbytes", "ends_us"), [(0, 10 + 1), (20_000, 20 + 1)])

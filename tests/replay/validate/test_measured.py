@@ -210,6 +210,7 @@ def test_what_tileops_moved_is_the_share_of_its_time_in_which_memory_was_busy():
 # ---- tables -------------------------------------------------------------------------------------
 
 KEYS = {
+    "fused_kernel": ("system", "hidden", "tokens_per_rank"),
     "tile_order": ("system", *SCRIPT.SETTING),
     "l2_sweeps": ("system", "pattern", "bytes"),
     "operand_paths": ("system", "path", "setting", "sms"),

@@ -80,7 +80,7 @@ class MegatronAllGather(Scheme):
         work = self.carries(work).work
         n, tokens = work.num_ranks, work.num_tokens
         got = work.matrix("pairs").sum(axis=0)
-        pairs = tokens * work.num_experts
+        pairs = tokens * work.whole_experts
         each = (
             ("gathered rows", tokens * work.dispatch_row_bytes),
             ("gathered map and probabilities", pairs * (1 + work.precision.combine_value_bytes)),
@@ -104,7 +104,7 @@ class MegatronAllGather(Scheme):
         gathered = start
         if not work.is_backward:
             for name, each in ((MAP, 1), (PROBS, prob)):
-                nbytes = tokens * work.num_experts * each
+                nbytes = tokens * work.whole_experts * each
                 gathered = self._ring(machine, COUNTS, "all_gather", nbytes, gathered, name)
         machine.notes.follow("sent", np.arange(len(owner)), gathered[owner])
         gathered = self._ring(
@@ -115,7 +115,7 @@ class MegatronAllGather(Scheme):
             gathered = machine.small_kernels(Kind.LAYOUT, flags * (3 + 2 * prob), gathered, OWN)
             machine.host.wait(DISPATCH, gathered, COUNTS_WAIT)
             indices = flags * (1 + ROW_MAP_PASSES * INDEX_BYTES)
-            least = row_map(machine.system, np.full(n, tokens), local)
+            least = row_map(machine, np.full(n, tokens), local)
             gathered = machine.small_kernels(Kind.LAYOUT, indices, gathered, ROW_MAP, least=least)
         moved = MemoryTraffic(_copies(work) * b_d, got * b_d)
         rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered, moves="rows of the own experts")
@@ -138,7 +138,7 @@ class MegatronAllGather(Scheme):
             machine, COMBINE, "reduce_scatter", tokens * b_c, done, SUMS, payload=True
         )
         if work.is_backward:
-            nbytes = tokens * work.num_experts * prob
+            nbytes = tokens * work.whole_experts * prob
             done = self._ring(machine, COMBINE, "reduce_scatter", nbytes, done, PROB_GRADIENTS)
         if casts:
             mine = np.diff(work.tokens_of_rank)
