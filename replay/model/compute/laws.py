@@ -12,8 +12,7 @@ from replay.model.machine.times import Time
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hwmodel import System
-    from replay.model.machine.resources import IntsLike
+    from replay.model.machine.machine import IntsLike, Machine
 
 STRIDED_CLOCKS = 0.60
 """Clocks of an SM for a value of an elementwise kernel that finds each address by itself, since its
@@ -24,7 +23,7 @@ ATOMIC_CLOCKS = 1.83
 takes 3712 us (the same table; 3709 on an H100)."""
 
 
-def strided(system: System, kernels: IntsLike, values: int) -> Time:
+def strided(machine: Machine, kernels: IntsLike, values: int) -> Time:
     """Time of elementwise kernels that find the address of each value by itself.
 
     Parameters
@@ -32,15 +31,15 @@ def strided(system: System, kernels: IntsLike, values: int) -> Time:
     kernels, values
         (rank,): kernels, and values of each.
     """
-    return _clocks(system, np.multiply(kernels, values), STRIDED_CLOCKS)
+    return _clocks(machine, np.multiply(kernels, values), STRIDED_CLOCKS)
 
 
-def atomic(system: System, kernels: IntsLike, values: int) -> Time:
+def atomic(machine: Machine, kernels: IntsLike, values: int) -> Time:
     """Time of kernels that add values up atomically; parameters as those of `strided`."""
-    return _clocks(system, np.multiply(kernels, values), ATOMIC_CLOCKS)
+    return _clocks(machine, np.multiply(kernels, values), ATOMIC_CLOCKS)
 
 
-def chain(system: System, kernels: IntsLike, loads: int) -> Time:
+def chain(machine: Machine, kernels: IntsLike, loads: int) -> Time:
     """Time of kernels whose loads wait for each other: digits of a sort, rows of a single block.
 
     Parameters
@@ -48,10 +47,10 @@ def chain(system: System, kernels: IntsLike, loads: int) -> Time:
     kernels, loads
         (rank,): kernels, and loads from memory that each makes one after the other.
     """
-    return Time(np.multiply(kernels, loads) * system.hbm.latency_ps)
+    return Time(np.multiply(kernels, loads) * machine.system.hbm.latency_ps)
 
 
-def blocks(system: System, count: IntsLike, nbytes: int) -> Time:
+def blocks(machine: Machine, count: IntsLike, nbytes: int) -> Time:
     """Time of a kernel with a block on each SM at a time, of which the last leave some without one.
 
     Parameters
@@ -59,16 +58,17 @@ def blocks(system: System, count: IntsLike, nbytes: int) -> Time:
     count, nbytes
         (rank,): blocks, and bytes that each reads and writes at its share of memory.
     """
-    sms = system.compute.num_sms
+    sms = machine.system.compute.num_sms
     rounds = -(-np.asarray(count, np.int64) // sms)
-    return Time(system.hbm.stream_ps(rounds * sms * nbytes))
+    return Time(machine.system.hbm.stream_ps(rounds * sms * nbytes))
 
 
-def _clocks(system: System, values: IntsLike, clocks: float) -> Time:
+def _clocks(machine: Machine, values: IntsLike, clocks: float) -> Time:
+    system = machine.system
     each = clocks * 1000 / system.spec.gpu.clock_GHz.value / system.compute.num_sms
     return Time(np.rint(np.asarray(values, np.int64) * each).astype(np.int64))
 
 
-LAWS: dict[str, Callable[[System, IntsLike, int], Time]] = {
+LAWS: dict[str, Callable[[Machine, IntsLike, int], Time]] = {
     **ROW_LAWS, "strided": strided, "atomic": atomic, "chain": chain, "blocks": blocks
 }  # fmt: skip
