@@ -1,7 +1,7 @@
 """Kernels of a software stack's list, one after the other on every GPU.
 
 What bounds a kernel says how long it takes: an elementwise one moves its bytes, unless it has a law
-of its own (`replay.model.compute.row_moves`), a product is as
+of its own (`replay.model.compute.laws`), a product is as
 `hwmodel.compute` has it, attention as `hwmodel.attention`, a collective of tensor parallelism as
 its replay among GPUs that come at once. Hosts launch them in the order of the list, and each call
 takes them what it costs under the stack. Rows of other streams are on the one that computes, too.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.compute.dense_kernels import Kernels, Weights
-from replay.model.compute.row_moves import LAWS
+from replay.model.compute.laws import LAWS
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import NO_TIME, Time
@@ -164,8 +164,10 @@ class ListedKernels(Kernels):
             else:
                 self._product(
                     np.full(self._machine.num_ranks, m),
-                    lambda rows: compute.gemm_time_ps(rows, n, k, dtype, self._sms),
-                    n, k, dtype,
+                    lambda rows: compute.gemm_time_ps(
+                        np.full(row.groups, rows), n, k, dtype, self._sms
+                    ),
+                    row.groups, n, k, dtype,
                 )  # fmt: skip
 
     def _exchanges(self, row: ListedOperation, one: Operation) -> None:

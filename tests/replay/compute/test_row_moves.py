@@ -9,7 +9,8 @@ import pytest
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
-from replay.model.compute.row_moves import LAWS, cast_twice, chunk_map, row_map, row_walk
+from replay.model.compute.laws import LAWS
+from replay.model.compute.row_moves import cast_twice, chunk_map, row_map, row_walk
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.times import Time

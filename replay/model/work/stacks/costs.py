@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from hwmodel.quantity import NonNegative, Quantity
+from hwmodel.quantity import NonNegative, Positive, Quantity
 from hwmodel.units import ps_from_us
 from tracegen.shared.strict import StrictDocument
 
@@ -45,6 +45,26 @@ class CallCost(StrictDocument):
         return calls * each.value + (0.0 if around is None else rows * around.value)
 
 
+class Slowdown(StrictDocument):
+    """How many times its time by itself an operator takes a host among others.
+
+    Attributes
+    ----------
+    about
+        Why.
+    forward, backward
+        In each pass.
+    """
+
+    about: str
+    forward: Quantity[Positive]
+    backward: Quantity[Positive]
+
+    def of(self, direction: Pass) -> float:
+        """In a pass."""
+        return (self.backward if direction == "backward" else self.forward).value
+
+
 @dataclass(frozen=True)
 class CallCosts:
     """Costs of calls by their kind, on a host of some speed.
@@ -54,12 +74,18 @@ class CallCosts:
     calls
         By the names of `replay.model.work.kernel_lists.lists.Call`, and *te_gemm*, *tensor*,
         *event* and *peer*.
+    operators
+        Those of PyTorch's operators by name, each by itself, for rows that name one.
+    among_others
+        What operators take in a model, over that.
     speed
         How many times as fast the host is as the one they were measured on.
     """
 
     calls: Mapping[str, CallCost]
     speed: float = 1.0
+    operators: Mapping[str, CallCost] = field(default_factory=dict)
+    among_others: Slowdown | None = None
 
     def call_ps(self, call: str, direction: Pass) -> int:
         """Host time of one call of a kind."""
@@ -68,6 +94,10 @@ class CallCosts:
     def ps(self, operation: ListedOperation) -> int:
         """Host time of an operation: its calls, allocations, copies and events, but no waiting."""
         one, direction = operation, operation.direction
+        if one.operator:
+            each = self.operators[one.operator].us(direction)
+            slower = 1.0 if self.among_others is None else self.among_others.of(direction)
+            return ps_from_us(one.calls * each * slower / self.speed)
         call = f"{one.call}_{one.kind}"
         calls = self.calls.get(call, self.calls[one.call])
         us = calls.us(direction, one.kernels, bool(one.kernels))
@@ -83,12 +113,17 @@ class CallCosts:
 @functools.cache
 def load_costs(kernels: str, speed: float = 1.0) -> CallCosts:
     """Give the costs that ship under a kernel list, on a host of some speed."""
-    tables = _tables()
-    found = {**tables["any"], **tables.get(kernels, {})}
-    return CallCosts({name: CallCost(**entry) for name, entry in found.items()}, speed)
+    tables, operators = _read("costs.toml"), dict(_read("operators.toml"))
+    slowdown = Slowdown(**operators.pop("among_others"))
+    calls = {**tables["any"], **tables.get(kernels, {})}
+    return CallCosts(_costs(calls), speed, _costs(operators), slowdown)
+
+
+def _costs(read: Mapping[str, Any]) -> dict[str, CallCost]:
+    return {name: CallCost(**entry) for name, entry in read.items()}
 
 
 @functools.cache
-def _tables() -> Mapping[str, Mapping[str, Any]]:
-    """Every table of calls by the name of the list that it is for."""
-    return tomllib.loads(resources.files(__package__).joinpath("costs.toml").read_text("utf-8"))
+def _read(file: str) -> Mapping[str, Any]:
+    """Every table of a file."""
+    return tomllib.loads(resources.files(__package__).joinpath(file).read_text("utf-8"))
