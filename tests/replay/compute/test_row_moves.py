@@ -58,6 +58,44 @@ def test_few_blocks_walk_once_and_many_in_turn(machine: Machine) -> None:
     assert us(row_walk(machine, blocks, 8)) == pytest.approx([0, once, once, 2.5 * once])
 
 
+# Microseconds on an H200, of 8192 tokens or more (permutation.csv of validate's measurements); some
+# 3 of each kernel are those of the events around it, 1.4 its start.
+@pytest.mark.parametrize(
+    ("tokens", "experts", "measured_us"),
+    [
+        (8192, 512, 84.8 + 98.9 + 511.7), (32768, 512, 327.9 + 582.2 + 2004.4),
+        (65536, 128, 170.4 + 254.4 + 238.5), (65536, 32, 41.1 + 47.8 + 95.7),
+        (65536, 8, 11.4 + 12.0 + 48.5),
+    ],
+)  # fmt: skip
+def test_maps_of_rows_are_as_measured(
+    machine: Machine, tokens: int, experts: int, measured_us: float
+) -> None:
+    found = us(row_map(machine, np.array([tokens]), experts))
+    assert found == [pytest.approx(measured_us - 3 * 4.4, rel=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "splits", "measured_us"),
+    [(180224, 1024, 407.9), (65536, 256, 87.6), (65536, 1024, 151.6), (65536, 32, 43.9)],
+)
+def test_maps_of_chunks_are_as_measured(
+    machine: Machine, rows: int, splits: int, measured_us: float
+) -> None:
+    found = us(chunk_map(machine, np.array([rows]), splits))
+    assert found == [pytest.approx(measured_us - 4.4, rel=0.02)]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "steps", "measured_us"), [(1024, 22, 22.0), (1024, 8, 11.2), (512, 22, 22.7)]
+)
+def test_walks_of_few_tokens_are_as_measured(
+    machine: Machine, blocks: int, steps: int, measured_us: float
+) -> None:
+    found = us(row_walk(machine, np.array([blocks]), steps))
+    assert found == [pytest.approx(measured_us - 4.4, rel=0.08)]
+
+
 def test_a_value_cast_by_rows_and_columns_takes_its_share_of_the_sms(machine: Machine) -> None:
     # 358.6 us are measured for 32,768 rows of 7168, 4.4 of them between two events.
     found = us(cast_twice(machine, np.array([32_768, 2]), 7168))
