@@ -229,7 +229,7 @@ def stack_of(
     else:
         stack = Stack.of(settings.stack, system, facts)
     known = stack.with_dispatcher(scheme.name)
-    has_rows = known is not None or brings_experts(stack, scheme)
+    has_rows = known is not None or brings_experts(stack, scheme, system)
     stack.check(is_training=is_training, precision=gemm if has_rows else None)
     return known or stack
 

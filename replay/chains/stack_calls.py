@@ -6,7 +6,7 @@ all of a layer. Rows of the list belong to stages of the scheme's layer; what th
 spread evenly over what is launched in the stage, and kernels that the scheme does not have are
 small ones at the stage's begin. A list that does not know a scheme as a dispatcher says nothing of
 how it moves rows: these kernels are then calls of an extension. Its experts are the list's where
-they are a stage of their own, and calls of the extension where they are fused with what moves rows.
+they are a stage of their own and the host knows their rows, and else calls of the extension.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from replay.chains.chain import check_code_for, faults_of
+from replay.chains.host_program import can_be_captured, typical_program
 from replay.engine import GraphBuilder
 from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
 from replay.model.machine.kinds import KIND_NAMES
@@ -55,7 +56,7 @@ def stage_calls(
     """
     found: dict[tuple[str, bool], StageCalls] = {}
     known = stack.with_dispatcher(scheme.name)
-    has_experts = brings_experts(stack, scheme)
+    has_experts = brings_experts(stack, scheme, system)
     for direction, work in works.items():
         is_backward = direction == "backward"
         found[OUTSIDE, is_backward] = StageCalls(stack.costs.call_ps("torch", direction))
@@ -74,10 +75,16 @@ def stage_calls(
     return found
 
 
-def brings_experts(stack: Stack, scheme: Scheme) -> bool:
-    """Whether a scheme that a list does not know leaves the experts to the stack."""
-    trains = stack.kernels.trains
-    return trains and isinstance(scheme, StagedScheme) and not stack.with_dispatcher(scheme.name)
+def brings_experts(stack: Stack, scheme: Scheme, system: System) -> bool:
+    """Whether a scheme that a list does not know leaves the experts to the stack.
+
+    Experts of stacks that train are told by their hosts how many rows each has, which the host of a
+    scheme that never waits does not know.
+    """
+    if not isinstance(scheme, StagedScheme) or stack.with_dispatcher(scheme.name) is not None:
+        return False
+    forward = typical_program(scheme, is_backward=False, system=system)
+    return stack.kernels.trains and not can_be_captured(forward)
 
 
 def _host_of(scheme: Scheme, work: LayerWork, system: System) -> Host:
