@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tomllib
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodel.quantity import NonNegative, Positive, Quantity
 from hwmodel.units import ps_from_us
+from replay.errors import UserError
+from replay.model.work.kernel_lists import load
 from tracegen.shared.strict import StrictDocument
 
 if TYPE_CHECKING:
@@ -87,6 +90,36 @@ class CallCosts:
     operators: Mapping[str, CallCost] = field(default_factory=dict)
     among_others: Slowdown | None = None
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Kinds of calls by the names of the settings that give them other costs: library_us."""
+        return {f"{name}_us": name for name in self.calls}
+
+    def changed(self, us: Mapping[str, object]) -> CallCosts:
+        """Let calls take other times, in both passes and with all around them.
+
+        Parameters
+        ----------
+        us
+            Whole microseconds by setting.
+
+        Raises
+        ------
+        UserError
+            If a time is no whole number.
+        """
+        calls = dict(self.calls)
+        for setting, value in us.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                message = f"{setting} is {value!r}; possible are whole microseconds, from 0 on"
+                raise UserError(message)
+            name = self.settings[setting]
+            each: Quantity[NonNegative] = Quantity(
+                value=float(value), source=f"given: {setting}", confidence="user"
+            )
+            calls[name] = CallCost(about=calls[name].about, forward_us=each, backward_us=each)
+        return dataclasses.replace(self, calls=calls)
+
     def call_ps(self, call: str, direction: Pass) -> int:
         """Host time of one call of a kind."""
         return ps_from_us(self.calls[call].us(direction) / self.speed)
@@ -112,10 +145,14 @@ class CallCosts:
 
 @functools.cache
 def load_costs(kernels: str, speed: float = 1.0) -> CallCosts:
-    """Give the costs that ship under a kernel list, on a host of some speed."""
+    """Give the costs that ship under a kernel list, on a host of some speed.
+
+    Lists without a backward pass serve, and have no autograd around their calls.
+    """
     tables, operators = _read("costs.toml"), dict(_read("operators.toml"))
     slowdown = Slowdown(**operators.pop("among_others"))
-    calls = {**tables["any"], **tables.get(kernels, {})}
+    serving = {} if load(kernels).trains else tables["serving"]
+    calls = {**tables["any"], **serving, **tables.get(kernels, {})}
     return CallCosts(_costs(calls), speed, _costs(operators), slowdown)
 
 
