@@ -35,13 +35,16 @@ from replay.chains.kernel_streams import (
     stream_use,
 )
 from replay.chains.launch_program import LaunchProgram
+from replay.chains.listed_pairs import ListedProgram
 from replay.chains.memory import beside
 from replay.chains.replay import ONE_BATCH, Strategy
 from replay.chains.results import Moments
 from replay.engine import schedule
+from replay.errors import UserError
 from replay.measure.result import Pairs
 from replay.measure.token_latency import us
 from replay.model.machine.machine import Machine
+from replay.schemes.ep.staged import ListedExchanges
 
 if TYPE_CHECKING:
     from replay.chains.kernel_streams import Occupation
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
     from replay.chains.results import ChainMeasures
     from replay.engine import GraphBuilder
     from replay.model.machine.machine import Ints
-    from replay.schemes.ep.staged import Interleave
+    from replay.schemes.ep.staged import Interleave, StagedScheme
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class PassPairs(Strategy):
         )  # fmt: skip
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
-        passes = [LaunchProgram(machine, able, streams, start) for _ in range(2)]
+        passes = [self._program(machine, able, streams, start) for _ in range(2)]
         num_pairs = len(links) // 2
         for number in range(num_pairs):
             machine.host.next_layer(same_graph=number > 0)
@@ -152,6 +155,17 @@ class PassPairs(Strategy):
                 through=through,
                 spans=(*passes[0].spans, *passes[1].spans),
             )
+
+
+    def _program(
+        self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints
+    ) -> LaunchProgram:
+        if not isinstance(scheme, ListedExchanges) or not scheme.kernel_list:
+            return LaunchProgram(machine, scheme, streams, start)
+        if self.kind != "dualpipe":
+            message = f"stack {scheme.kernel_list!r} launches pairs in the order dualpipe"
+            raise UserError(message)
+        return ListedProgram(machine, scheme, streams, start)
 
 
 FORWARD, BACKWARD = False, True

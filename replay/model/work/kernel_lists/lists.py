@@ -50,6 +50,8 @@ class Row(StrictDocument):
         Bytes that they read and write in all.
     gemm
         Rows, columns and inner dimension of each product, if it is one.
+    dtype
+        Number type of its operands, where it is not that of most products.
     tensors
         Tensors of device memory that are allocated for it.
     copies, waits
@@ -70,6 +72,7 @@ class Row(StrictDocument):
     kernels: int | str = 1
     moves: int | str = 0
     gemm: tuple[int | str, int | str, int | str] | None = None
+    dtype: str = ""
     tensors: int | str = 0
     copies: int = 0
     waits: int = 0
@@ -113,6 +116,9 @@ class ListedOperation(NamedTuple):
         Of the part that it is in.
     kernels, moves, gemm, tensors, copies, waits, events
         As of `Row`, as numbers.
+    is_routed, is_of_weights
+        Whether a product has rows of routed experts; whether it is a gradient of weights, whose
+        inner dimension is rows.
     """
 
     name: str
@@ -131,6 +137,9 @@ class ListedOperation(NamedTuple):
     waits: int
     events: int
     source: str
+    dtype: str = ""
+    is_routed: bool = False
+    is_of_weights: bool = False
 
 
 class KernelList(StrictDocument):
@@ -265,6 +274,7 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         return int(found)
 
     m, n, k = row.gemm or (0, 0, 0)
+    *_, inner = names = [Expression(str(one)).names for one in (m, n, k)]
     stream = row.stream
     if not isinstance(stream, str):
         stream = stream.get(str(given["overlap"]), "compute")
@@ -273,7 +283,9 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         kind=row.kind, ground=row.ground, stream=stream, kernels=number(row.kernels),
         moves=number(row.moves), gemm=(number(m), number(n), number(k)) if row.gemm else None,
         tensors=number(row.tensors), copies=row.copies, waits=row.waits,
-        events=number(row.events), source=row.source,
+        events=number(row.events), source=row.source, dtype=row.dtype,
+        is_routed=any("rows" in one for one in names),
+        is_of_weights=bool(inner & {"rows", "tokens"}),
     )  # fmt: skip
 
 
