@@ -2,8 +2,8 @@
 
 `replay.chains.pass_pairs` has the order in which a pair's parts are launched. Where a scheme runs
 under a stack whose kernels of a pair are listed (`replay.model.work.kernel_lists`), each part is
-the list's: its kernels in their order, on their streams, with their bytes and shapes. Rows travel as
-the scheme's kernels have them travel, notify kernels included.
+the list's: its kernels in their order, on their streams, with their bytes and shapes. Rows travel
+as the scheme's kernels have them travel, notify kernels included.
 
 A row that moves bytes is a kernel that HBM bounds; one of several kernels has its bytes in the last
 of them. A product of routed experts is their grouped kernel, a gradient of their weights a call for
@@ -30,7 +30,6 @@ from replay.model.compute.row_tiles import padded_rows
 from replay.model.compute.weight_gradients import DOWN, UP
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
-from replay.model.machine.times import MemoryTraffic
 from replay.model.work.kernel_lists import KernelList, KernelSizes, ListedOperation, load
 
 if TYPE_CHECKING:
@@ -232,8 +231,7 @@ class ListedProgram(LaunchProgram):
         if one.of.kind != "rows":
             return machine.small_kernels(Kind.BETWEEN, one.moves, after, what)
         begun = machine.kernel(after, what)
-        late = machine.costs.elementwise(MemoryTraffic(0, 0, one.rows))
-        return machine.stream(Kind.PERMUTE, one.moves, machine.ranks, begun, late=late)
+        return machine.elementwise(Kind.PERMUTE, one.moves, begun, rows=one.rows)
 
     def _attention(self, after: Ints) -> Ints:
         between = self._link.between

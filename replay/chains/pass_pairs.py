@@ -116,7 +116,7 @@ class PassPairs(Strategy):
         work = links[0].work()
         machine = Machine(
             system, builder, work.num_ranks, able.uplinks, replay.launch, replay.lead,
-            set_aside(able, work, system), work.sample,
+            set_aside(able, work, system), work.sample, is_shared=True,
         )  # fmt: skip
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
@@ -155,7 +155,6 @@ class PassPairs(Strategy):
                 through=through,
                 spans=(*passes[0].spans, *passes[1].spans),
             )
-
 
     def _program(
         self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints

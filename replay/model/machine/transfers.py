@@ -97,17 +97,25 @@ class FanOut:
 
 
 class Transfers:
-    """Stores and loads over the ports of a system."""
+    """Stores and loads over the ports of a system.
+
+    Parameters
+    ----------
+    memory
+        (rank,): memory of every GPU, which a message that is stored occupies where it is written,
+        and where a network card reads it; None where nothing else asks for it meanwhile.
+    """
 
     def __init__(
         self, system: System, graph: GraphBuilder, paths: Paths, input_buffers: InputBuffers,
-        rdma: Rdma,
+        rdma: Rdma, memory: Ints | None = None,
     ) -> None:  # fmt: skip
         self._system = system
         self._graph = graph
         self._paths = paths
         self._input_buffers = input_buffers
         self._rdma = rdma
+        self._memory = memory
         self._num_ranks = len(paths.ranks)
 
     # ---- packets ---------------------------------------------------------------------------------
@@ -191,6 +199,8 @@ class Transfers:
         for path in self._paths(src, dst):
             row, count = path.of_like(row_bytes), path.of_like(rows)
             nbytes, ready = row + path.of_like(meta_bytes), path.of(after)
+            if not path.is_nvlink:
+                ready = self._in_memory(kinds, nbytes * count, path.of(src), ready)
             if path.is_nvlink:
                 wire = link.write_wire_bytes(
                     nbytes, count, engine=engine, packet_bytes=packet_bytes
@@ -210,10 +220,20 @@ class Transfers:
                     priority=priority, writes=replace(writes, each=path.of_like(writes.each)),
                 )  # fmt: skip
             path.assign(left, gone)
-            path.assign(arrived, there)
+            path.assign(arrived, self._in_memory(kinds, nbytes * count, path.of(dst), there))
         if on is not None:
             self._input_buffers.hold_on(after, on, left, lanes=lanes)
         return Stored(left, arrived)
+
+    def _in_memory(self, kinds: PhaseKinds, nbytes: IntsLike, rank: Ints, after: Ints) -> Ints:
+        """Occupy memory for messages: (message,) tasks."""
+        if self._memory is None:
+            return after
+        time_ps = self._system.hbm.stream_ps(np.broadcast_to(nbytes, rank.shape))
+        return self._graph.add(
+            len(rank), resource=self._memory[rank], duration_ps=time_ps, kind=kinds.memory,
+            rank=rank, after=after,
+        )  # fmt: skip
 
     def completed(self, src: Ints, dst: Ints) -> Time:
         """From the arrival of messages (message,) in other domains until their sources know."""
