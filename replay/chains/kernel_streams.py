@@ -92,7 +92,7 @@ class StageStreams:
         return KernelSpan(of, after if ready is None else ready, stream.ended(ends))
 
     def move(self, after: Ints, add: Callable[[Ints], Ints]) -> Ints:
-        """Add kernels that move rows, and hold the SMs of their stream: (rank,) their end.
+        """Add kernels that move rows, and hold SMs of a stream of their own: (rank,) their end.
 
         Parameters
         ----------
@@ -101,6 +101,8 @@ class StageStreams:
         add
             Adds them once they have their SMs: (rank,) tasks to (rank,) tasks of their end.
         """
+        if self.moving is self.compute:
+            return self.moving.ended(add(after))
         begun = self._machine.mark(self._machine.ranks, after)
         ended = self._machine.mark(self._machine.ranks, add(begun))
         self._hold_sms(after, begun, ended)

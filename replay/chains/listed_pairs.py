@@ -7,22 +7,24 @@ as the scheme's kernels have them travel, notify kernels included.
 
 A row that moves bytes is a kernel that HBM bounds; one of several kernels has its bytes in the last
 of them. A product of routed experts is their grouped kernel, a gradient of their weights a call for
-each expert. A row of the second stream runs beside the row before it, and the next one waits for
-both.
+each expert; where half of the calls are a row of a second stream, they alternate between the two,
+and the next row waits for both.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.chains.kernel_streams import KernelSpan
+from replay.chains.chain import LayerTasks, TaskRanges
+from replay.chains.kernel_streams import KernelSpan, StageStreams
 from replay.chains.launch_program import LaunchProgram
+from replay.chains.replay import Strategy
 from replay.errors import UserError
-from replay.model.compute.calls import calls_of, gradient_call
+from replay.model.compute.calls import gradient_calls
 from replay.model.compute.dense_kernels import Kernels
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
@@ -30,16 +32,19 @@ from replay.model.compute.row_tiles import padded_rows
 from replay.model.compute.weight_gradients import DOWN, UP
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
+from replay.model.machine.machine import Machine
 from replay.model.work.kernel_lists import KernelList, KernelSizes, ListedOperation, load
+from replay.schemes.ep.staged import ListedExchanges
 
 if TYPE_CHECKING:
     from replay.chains.chain import ChainLink
-    from replay.chains.kernel_streams import Occupation, StageStreams
+    from replay.chains.kernel_streams import Occupation
     from replay.chains.launch_program import PairPart
-    from replay.model.machine.machine import Ints, Machine
+    from replay.chains.replay import Replay
+    from replay.engine import GraphBuilder
+    from replay.model.machine.machine import Ints
     from replay.model.work.context import Context
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import ListedExchanges
     from tracegen import ModelShape
 
 LAYOUT = "contiguous"
@@ -207,24 +212,25 @@ class ListedProgram(LaunchProgram):
     # ---- kernels ---------------------------------------------------------------------------------
 
     def _walk(self, rows: Sequence[ListedRow], after: Ints) -> Ints:
-        """Add kernels one after the other, those of a second stream beside those before them."""
-        begun = after
+        """Add kernels one after the other, calls that alternate between two streams together."""
+        streams = 1 + any(one.of.stream == "weights" for one in rows)
         for one in rows:
-            if one.of.stream == "weights":
-                beside = self._kernels(one, begun)
-                after = self.machine.gather(after, self.machine.ranks, beside)
-            else:
-                begun, after = after, self._kernels(one, after)
+            if one.of.stream == "compute" or one.of.kind == "memory":
+                after = self._kernels(one, after, streams)
         return after
 
-    def _kernels(self, one: ListedRow, after: Ints) -> Ints:
+    def _kernels(self, one: ListedRow, after: Ints, streams: int) -> Ints:
         if one.of.kind == "attention":
             return self._attention(after)
         if one.of.gemm is None:
             return self._moving_bytes(one, after)
         if not one.of.is_routed:
             return self._product(one, after)
-        return self._weights(one, after) if one.of.is_of_weights else self._grouped(one, after)
+        if not one.of.is_of_weights:
+            return self._grouped(one, after)
+        machine, work, pool = self.machine, self._work, self.machine.sms.for_kernels()
+        of = UP if int(one.gemm[0, 0]) == work.shape.gemm1_columns else DOWN
+        return gradient_calls(machine, work, of, pool, after, streams=streams)
 
     def _moving_bytes(self, one: ListedRow, after: Ints) -> Ints:
         machine, what = self.machine, one.operation
@@ -254,16 +260,58 @@ class ListedProgram(LaunchProgram):
         gemm = next(of for of in Gemm.of_matrices(self._work) if (of.n, of.k) == _columns(one))
         return gemm_kernel(self.machine, self._work, gemm, pool, after, layout=LAYOUT).end
 
-    def _weights(self, one: ListedRow, after: Ints) -> Ints:
-        """Add gradients of experts' weights, every second of them."""
-        machine, work, pool = self.machine, self._work, self.machine.sms.for_kernels()
-        of = UP if int(one.gemm[0, 0]) == work.shape.gemm1_columns else DOWN
-        for call in calls_of(work)[one.of.stream == "weights" :: 2]:
-            after = gradient_call(machine, work, of, call, pool, after)
-        return after
-
 
 def _columns(one: ListedRow) -> tuple[int, int]:
     """Columns of a product and its inner dimension, which are the same on every GPU."""
     _, n, k = one.gemm[0].tolist()
     return n, k
+
+
+ALONE: Mapping[bool, tuple[PairPart, ...]] = {
+    False: ("send", "prepare", "attend", "receive", "experts", "combine"),
+    True: (
+        "send", "receive", "experts", "weights", "combine", "attend", "prepare",
+        "attention weights",
+    ),
+}  # fmt: skip
+"""Parts of a pass that nothing runs beside, by whether it is backward."""
+
+
+class PassesInTurn(Strategy):
+    """Layers one after the other under a list, in one stream that has all SMs."""
+
+    crosses_layers = False
+
+    def layers(self, replay: Replay, builder: GraphBuilder) -> Iterator[LayerTasks]:
+        """Add layers to a graph; see `Strategy`."""
+        links, scheme = replay.links, replay.scheme
+        assert isinstance(scheme, ListedExchanges)
+        work = links[0].work()
+        machine = Machine(
+            replay.system, builder, work.num_ranks, scheme.uplinks, replay.launch, replay.lead,
+            sample=work.sample,
+        )  # fmt: skip
+        start = machine.mark(machine.ranks)
+        program = ListedProgram(machine, scheme, StageStreams(machine, "hook"), start)
+        for number, link in enumerate(links):
+            first_task = builder.num_tasks
+            machine.notes.layer = number
+            machine.host.next_layer(same_graph=number > 0 and link.is_with(links[number - 1]))
+            work = link.work()
+            if link.is_backward:
+                work = work.putting_off_weights()
+            program.come_to(link, link.context, work)
+            for part in ALONE[link.is_backward]:
+                program.add(part)
+            yield LayerTasks(
+                reached={number: program.reached},
+                starts={number: program.started},
+                finishes={number: program.through},
+                ends=program.through,
+                ranges=TaskRanges(np.array([first_task, builder.num_tasks]), np.array([number])),
+                machine=machine,
+                work=work,
+                summary=work.summary(),
+                memory=program.memory,
+                through=program.through,
+            )

@@ -35,7 +35,7 @@ from replay.chains.kernel_streams import (
     stream_use,
 )
 from replay.chains.launch_program import LaunchProgram
-from replay.chains.listed_pairs import ListedProgram
+from replay.chains.listed_pairs import ListedProgram, PassesInTurn
 from replay.chains.memory import beside
 from replay.chains.replay import ONE_BATCH, Strategy
 from replay.chains.results import Moments
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from replay.chains.results import ChainMeasures
     from replay.engine import GraphBuilder
     from replay.model.machine.machine import Ints
+    from replay.schemes import Scheme
     from replay.schemes.ep.staged import Interleave, StagedScheme
 
 
@@ -96,7 +97,8 @@ class PassPairs(Strategy):
         forward, backward = replay.links[::2], replay.links[1::2]
         number, moments = len(forward), Moments()
         links = [*forward, *backward]
-        dataclasses.replace(replay, links=links, strategy=ONE_BATCH).stream(moments)
+        in_turn = PassesInTurn() if _kernel_list(replay.scheme) else ONE_BATCH
+        dataclasses.replace(replay, links=links, strategy=in_turn).stream(moments)
         use = stream_use(measures.spans, len(measures.through_ps))
 
         def each(times: Ints) -> list[float]:
@@ -159,12 +161,17 @@ class PassPairs(Strategy):
     def _program(
         self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints
     ) -> LaunchProgram:
-        if not isinstance(scheme, ListedExchanges) or not scheme.kernel_list:
+        if not (name := _kernel_list(scheme)):
             return LaunchProgram(machine, scheme, streams, start)
         if self.kind != "dualpipe":
-            message = f"stack {scheme.kernel_list!r} launches pairs in the order dualpipe"
-            raise UserError(message)
+            raise UserError(f"stack {name!r} launches pairs in the order dualpipe")
+        assert isinstance(scheme, ListedExchanges)
         return ListedProgram(machine, scheme, streams, start)
+
+
+def _kernel_list(scheme: Scheme) -> str:
+    """Name of the list that has the kernels around a scheme's exchanges; empty if none has."""
+    return scheme.kernel_list if isinstance(scheme, ListedExchanges) else ""
 
 
 FORWARD, BACKWARD = False, True
