@@ -119,8 +119,9 @@ def rows_of(
 
     @functools.cache
     def on(one: KernelSizes) -> tuple[ListedOperation, ...]:
-        direction = "backward" if is_backward else "forward"
-        return found.operations(one, found.chosen(), parts=(part,), direction=direction)
+        return found.operations(
+            one, found.chosen(), parts=(part,), direction="backward" if is_backward else "forward"
+        )
 
     each, rows = [on(one) for one in sizes], np.array([one.rows for one in sizes], np.int64)
     return [

@@ -126,7 +126,7 @@ class Kernels:
         of_weights
             Whether it is a gradient of weights, which adds up in FP32.
         """
-        times = [self._product_ps(*of_rank, of_weights) for of_rank in sizes.tolist()]
+        times = [self._product_ps(m, n, k, of_weights) for m, n, k in sizes.tolist()]
         begun = self._machine.kernel(self.end, what)
         self.end = self._machine.delay(Kind.DENSE_GEMM, Time(np.array(times, np.int64)), begun)
 

@@ -267,14 +267,13 @@ class Machine:
         rows
             (rank,): see `MemoryTraffic`, where reads and writes are not told apart.
         """
-        late = self.costs.elementwise(
-            nbytes if isinstance(nbytes, MemoryTraffic) else MemoryTraffic(0, 0, rows)
-        )
+        if isinstance(nbytes, MemoryTraffic):
+            late, most = self.costs.elementwise(nbytes), nbytes.read + nbytes.written
+        else:
+            late, most = self.costs.elementwise(MemoryTraffic(0, 0, rows)), nbytes
         if not self.is_shared:
             return self.stream(kind, nbytes, self.ranks, begun, late=late)
-        told = isinstance(nbytes, MemoryTraffic)
-        most = int(np.max(nbytes.read + nbytes.written if told else nbytes))
-        waves = max(-(-most // (WAVE_BYTES * self.sms.count)), 1)
+        waves = max(-(-int(np.max(most)) // (WAVE_BYTES * self.sms.count)), 1)
         whole = self.costs.stream(nbytes).ps * np.ones_like(self.ranks)
         for wave in range(waves):
             part = Time(whole * (wave + 1) // waves - whole * wave // waves)
