@@ -302,17 +302,21 @@ class Machine:
         sms = -(-int(np.max(needed.ps)) // port_ps) if port_ps else 1
         return min(max(sms, 1), max(self.sms.count // 4, 1))
 
-    def copied(self, kinds: PhaseKinds, nbytes: Ints, rank: Ints, after: Ints) -> Ints:
-        """Count memory that a kernel's SMs read or write, where kernels share it: (task,) tasks.
+    def copied(self, kinds: PhaseKinds, nbytes: Ints, rank: Ints, after: Ints) -> None:
+        """Occupy memory with what a kernel's SMs copy, where kernels share it.
+
+        Nobody waits for it: what an exchange asks for is less than its share of a memory that
+        serves all who ask, and others' requests do not stand before it as they do in the model.
 
         Parameters
         ----------
         nbytes, rank
-            (task,): bytes, and whose memory it is.
+            (task,): bytes that are read or written, and whose memory it is.
         after
-            (task,): what is read or written then; given back where no kernel runs beside.
+            (task,): tasks behind which that is.
         """
-        return self.stream(kinds.memory, nbytes, rank, after) if self.is_shared else after
+        if self.is_shared:
+            self.stream(kinds.memory, nbytes, rank, after)
 
     def stream(
         self,

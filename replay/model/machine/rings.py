@@ -114,7 +114,7 @@ def send(
     machine.order(stored[order[:-1][follows]], stored[order[1:][follows]])
 
     nbytes = chunks.rows * (row_bytes + meta_bytes)
-    read = machine.copied(kinds, nbytes, chunks.src, stored)
+    machine.copied(kinds, nbytes, chunks.src, stored)
     remote, num_channels = chunks.src != chunks.dst, int(chunks.channel.max(initial=0)) + 1
     landed = np.empty(len(chunks), np.int64)
     src, dst = chunks.src[remote], chunks.dst[remote]
@@ -126,14 +126,12 @@ def send(
         on=lane[remote], lanes=True,
     ).arrived  # fmt: skip
     own = ~remote
-    landed[own] = machine.copied(kinds, nbytes[own], chunks.dst[own], stored[own])
+    landed[own] = stored[own]
+    machine.copied(kinds, nbytes[own], chunks.dst[own], stored[own])
     # The tail of the ring is stored with release order: only after the rows are acknowledged.
     costs = machine.costs
     release = Time.where(remote, costs.acknowledged() + costs.flag(), costs.poll())
-    arrived = machine.delay(kinds.sync, release, landed, chunks.dst)
-    if read is not stored:
-        machine.order(read, arrived)
-    return Sent(stored, arrived)
+    return Sent(stored, machine.delay(kinds.sync, release, landed, chunks.dst))
 
 
 def return_room(

@@ -199,8 +199,6 @@ class Transfers:
         for path in self._paths(src, dst):
             row, count = path.of_like(row_bytes), path.of_like(rows)
             nbytes, ready = row + path.of_like(meta_bytes), path.of(after)
-            if not path.is_nvlink:
-                ready = self._in_memory(kinds, nbytes * count, path.of(src), ready)
             if path.is_nvlink:
                 wire = link.write_wire_bytes(
                     nbytes, count, engine=engine, packet_bytes=packet_bytes
@@ -215,22 +213,24 @@ class Transfers:
                 self._acknowledge(kinds, *ends, wire, acks, tasks[-1], ack_priority)
                 gone, there = tasks[0], tasks[-1]
             else:
+                self._in_memory(kinds, nbytes * count, path.of(src), ready)
                 gone, there = self._rdma.write(
                     path, (kinds.up, kinds.down), nbytes * count, row * count, ready,
                     priority=priority, writes=replace(writes, each=path.of_like(writes.each)),
                 )  # fmt: skip
             path.assign(left, gone)
-            path.assign(arrived, self._in_memory(kinds, nbytes * count, path.of(dst), there))
+            path.assign(arrived, there)
+            self._in_memory(kinds, nbytes * count, path.of(dst), there)
         if on is not None:
             self._input_buffers.hold_on(after, on, left, lanes=lanes)
         return Stored(left, arrived)
 
-    def _in_memory(self, kinds: PhaseKinds, nbytes: IntsLike, rank: Ints, after: Ints) -> Ints:
-        """Occupy memory for messages: (message,) tasks."""
+    def _in_memory(self, kinds: PhaseKinds, nbytes: IntsLike, rank: Ints, after: Ints) -> None:
+        """Occupy memory with messages, which nobody waits for; see `Machine.copied`."""
         if self._memory is None:
-            return after
+            return
         time_ps = self._system.hbm.stream_ps(np.broadcast_to(nbytes, rank.shape))
-        return self._graph.add(
+        self._graph.add(
             len(rank), resource=self._memory[rank], duration_ps=time_ps, kind=kinds.memory,
             rank=rank, after=after,
         )  # fmt: skip

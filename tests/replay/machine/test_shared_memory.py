@@ -61,8 +61,27 @@ def test_what_is_copied_counts_only_where_somebody_runs_beside() -> None:
     for is_shared in (True, False):
         machine = make(is_shared=is_shared)
         start = machine.mark(machine.ranks)
-        copied = machine.copied(DISPATCH, np.full(2, 5000), machine.ranks, start)
-        assert (copied is start) == (not is_shared)
+        machine.copied(DISPATCH, np.full(2, 5000), machine.ranks, start)
+        graph = machine.graph.build()
+        served = graph.duration_ps[graph.kind == Kind.DISPATCH_MEMORY]
+        assert served.tolist() == [1000] * 2 * is_shared
+
+
+def test_nobody_waits_for_memory_that_messages_occupy() -> None:
+    arrived = []
+    for is_shared in (True, False):
+        machine = make(is_shared=is_shared)
+        start = machine.mark(machine.ranks)
+        machine.stream(Kind.BETWEEN, np.full(2, 5_000_000), machine.ranks, start)
+        there = machine.transfers.store(
+            DISPATCH, np.array([0]), np.array([1]), 4096, start[:1]
+        ).arrived
+        timeline = schedule(machine.graph.build())
+        arrived.append(timeline.visible_ps[there].tolist())
+        of = timeline.graph.kind == Kind.DISPATCH_MEMORY
+        assert of.sum() == is_shared
+        assert (timeline.start_ps[of] == 1_000_000).all()  # behind what was asked for first
+    assert arrived[0] == arrived[1]
 
 
 # ---- the exchanges -------------------------------------------------------------------------------

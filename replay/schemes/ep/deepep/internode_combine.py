@@ -43,7 +43,7 @@ def combine(kernel: NormalKernel) -> Ints:
     sent, by, added = _to_forwarders(kernel, crossings, sums, ring, row)
     ready = machine.join(added, sums.chunk, crossings.forwarder, begun[crossings.forwarder])
     # Sums are written into the buffer that a card reads, or that of the own node.
-    ready = machine.copied(COMBINE, crossings.rows * sum(row), crossings.forwarder, ready)
+    machine.copied(COMBINE, crossings.rows * sum(row), crossings.forwarder, ready)
     ends = crossings.forwarder, crossings.owner
     domains = machine.domains
     posting = sms.warp_lanes(
@@ -142,8 +142,8 @@ def _to_forwarders(
         late=costs.bulk_late(most, row[0]),
         kind=COMBINE.receive, rank=at, after=begun[at],
     )  # fmt: skip
-    arrived = machine.copied(COMBINE, pieces.rows * sum(row), pieces.dst, sent.arrived)
-    machine.order(arrived, added[of])
+    machine.copied(COMBINE, pieces.rows * sum(row), pieces.dst, sent.arrived)
+    machine.order(sent.arrived, added[of])
     pools = machine.buffers.lane_rings("nvlink combine", lane, ring)
     rings.return_room(machine, COMBINE, pieces, sent, added[of], ring, pools=pools)
     return sent.send, by, added
@@ -153,7 +153,7 @@ def _at_owners(kernel: NormalKernel, crossings: Crossings, arrived: Ints) -> tup
     """Add up what the nodes have of every token: (token,) tasks of warps, and of memory."""
     work, machine, _, channels, sms, begun = kernel
     costs, nbytes, owner = machine.costs, work.combine_row_bytes, work.source_rank
-    arrived = machine.copied(COMBINE, crossings.rows * nbytes, crossings.owner, arrived)
+    machine.copied(COMBINE, crossings.rows * nbytes, crossings.owner, arrived)
     nodes = machine.domains.num
     warps = max(FORWARDER_WARPS // nodes, 1) * nodes - NODE_GPUS
     sources = np.bincount(crossings.token, minlength=work.num_tokens)
