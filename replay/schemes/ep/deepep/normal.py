@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.errors import UserError
 from replay.model.compute.casts import cast_before_dispatch, cast_received
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.row_tiles import padded_rows
@@ -37,6 +36,7 @@ from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep import memory
+from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.ep.deepep import (
     internode,
     internode_combine,
@@ -220,7 +220,7 @@ class DeepEp(ListedExchanges):
                 f"option stack={self.kernel_list} of scheme {self.name!r} is of a pair of layers: "
                 "--pass training --interleave dualpipe"
             )
-            raise UserError(message)
+            raise LayerRefusedError(message)
         beyond = work.num_ranks - NODE_GPUS
         if beyond > 0 and machine.num_domains == 1:
             machine.notes.count(EXTRAPOLATED, machine.ranks, beyond)
