@@ -90,8 +90,8 @@ HIDDEN = 512
 HBM = 5  # bytes a picosecond
 
 
-def memory_bytes(phase: str, expert: int, *, is_shared: bool) -> list[int]:
-    """(rank,): bytes that memory serves while rows of GPU 0, of 16, go to an expert and back.
+def memory_bytes(phase: str, expert: int, *, is_shared: bool, gpus: int = 16) -> list[int]:
+    """(rank,): bytes that memory serves while rows of GPU 0 go to an expert and back.
 
     The expert is on the GPU of its number; 8 GPUs are a node.
     """
@@ -100,15 +100,18 @@ def memory_bytes(phase: str, expert: int, *, is_shared: bool) -> list[int]:
     )
     graph = GraphBuilder(KIND_NAMES)
     work = small_layers.work(
-        np.array([[expert, -1]] * ROWS, np.int32), 16, 16, tokens_of_rank=[ROWS] + [0] * 15,
+        np.array([[expert, -1]] * ROWS, np.int32), gpus, gpus,
+        tokens_of_rank=[ROWS] + [0] * (gpus - 1),
         shape=ExpertShape(HIDDEN, 64),
     )  # fmt: skip
-    machine = Machine(system, graph, 16, is_shared=is_shared)
-    scheme = SCHEMES["deepep"].with_options({"num_sms": 8})
+    machine = Machine(system, graph, gpus, is_shared=is_shared)
+    scheme = SCHEMES["deepep"].with_options(
+        {"num_sms": 8, "dispatch_chunk": 10, "combine_chunk": 10}
+    )
     getattr(scheme, f"{phase}_kernel")(work, machine, machine.mark(machine.ranks))
     built = graph.build()
     kind = DISPATCH.memory if phase == "dispatch" else COMBINE.memory
-    busy = np.zeros(16, np.int64)
+    busy = np.zeros(gpus, np.int64)
     of = built.kind == kind
     np.add.at(busy, built.rank[of], built.duration_ps[of])
     return (busy * HBM).tolist()
@@ -140,6 +143,15 @@ def test_a_returned_row_passes_memory_once_more_for_each_sum() -> None:
     assert away[8] == 4 * ROWS * BACK
     assert away[0] == ROWS * (BACK + SUM + sums(SUM))
     assert sum(memory_bytes("combine", 13, is_shared=False)) == ROWS * sums(SUM)
+
+
+def test_rows_inside_a_node_pass_no_buffer_of_a_card() -> None:
+    out = memory_bytes("dispatch", 3, is_shared=True, gpus=8)
+    row = 2 * HIDDEN + 4 + 2 * 12  # source; ids of 8 and weights of 4
+    assert (out[0], out[3], sum(out)) == (ROWS * row, 3 * ROWS * row, 4 * ROWS * row)
+    back = memory_bytes("combine", 3, is_shared=True, gpus=8)
+    row = 2 * HIDDEN + 4 + 2 * 4
+    assert (back[3], back[0]) == (ROWS * row, ROWS * (2 * row + sums(SUM)))
 
 
 def sums(nbytes: int) -> int:
