@@ -167,10 +167,14 @@ class Costs:
         """An elementwise kernel on top of its bytes, if it takes at least some time beside them."""
         overheads = self._system.overheads
         rows = nbytes.rows if isinstance(nbytes, MemoryTraffic) else 0
-        late = Time(overheads.small_kernel_ps + overheads.row_copy_ps * rows)
+        late = Time(overheads.small_kernel_ps) + self.row_copies(rows)
         if least is NO_TIME:
             return late
         return late + Time(np.maximum(least.ps - self.stream(nbytes).ps, 0))
+
+    def row_copies(self, rows: IntsLike) -> Time:
+        """Single rows that a kernel copies to other places, beside their bytes."""
+        return Time(self._system.overheads.row_copy_ps * rows)
 
     def memory_load(self) -> Time:
         """One load that goes to device memory."""

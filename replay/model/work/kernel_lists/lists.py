@@ -161,6 +161,8 @@ class ListedOperation(NamedTuple):
         As of `Row`, as numbers.
     operator, collective, types, weights, captured, again
         As of `Row`.
+    is_routed
+        Whether a product has rows of routed experts.
     """
 
     name: str
@@ -190,6 +192,7 @@ class ListedOperation(NamedTuple):
     groups: int = 1
     operator: str = ""
     calls: int = 1
+    is_routed: bool = False
 
 
 class KernelList(StrictDocument):
@@ -363,6 +366,7 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
 
     m, n, k = row.gemm or (0, 0, 0)
     law = (row.law[0], number(row.law[1]), number(row.law[2])) if row.law else None
+    names = [Expression(str(one)).names for one in (m, n, k)]
     stream = row.stream
     if not isinstance(stream, str):
         stream = stream.get(str(given["overlap"]), "compute")
@@ -375,6 +379,7 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         collective=row.collective, types=row.types,
         weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
         law=law, groups=number(row.groups), operator=row.operator, calls=number(row.calls),
+        is_routed=any("rows" in one for one in names),
     )  # fmt: skip
 
 
