@@ -60,6 +60,8 @@ class StepReplays:
         Tokens of every sequence; attention is over whole sequences, whatever requests a trace has.
     precision
         Number type of GEMMs and rows.
+    dispatch_rows
+        Number type of rows to experts; None as of the precision.
     trace
         Trace whose routing the MoE layers have; sample s of it are tokens that follow those of the
         samples before. None generates as many layers as are replayed, which the model's layers take
@@ -108,6 +110,7 @@ class StepReplays:
     placement: str = "contiguous"
     stack: Stack | None = None
     host_spread: float = 0.0
+    dispatch_rows: str | None = None
     _places: tuple[Ints, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -238,6 +241,7 @@ class StepReplays:
             "steps": self.samples,
             "sample_nodes": self._nodes,
             "precision": self.precision,
+            "dispatch_rows": self.dispatch_rows,
             "placement": self.placement,
         }
         spec, system, found = spec_of(None, settings)
@@ -255,8 +259,8 @@ class StepReplays:
 
     @functools.cached_property
     def _hops(self) -> Mapping[int, Hops]:
-        """Passes of a stage that begin with a layer, where a stack's host waits for them."""
-        if not self._shared.waits_at_hops:
+        """Passes of a stage that begin with a layer, where a stack's host sends and receives."""
+        if not self._shared.calls_at_hops:
             return {}
         chunks = [chunk for chunk in chunks_of(self.shape, self.plan) if chunk]
         ahead = {chunk.start for chunk in chunks if chunk.start}

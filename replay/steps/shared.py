@@ -103,11 +103,9 @@ class Shared:
         return sizes_of(self.shape, self.plan, self.sequence)
 
     @property
-    def waits_at_hops(self) -> bool:
-        """Whether a stack's host waits where rows go from stage to stage, for passes to begin."""
-        if self.stack is None or self.plan.pp == 1 or not self.stack.kernels.has(HOP):
-            return False
-        return any(row.waits for row in self.stack.listed(self.sizes, [HOP], "forward"))
+    def calls_at_hops(self) -> bool:
+        """Whether a stack's host sends and receives where a pass comes from another stage."""
+        return self.stack is not None and self.plan.pp > 1 and self.stack.kernels.has(HOP)
 
     @cached_property
     def context(self) -> Context:

@@ -31,6 +31,7 @@ def test_presets():
     assert [
         *(
             "atlas-800t-a2",
+            "aws-p5",
             "cloudmatrix384",
             "dgx-a100",
             "dgx-h100",
@@ -84,6 +85,7 @@ def test_dimensional_keys_name_their_unit():
             "per_leaf",
             "oversubscription",
             "fabric.slow",
+            "host.",
             "sm.register",
             "sm.partitions",
             "sm.threads",

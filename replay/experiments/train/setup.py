@@ -120,7 +120,7 @@ class Setup:
             layers=spec.layers_sampled, samples=spec.samples, sample_nodes=spec.sample_nodes,
             splits_backward=schedule.splits_backward, beside=schedule.beside, seed=spec.seed,
             placement=spec.placement,
-            stack=stack, host_spread=spec.host_spread,
+            stack=stack, host_spread=spec.host_spread, dispatch_rows=spec.dispatch_rows,
         )  # fmt: skip
         return cls(
             spec, shape, system, plan, schedule, pipeline, chunks_of(shape, plan), sequence,

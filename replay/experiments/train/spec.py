@@ -75,6 +75,11 @@ class TrainSpec(Spec):
     )
     sequence: Count | None = Field(None, description="Tokens of a sequence [the plan's, or 4096].")
     precision: NumberType | None = PRECISION
+    dispatch_rows: NumberType | None = Field(
+        None,
+        exclude_if=lambda rows: rows is None,
+        description="Number type of rows to the experts, where precision has another.",
+    )
     recipe: str | None = Field(
         None,
         description="Types of the numbers that are kept: megatron-bf16, megatron-bf16-moments or "

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loops import every
 
 import hwmodel
 from replay.chains.chain import ChainLink
@@ -141,10 +140,23 @@ def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.Monk
     assert len(set(leads)) == 1
 
 
-@every("stack", ["megatron-plain", "automodel"])
-def test_virtual_stages_and_other_stacks_do_not_wait(stack: str) -> None:
-    times = made(stack, **({"vpp": 2, "layers": (1, 1, 1, 1)} if stack == "megatron-plain" else {}))
-    layers = times.layers[0]
+def test_virtual_stages_call_without_waiting() -> None:
+    """Hosts that lag anyway are longer by what they call."""
+    layers = made("megatron-plain", vpp=2, layers=(1, 1, 1, 1)).layers[0]
+    stack = Stack.of("megatron-plain", H100)
+    sizes = sizes_of(models.load("qwen3-30b-a3b"), ParallelPlan(pp=2, dp=4, ep=4, vpp=2), 4096)
+    for one, first in (
+        (layers[1].forward, layers[0].forward),
+        (layers[0].backward, layers[3].backward),
+    ):
+        direction = "forward" if one is layers[1].forward else "backward"
+        calls = sum(stack.costs.ps(row) for row in stack.listed(sizes, ["hop"], direction))
+        longer = int(one.own.max() - first.own.max())
+        assert 0 < calls <= longer < calls + H100.overheads.kernel_gap_ps()
+
+
+def test_a_stack_without_a_hop_calls_nothing() -> None:
+    layers = made("automodel").layers[0]
     assert all(one is layers[0] for one in layers)
 
 
@@ -242,3 +254,14 @@ def test_a_step_under_a_stack() -> None:
     assert len({one.run_id for one in (bare, plain, graphed)}) == 3
     assert graphed.replayed["stack"]["options"]["graphs"] == "attention"
     assert np.isclose(sum(plain.mean_us(cause) for cause in plain.spent_us), plain.step_us)
+
+
+def test_rows_to_experts_travel_in_a_type_of_their_own() -> None:
+    """Megatron's FP8 products take rows that travel in BF16: longer than those of one byte."""
+    narrow = dataclasses.replace(replays(None), precision="fp8")
+    wide = dataclasses.replace(narrow, dispatch_rows="bf16")
+    with pytest.raises(UserError, match="rows to the experts are bf16"):
+        narrow.under("megatron")
+    wide.under("megatron")
+    took = [one.under("deepep").layers[0][0].forward.causes for one in (narrow, wide)]
+    assert took[1]["exchange"].min() > took[0]["exchange"].max()
