@@ -19,6 +19,7 @@ from replay.errors import UserError
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.model.compute.row_tiles import padded_rows
+from  import gradient_type
 from replay.model.machine.kinds import Kind
 from replay.model.work.kernel_lists import load
 from tracegen.models.schema import ModelShape
@@ -136,9 +137,11 @@ def test_products_are_of_the_shapes_of_the_list(pair) -> None:
             if row.of.gemm is None or row.of.is_routed:
                 continue
             m, n, k = row.gemm[0].tolist()
-            dtype = row.of.dtype or "fp8"
+            dtype = row.of.types or "fp8"
+            if row.of.weights:  # both operands have scales of their own, sums are FP32
+                dtype = gradient_type(dtype)
             one = compute.gemm_time_ps(m, n, k, dtype, sms)
-            if row.of.weights:  # added up in FP32
+            if row.of.weights:
                 read = int(compute.activation_bytes(m, k, dtype))
                 read += int(compute.activation_bytes(n, k, dtype))
                 one = max(one, int(hbm.stream_ps(read + 8 * m * n)) + compute.tile_overhead_ps)
