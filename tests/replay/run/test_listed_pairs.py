@@ -12,6 +12,7 @@ import pytest
 import hwmodel
 import replay
 import tracegen
+from hwmodel.compute import gradient_type
 from replay.chains.listed_pairs import LAYOUT, PARTS, rows_of, sizes_of
 from replay.chains.pass_pairs import ORDERS
 from replay.engine import schedule
@@ -19,7 +20,6 @@ from replay.errors import UserError
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.model.compute.row_tiles import padded_rows
-from  import gradient_type
 from replay.model.machine.kinds import Kind
 from replay.model.work.kernel_lists import load
 from tracegen.models.schema import ModelShape
