@@ -142,7 +142,7 @@ CONSTANTS = [
     ("moe_skewed", {"compute.bf16_grouped_efficiency": 0.3}),
     ("ccfuser", {"compute.shared_bytes_per_clock": 40.0}),
     ("fused_layers", {"hbm.stream_efficiency": 0.5}),
-    ("fused_kernel", {"compute.multiplication_clocks": 0.0}),
+    ("fused_kernel", {"hbm.stream_efficiency": 0.5}),
     ("links", {"link.fan_out_efficiency": 0.3}),
     ("nccl_collectives_b200", {"overheads.poll_ns": 0.0}),
     ("decode_ledger", {"hbm.stream_efficiency": 0.5}),
