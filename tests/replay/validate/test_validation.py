@@ -145,7 +145,7 @@ CONSTANTS = [
     ("fused_kernel", {"hbm.stream_efficiency": 0.5}),
     ("links", {"link.fan_out_efficiency": 0.3}),
     ("nccl_collectives_b200", {"overheads.poll_ns": 0.0}),
-    ("decode_ledger", {"hbm.stream_efficiency": 0.5}),
+    ("decode_ledger", {"switch.multimem_efficiency": 0.2}),
     ("in_switch", {"gpu.remote_read_access_ns": 3000.0}),
     ("in_switch", {"switch.merge_ns": 2000.0}),
     ("deepep_normal", {"warp.round_ns": 1200.0}),
