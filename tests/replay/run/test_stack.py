@@ -310,6 +310,16 @@ def test_schemes_that_a_list_does_not_know_have_no_types_there(synthetic: Synthe
     assert not one.stack.knows
 
 
+def test_passes_that_overlap_have_megatrons_streams(synthetic: Synthetic) -> None:
+    for kind, overlap in (("off", "none"), ("megatron", "passes")):
+        one = replay.run(
+            synthetic(ranks=2, steps=2), scheme="deepep", direction="training", stack="practice",
+            interleave=kind,
+        )  # fmt: skip
+        assert one.stack is not None
+        assert one.stack.options["overlap"] == overlap
+
+
 def test_micro_batches_have_rows_of_their_own(synthetic: Synthetic) -> None:
     """Kernels that a stack adds move half of the bytes in each half of a batch."""
     trace = synthetic(ranks=2)
