@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from loops import every
 
@@ -18,7 +17,9 @@ from replay.chains import stack_calls
 from replay.chains.preparation import make_work
 from replay.chains.stack_calls import Calls, StageCalls, stage_calls
 from replay.errors import UserError
+from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
+from replay.experiments.layer.tables.every import ranking
 from replay.model.machine.host import OUTSIDE, UNSTAGED
 from replay.model.work.batch import form_batch
 from replay.model.work.kernel_lists import KernelSizes
@@ -26,7 +27,7 @@ from replay.model.work.layer import LayerWork
 from replay.model.work.precision import Precision
 from replay.model.work.stacks import Stack, even_sizes, facts_of
 from replay.model.work.stacks.stack import SERVED
-from replay.report.text import summary
+from replay.report.text import render, summary
 from replay.schemes import SCHEMES, find
 from replay.schemes.ep.staged import STAGES
 from tracegen.models import ModelShape
@@ -282,6 +283,7 @@ def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic)
     held = "Launched as CUDA graphs, in each layer until a host waits by hosts of"
     assert f"{held} megatron-inference: nvls." in text
     assert "Not in the list of sglang, so that kernels for rows are calls" in text
+    assert f"{held} megatron-inference: nvls." in " ".join(render(ranking(both)).split())
 
 
 @every(
@@ -310,17 +312,33 @@ def test_schemes_that_a_list_does_not_know_have_no_types_there(synthetic: Synthe
     assert not one.stack.knows
 
 
+def test_passes_that_overlap_have_megatrons_streams(synthetic: Synthetic) -> None:
+    for kind, overlap in (("off", "none"), ("megatron", "passes")):
+        one = replay.run(
+            synthetic(ranks=2, steps=2), scheme="deepep", direction="training", stack="practice",
+            interleave=kind,
+        )  # fmt: skip
+        assert one.stack is not None
+        assert one.stack.options["overlap"] == overlap
+
+
+def calls_under(trace: tracegen.RoutingTrace, **settings: Any) -> Calls:
+    spec = RunSpec(scheme="deepep", stack="megatron-plain", **settings)
+    calls = set_up(spec, {}).prepared(trace).calls
+    assert calls is not None
+    return calls
+
+
 def test_micro_batches_have_rows_of_their_own(synthetic: Synthetic) -> None:
     """Kernels that a stack adds move half of the bytes in each half of a batch."""
+    whole, half = (calls_under(synthetic(ranks=2), interleave=kind) for kind in ("off", "tbo"))
+    assert half["experts", False].nbytes == pytest.approx(whole["experts", False].nbytes / 2, 0.05)
+    assert half[OUTSIDE, False] == whole[OUTSIDE, False]
+
+
+def test_gpus_that_share_experts_launch_for_twice_as_many(synthetic: Synthetic) -> None:
+    """A product of Transformer Engine is a call for each expert of a GPU."""
     trace = synthetic(ranks=2)
-    seen: list[Calls] = []
-    for kind in ("off", "tbo"):
-        settings = replay.experiments.layer.setup.set_up(
-            RunSpec(scheme="deepep", stack="megatron-plain", interleave=kind), {}
-        )
-        prepared = settings.prepared(trace)
-        assert prepared.calls is not None
-        seen.append(prepared.calls)
-    whole, half = (calls["experts", False].nbytes for calls in seen)
-    assert half == pytest.approx(whole / 2, rel=0.05)
-    assert np.isclose(seen[0][OUTSIDE, False].launch_ps, seen[1][OUTSIDE, False].launch_ps)
+    whole, shared = (calls_under(trace, expert_tp=gpus)["experts", False] for gpus in (1, 2))
+    assert shared.others == whole.others
+    assert shared.launch_ps > 1.3 * whole.launch_ps
