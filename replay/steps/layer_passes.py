@@ -69,6 +69,8 @@ class LayerPasses:
         How a forward pass runs beside a backward pass, where it does.
     calls
         What a stack does around the scheme's kernels, see `replay.model.machine.host.Host`.
+    paired
+        The scheme of a forward pass beside a backward pass; None for that of all.
     """
 
     system: System
@@ -80,6 +82,7 @@ class LayerPasses:
     splits_backward: bool = False
     beside: Pairing | None = None
     calls: Calls | None = None
+    paired: Scheme | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -268,7 +271,8 @@ class LayerPasses:
         ahead, back = self._link(forward, back=False), self._link(backward, back=True)
         try:
             pair = Replay(
-                [ahead, back], self.system, self.scheme, self.launch, ORDERS[self.beside],
+                [ahead, back], self.system, self.paired or self.scheme, self.launch,
+                ORDERS[self.beside],
                 calls=self.calls,
             )  # fmt: skip
             found = pair_times(pair)

@@ -137,7 +137,15 @@ class StagedScheme(Scheme):
 
 
 class ListedExchanges(StagedScheme):
-    """A scheme of two exchanges, around which a stack's list may have all kernels of a layer."""
+    """A scheme of two exchanges, around which a stack's list may have all kernels of a layer.
+
+    Attributes
+    ----------
+    lists
+        Names of the lists that it can run with, which its option `stack` takes.
+    """
+
+    lists: tuple[str, ...] = ()
 
     @property
     @abstractmethod

@@ -136,6 +136,7 @@ class DeepEp(ListedExchanges):
     )
     candidates = MappingProxyType({"num_sms": (12, 16, 20, 24, 32, 48)})
     unpadded = MappingProxyType({"stack": BARE})
+    lists = LISTED
     options: DeepEpOptions = DeepEpOptions()
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
