@@ -38,9 +38,11 @@ from hwmodel.units import (
 
 # Operand types, and what results leave as: BF16, or FP32 where the operands are. FP8 has one
 # 4-byte scale for each block of values. FP32 values are multiplied as TF32 on the tensor cores,
-# as kernels for FP32 tensors do where they are allowed to round the operands.
-_VALUE_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1, "fp32": 4}
-_RESULT_BYTES: dict[str, int] = {"bf16": 2, "fp8": 2, "fp32": 4}
+# as kernels for FP32 tensors do where they are allowed to round the operands. In gradients of
+# weights both FP8 operands have a scale for each block of a row ("fp8_rows"); results are FP32.
+# Where operands have one scale each ("fp8_tensor"), nothing is scaled in between.
+_VALUE_BYTES = {"bf16": 2, "fp8": 1, "fp8_rows": 1, "fp8_tensor": 1, "fp32": 4}
+_RESULT_BYTES = {"bf16": 2, "fp8": 2, "fp8_rows": 4, "fp8_tensor": 2, "fp32": 4}
 _SCALE_BYTES = 4
 
 # Numbers of slices that cuBLAS's kernels are offered with (NVIDIA/CUDALibrarySamples, cuBLASLt,
@@ -131,7 +133,8 @@ class Compute:
             dtype = family.partition("_")[0]
             peak = exact(getattr(spec, f"{dtype}_peak_TFLOP_per_s").value) * 10**12
             efficiency = exact(getattr(spec, f"{family}_efficiency").value)
-            blocks = getattr(spec, f"{family}_blocks").value
+            shapes = "fp8" if dtype == "fp8" else family
+            blocks = getattr(spec, f"{shapes}_blocks").value
             return _Kernels(
                 Rate.per_second(peak * efficiency / sms),
                 tuple((block[0], block[1]) for block in blocks),
@@ -160,11 +163,15 @@ class Compute:
             _matrix={  # BF16 and TF32 are cuBLAS's, FP8 DeepGEMM's, which has no slices
                 "bf16": kernels("bf16", slices=_SLICES),
                 "fp8": kernels("fp8"),
+                "fp8_rows": kernels("fp8_rows"),
+                "fp8_tensor": kernels("fp8_tensor"),
                 "fp32": kernels("fp32", slices=_SLICES),
             },
             _grouped={
                 "bf16": kernels("bf16_grouped", whole_tiles=whole_tiles),
                 "fp8": kernels("fp8"),
+                "fp8_rows": kernels("fp8_rows"),
+                "fp8_tensor": kernels("fp8_tensor"),
                 "fp32": kernels("fp32"),
             },
             _hbm=hbm,
@@ -186,7 +193,7 @@ class Compute:
         rows: Whole = whole(n, "n")
         inner: Whole = whole(k, "k")
         values = rows * inner * self._kernels(dtype).value_bytes
-        if dtype != "fp8":
+        if not _has_scales(dtype):
             return values
         scales = ceil_div(rows, self._scale_block) * ceil_div(inner, self._scale_block)
         return values + scales * _SCALE_BYTES
@@ -194,7 +201,7 @@ class Compute:
     def activation_bytes(self, rows: Whole, k: int, dtype: str) -> Whole:
         """Bytes of (rows, k) activations; FP8 rows have one scale for each block of a row."""
         checked: Whole = whole(rows, "rows")
-        scales = -(-k // self._scale_block) * _SCALE_BYTES if dtype == "fp8" else 0
+        scales = -(-k // self._scale_block) * _SCALE_BYTES if _has_scales(dtype) else 0
         return checked * (k * self._kernels(dtype).value_bytes + scales)
 
     # ---- tiles ------------------------------------------------------------------------
@@ -401,7 +408,8 @@ class Compute:
         load = self._load_ps(rows * inner, path.rows, columns * inner, path.weights)
         passing = self.shared_rate.duration_ps(path.passes(rows, columns) * inner)
         loads = -(-k * kernels.value_bytes // _LOAD_BYTES)
-        absent = absent_rows * (loads * self.fp8_absent_row_ps if dtype == "fp8" else 0)
+        is_fp8 = dtype.startswith("fp8")
+        absent = absent_rows * (loads * self.fp8_absent_row_ps if is_fp8 else 0)
         busy = np.maximum(multiply, load)
         busy = np.maximum(busy, passing) if path.loads_ahead else busy + passing
         busy = busy + self.tile_overhead_ps + absent
@@ -498,6 +506,15 @@ class Compute:
         if dtype not in known:
             raise unknown("dtype", dtype, known)
         return known[dtype]
+
+
+def gradient_type(dtype: str) -> str:
+    """Name of the operands of a gradient of weights among products of a type."""
+    return "fp8_rows" if dtype == "fp8" else dtype
+
+
+def _has_scales(dtype: str) -> bool:
+    return dtype in ("fp8", "fp8_rows")
 
 
 def _in_order_ps(durations: IntArray, num_sms: int) -> int:

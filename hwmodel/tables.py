@@ -250,6 +250,11 @@ class ComputeSpec(StrictDocument):
     """Of kernels for groups of rows, one for each expert."""
     fp8_efficiency: Quantity[Ratio]
     """Of the FP8 peak, inside a tile's main loop."""
+    fp8_rows_efficiency: Quantity[Ratio]
+    """The same where both operands have a scale for each 128 values of a row, as in gradients of
+    weights."""
+    fp8_tensor_efficiency: Quantity[Ratio]
+    """The same where each operand has one scale."""
     fp32_efficiency: Quantity[Ratio]
     """Of the peak of TF32, inside a tile's main loop."""
     mma_rows: Quantity[Count]

@@ -8,7 +8,7 @@ while no kernel holds an SM for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -96,6 +96,23 @@ class StageStreams:
             self._hold_sms(offered, ready, ends)
         of: Occupation = "rows" if stage in MOVING else "experts"
         return KernelSpan(of, after if ready is None else ready, stream.ended(ends))
+
+    def move(self, after: Ints, add: Callable[[Ints], Ints]) -> Ints:
+        """Add kernels that move rows, and hold SMs of a stream of their own: (rank,) their end.
+
+        Parameters
+        ----------
+        after
+            (rank,): what they follow, those of their stream included.
+        add
+            Adds them once they have their SMs: (rank,) tasks to (rank,) tasks of their end.
+        """
+        if self.moving is self.compute:
+            return self.moving.ended(add(after))
+        begun = self._machine.mark(self._machine.ranks, after)
+        ended = self._machine.mark(self._machine.ranks, add(begun))
+        self._hold_sms(after, begun, ended)
+        return self.moving.ended(ended)
 
     def _hold_sms(self, offered: Ints, begun: Ints, ended: Ints) -> None:
         """Let kernels of the communication stream wait for SMs, and keep them: (rank,) tasks."""

@@ -9,6 +9,8 @@ from replay.chains.chain import check_code_for, faults_of
 from replay.chains.kernel_streams import KernelSpan
 from replay.chains.memory import memory_of
 from replay.model.machine.host import OUTSIDE
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import Time
 from replay.schemes.ep.staged import STAGES, Stage
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class LaunchProgram:
         self._between: dict[Weights, Between] = {}
 
     def come_to(self, link: ChainLink, context: Context | None, work: LayerWork) -> None:
-        """Go on to the next layer.
+        """Go on to the next layer, of which a GPU that is late launches nothing until then.
 
         Parameters
         ----------
@@ -71,7 +73,10 @@ class LaunchProgram:
             Of the micro-batch.
         """
         self._link, self._context, self._work, self.spans = link, context, work, []
-        self.reached = self._ready = self.ends
+        self.reached = self.ends
+        if link.delays_ps is not None:
+            self.ends = self.machine.delay(Kind.DELAY, Time(link.delays_ps), self.ends)
+        self._ready = self.ends
         with faults_of(self._scheme):
             check_code_for(self._scheme, work, self.machine.system)
             self.memory = memory_of(work, self.machine.system, self._scheme)

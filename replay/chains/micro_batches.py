@@ -112,7 +112,7 @@ class MicroBatchTurns(Strategy):
         whole = works(0)
         machine = Machine(
             system, builder, whole.num_ranks, able.uplinks, replay.launch, replay.lead,
-            set_aside(able, whole, system), calls=replay.calls,
+            set_aside(able, whole, system), calls=replay.calls, is_shared=True,
         )  # fmt: skip
         begin = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)

@@ -35,13 +35,17 @@ from replay.chains.kernel_streams import (
     stream_use,
 )
 from replay.chains.launch_program import LaunchProgram
+from replay.chains.listed_pairs import ListedProgram, PassesInTurn
 from replay.chains.memory import beside
 from replay.chains.replay import ONE_BATCH, Strategy
 from replay.chains.results import Moments
 from replay.engine import schedule
+from replay.errors import UserError
+from replay.measure.activity import Activity, activity_of
 from replay.measure.result import Pairs
 from replay.measure.token_latency import us
 from replay.model.machine.machine import Machine
+from replay.schemes.ep.staged import ListedExchanges
 
 if TYPE_CHECKING:
     from replay.chains.kernel_streams import Occupation
@@ -50,7 +54,8 @@ if TYPE_CHECKING:
     from replay.chains.results import ChainMeasures
     from replay.engine import GraphBuilder
     from replay.model.machine.machine import Ints
-    from replay.schemes.ep.staged import Interleave
+    from replay.schemes import Scheme
+    from replay.schemes.ep.staged import Interleave, StagedScheme
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,8 @@ class PassPairs(Strategy):
         forward, backward = replay.links[::2], replay.links[1::2]
         number, moments = len(forward), Moments()
         links = [*forward, *backward]
-        dataclasses.replace(replay, links=links, strategy=ONE_BATCH).stream(moments)
+        in_turn = PassesInTurn() if _kernel_list(replay.scheme) else ONE_BATCH
+        dataclasses.replace(replay, links=links, strategy=in_turn).stream(moments)
         use = stream_use(measures.spans, len(measures.through_ps))
 
         def each(times: Ints) -> list[float]:
@@ -113,11 +119,11 @@ class PassPairs(Strategy):
         work = links[0].work()
         machine = Machine(
             system, builder, work.num_ranks, able.uplinks, replay.launch, replay.lead,
-            set_aside(able, work, system), work.sample, replay.calls,
+            set_aside(able, work, system), work.sample, replay.calls, is_shared=True,
         )  # fmt: skip
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
-        passes = [LaunchProgram(machine, able, streams, start) for _ in range(2)]
+        passes = [self._program(machine, able, streams, start) for _ in range(2)]
         num_pairs = len(links) // 2
         for number in range(num_pairs):
             machine.host.next_layer(same_graph=number > 0)
@@ -152,6 +158,21 @@ class PassPairs(Strategy):
                 through=through,
                 spans=(*passes[0].spans, *passes[1].spans),
             )
+
+    def _program(
+        self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints
+    ) -> LaunchProgram:
+        if not (name := _kernel_list(scheme)):
+            return LaunchProgram(machine, scheme, streams, start)
+        if self.kind != "dualpipe":
+            raise UserError(f"stack {name!r} launches pairs in the order dualpipe")
+        assert isinstance(scheme, ListedExchanges)
+        return ListedProgram(machine, scheme, streams, start)
+
+
+def _kernel_list(scheme: Scheme) -> str:
+    """Name of the list that has the kernels around a scheme's exchanges; empty if none has."""
+    return scheme.kernel_list if isinstance(scheme, ListedExchanges) else ""
 
 
 FORWARD, BACKWARD = False, True
@@ -202,10 +223,13 @@ class PairTimes(NamedTuple):
         (rank,): when each GPU has done both, gradients of weights included; in picoseconds.
     use
         What its streams were busy with until then.
+    activity
+        Kernels that ran.
     """
 
     ends_ps: Ints
     use: StreamUse
+    activity: Activity
 
     @property
     def busy_ps(self) -> dict[Occupation, Ints]:
@@ -227,7 +251,9 @@ def pair_times(replay: Replay) -> PairTimes:
         As `Strategy.layers` does.
     """
     graph = replay.build()
-    visible = schedule(graph.built.graph).visible_ps
+    timeline = schedule(graph.built.graph)
+    visible = timeline.visible_ps
     spans = [one.at(visible) for one in graph.spans[0]]
     ends = visible[graph.built.ends]
-    return PairTimes(ends, stream_use(spans, len(ends)))
+    activity = activity_of(graph.built.machine, ends, timeline)
+    return PairTimes(ends, stream_use(spans, len(ends)), activity)

@@ -17,7 +17,7 @@ from replay.chains.kernel_streams import staged
 from replay.chains.micro_batches import DBO, SBO, MicroBatchTurns
 from replay.chains.pass_pairs import ORDERS
 from replay.chains.replay import ONE_BATCH, Replay, Strategy
-from replay.chains.stack_calls import stage_calls
+from replay.chains.stack_calls import brings_experts, stage_calls
 from replay.errors import UserError
 from replay.model.compute.dense import Between
 from replay.model.machine.domains import Domains
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from replay.model.machine.host import Calls, Launch
     from replay.model.machine.machine import Ints
     from replay.model.work.batch import Batch
+    from replay.model.work.kernel_lists.expressions import Value
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.precision import Precision
     from replay.schemes import Scheme
@@ -74,6 +75,10 @@ def prepare(
         strategy = strategy_of(kind, phase, staged(scheme, kind).releases)
     every = list(_links(settings, trace, batches, system, strategy))
     links = _with_sampled_nodes(every, settings.sample_nodes, system, ranks)
+    stack = stack_of(settings, trace, system, scheme)
+    calls = None
+    if stack is not None:
+        calls = _calls(stack, settings, links, trace.model_shape, batches[0], scheme, system)
     return Replay(
         links,
         system,
@@ -81,7 +86,8 @@ def prepare(
         settings.launch or _launch(settings, scheme, system, batches[0]),
         strategy,
         communication_only=settings.communication_only,
-        calls=_calls(settings, links, trace.model_shape, batches[0], system, scheme),
+        stack=stack,
+        calls=calls,
     )
 
 
@@ -191,28 +197,60 @@ def _launch(settings: ChainSettings, scheme: Scheme, system: System, batch: Batc
     return "graph" if captured else "eager"
 
 
+def stack_of(
+    settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme
+) -> Stack | None:
+    """Find the software around a scheme's kernels, with it as the dispatcher if the list knows it.
+
+    Raises
+    ------
+    UserError
+        If there is no such stack, it has no such pass or products, or experts are left out.
+    """
+    if settings.stack is None:
+        return None
+    if settings.communication_only:
+        message = (
+            f"--communication-only and --stack {settings.stack}: what a host does is spread "
+            "over the kernels of a whole layer"
+        )
+        raise UserError(message)
+    name, _, options = settings.stack.partition(":")
+    facts: dict[str, Value] = {**facts_of(trace.model_shape)}
+    gemm = settings.number_types(trace).gemm
+    if settings.interleave == "megatron":
+        facts["overlap"] = "passes"
+    is_training = any(settings.passes)
+    if name == PRACTICE:
+        scales = {"fp8": "blockwise"} if gemm == "fp8" else {}
+        stack = Stack.in_practice(
+            scheme.name, system, {**facts, **scales}, is_training=is_training, settings=options
+        )
+    else:
+        stack = Stack.of(settings.stack, system, facts)
+    known = stack.with_dispatcher(scheme.name)
+    has_rows = known is not None or brings_experts(stack, scheme, system)
+    stack.check(is_training=is_training, precision=gemm if has_rows else None)
+    return known or stack
+
+
 def _calls(
+    stack: Stack,
     settings: ChainSettings,
     links: Sequence[ChainLink],
     shape: ModelShape,
     batch: Batch,
-    system: System,
     scheme: Scheme,
-) -> Calls | None:
-    """What the stack does around the scheme's kernels; None without one.
+    system: System,
+) -> Calls:
+    """What a stack does around the scheme's kernels.
 
-    Lists know even work: that of the GPU with most tokens stands for all.
+    Lists know even work: that of the GPU with most tokens, and of the largest micro-batch, stands
+    for all.
     """
-    if settings.stack is None:
-        return None
-    facts = facts_of(shape)
-    if settings.stack == PRACTICE:
-        training = any(settings.passes)
-        stack = Stack.in_practice(scheme.name, system, facts, is_training=training)
-    else:
-        stack = Stack.of(settings.stack, system, facts)
-    tokens = int(np.bincount(batch.source_rank, minlength=batch.num_ranks).max())
-    sizes = even_sizes(shape, tokens=tokens, ranks=batch.num_ranks)
+    parts = [batch.source_rank[one.tokens] for one in links[0].micro_batches] or [batch.source_rank]
+    tokens = max(int(np.bincount(part, minlength=batch.num_ranks).max()) for part in parts)
+    sizes = even_sizes(shape, tokens=tokens, ranks=batch.num_ranks, sharing=settings.expert_tp)
     works: dict[Pass, LayerWork] = {
         "backward" if is_backward else "forward": next(
             link for link in links if link.is_backward == is_backward
@@ -286,6 +324,7 @@ def make_work(
         precision=precision,
         is_backward=is_backward,
         step_plan=plan,
+        num_slices=expert_tp,
     )
     # Shared experts stay whole, as attention does: Megatron-LM slices them as it slices attention
     # (SharedExpertMLP takes the group of attention's tensor parallelism), not as routed experts.

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Ints
     from replay.model.work.batch import Batch
     from replay.model.work.layer import LayerWork
+    from replay.model.work.stacks import Stack
     from replay.schemes import Scheme
 
 
@@ -208,8 +209,10 @@ class Replay:
         Whether all ranks wait for each other after each layer.
     communication_only
         Whether experts take no time and no memory traffic, and launch no kernels.
+    stack
+        The software around the scheme's kernels; None for bare launches.
     calls
-        What the stack does around the scheme's kernels, see `Host`.
+        What it does in each stage of a layer, see `Host`.
     """
 
     links: Sequence[ChainLink]
@@ -220,6 +223,7 @@ class Replay:
     lead: Time = NO_TIME
     meets: bool = False
     communication_only: bool = False
+    stack: Stack | None = None
     calls: Calls | None = None
 
     def under(self, scheme: Scheme, system: System | None = None) -> Replay:

@@ -170,7 +170,7 @@ class ChainSettings:
                 self.shared_experts != "between"
             ),
             f"--jitter {self.jitter}: a GPU that is held up holds up both micro-batches": (
-                self.jitter != OFF
+                self.jitter != OFF and not self.pairs_passes
             ),
             "--communication-only: micro-batches take turns at communication and experts": (
                 self.communication_only

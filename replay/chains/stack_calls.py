@@ -5,7 +5,8 @@ its own, allocations, copies and waits, and Python: its kernel list (`replay.mod
 all of a layer. Rows of the list belong to stages of the scheme's layer; what they take the host is
 spread evenly over what is launched in the stage, and kernels that the scheme does not have are
 small ones at the stage's begin. A list that does not know a scheme as a dispatcher says nothing of
-it: its kernels are then calls of an extension.
+how it moves rows: these kernels are then calls of an extension. Its experts are the list's where
+they are a stage of their own and the host knows their rows, and else calls of the extension.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from replay.chains.chain import check_code_for, faults_of
+from replay.chains.host_program import can_be_captured, typical_program
 from replay.engine import GraphBuilder
 from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
-from replay.schemes.ep.staged import STAGES
+from replay.schemes.ep.staged import STAGES, StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
 Listed = Sequence["ListedOperation"]
 
-GROUPS: tuple[tuple[str, ...], ...] = (("send", "receive"), ("experts",), ("combine",), ("finish",))
+Stages = tuple[str, ...]
+ARRIVING, EXPERTS, LEAVING, FINISH = ("send", "receive"), ("experts",), ("combine",), ("finish",)
 """Stages that rows of a list are told apart by."""
 
 
@@ -53,17 +56,35 @@ def stage_calls(
     """
     found: dict[tuple[str, bool], StageCalls] = {}
     known = stack.with_dispatcher(scheme.name)
+    has_experts = brings_experts(stack, scheme, system)
     for direction, work in works.items():
         is_backward = direction == "backward"
         found[OUTSIDE, is_backward] = StageCalls(stack.costs.call_ps("torch", direction))
         extension = StageCalls(stack.costs.call_ps("library", direction))
         found |= {(stage, is_backward): extension for stage in (UNSTAGED, *STAGES)}
-        if known is None:
+        if known is not None:
+            groups = _groups(known, sizes, direction)
+        elif has_experts:
+            experts = stack.listed(sizes, ["experts"], direction)
+            groups = {EXPERTS: experts}
+        else:
             continue
         host = _host_of(scheme, work, system)
-        for stages, rows in zip(GROUPS, _groups(known, sizes, direction), strict=True):
-            found |= _spread(known, stages, rows, host, is_backward=is_backward)
+        for stages, rows in groups.items():
+            found |= _spread(stack, stages, rows, host, is_backward=is_backward)
     return Calls(found)
+
+
+def brings_experts(stack: Stack, scheme: Scheme, system: System) -> bool:
+    """Whether a scheme that a list does not know leaves the experts to the stack.
+
+    Experts of stacks that train are told by their hosts how many rows each has, which the host of a
+    scheme that never waits does not know.
+    """
+    if not isinstance(scheme, StagedScheme) or stack.with_dispatcher(scheme.name) is not None:
+        return False
+    forward = typical_program(scheme, is_backward=False, system=system)
+    return stack.kernels.trains and not can_be_captured(forward)
 
 
 def _host_of(scheme: Scheme, work: LayerWork, system: System) -> Host:
@@ -83,8 +104,8 @@ def _host_of(scheme: Scheme, work: LayerWork, system: System) -> Host:
     return machine.host
 
 
-def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> list[Listed]:
-    """Rows of the list in each of `GROUPS`.
+def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> dict[Stages, Listed]:
+    """Rows of the list by their stages.
 
     Gradients go the way of the results first, and that of the rows behind the experts.
     """
@@ -96,7 +117,10 @@ def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> list[Listed]:
     leaves = next((i for i, row in enumerate(last) if row.kind == "exchange"), 0)
     past = 1 + max((i for i, row in enumerate(last) if row.kind == "exchange"), default=-1)
     between = (*first[arrived:], *experts, *last[:leaves])
-    return [first[:arrived], between, last[leaves:past], last[past:]]
+    return {
+        ARRIVING: first[:arrived], EXPERTS: between,
+        LEAVING: last[leaves:past], FINISH: last[past:],
+    }  # fmt: skip
 
 
 def _spread(

@@ -172,7 +172,8 @@ class Pairs(Strict):
     def exposed_us(self) -> list[float]:
         """Time in which nothing computes, of each GPU."""
         computing = zip(*(times for of, times in self.busy_us.items() if of != "rows"), strict=True)
-        return [pair - sum(busy) for pair, busy in zip(self.pair_us, computing, strict=True)]
+        both = zip(self.pair_us, computing, strict=True)
+        return [max(pair - sum(busy), 0.0) for pair, busy in both]  # sums are rounded
 
     def share(self, times: list[float]) -> float:
         """Share of such times in those of a pair, of all GPUs together."""

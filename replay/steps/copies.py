@@ -71,7 +71,12 @@ def synchronise_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) 
 def update_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) -> int:
     """Time in which the optimiser updates weights, and copies get them."""
     own = -(-of.dense // (plan.dp * plan.cp)) - (-of.experts // plan.expert_dp)
-    return _adam_ps(groups.system, own) + _over_copies(groups, plan, "all_gather", of, WEIGHT_BYTES)
+    return _adam_ps(groups.system, own) + hand_out_ps(groups, plan, of)
+
+
+def hand_out_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) -> int:
+    """Time in which copies get updated weights."""
+    return _over_copies(groups, plan, "all_gather", of, WEIGHT_BYTES)
 
 
 def _over_copies(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from replay.errors import UserError, listed
-from replay.model.work.kernel_lists import load
-from replay.model.work.stacks import STACKS, facts_of
+from replay.errors import UserError
+from replay.model.work.stacks import facts_of
 from replay.model.work.stacks.sizes import even_sizes
 
 if TYPE_CHECKING:
@@ -72,20 +71,7 @@ def check_stack(stack: Stack, shape: ModelShape, plan: ParallelPlan, precision: 
         knows no slices.
     """
     kernels, name = stack.kernels, stack.name
-    if not kernels.trains:
-        trained = listed(one for one, (of, _) in STACKS.items() if load(of).trains)
-        message = f"stack {name}: its list has no backward pass; those that train are {trained}"
-        raise UserError(message)
-    if precision not in kernels.types:
-        message = f"stack {name}: products are {listed(kernels.types)}, and not {precision}"
-        raise UserError(message)
-    scales = stack.options.get("fp8")
-    if scales is not None and (scales != "none") != (precision == "fp8"):
-        choices = listed(str(one) for one in kernels.options["fp8"].choices)
-        message = (
-            f"stack {name}: fp8 is {scales} and products are {precision}; fp8 may be {choices}"
-        )
-        raise UserError(message)
+    stack.check(is_training=True, precision=precision)
     if plan.tp > 1 and not kernels.speaks_of("tp"):
         message = f"stack {name}: plan has tp {plan.tp}; the stack's list knows no slices, so tp=1"
         raise UserError(message)

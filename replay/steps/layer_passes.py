@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -12,7 +12,9 @@ import numpy as np
 
 from replay.chains.pass_pairs import ORDERS, pair_times
 from replay.chains.replay import Replay
+from replay.measure.activity import Activity, waiting
 from replay.model.compute.dense_kernels import BF16, Kernels
+from replay.model.machine.host import FREE_HOSTS
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.context import Context
@@ -24,6 +26,7 @@ from replay.steps.times import PassTimes, Timed
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
+    from replay.chains.pass_pairs import PairTimes
     from replay.model.compute.dense import Between
     from replay.model.compute.dense_kernels import Weights
     from replay.model.machine.host import Calls, Launch
@@ -66,6 +69,8 @@ class LayerPasses:
         How a forward pass runs beside a backward pass, where it does.
     calls
         What a stack does around the scheme's kernels, see `replay.model.machine.host.Host`.
+    paired
+        The scheme of a forward pass beside a backward pass; None for that of all.
     """
 
     system: System
@@ -77,6 +82,7 @@ class LayerPasses:
     splits_backward: bool = False
     beside: Pairing | None = None
     calls: Calls | None = None
+    paired: Scheme | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -158,20 +164,28 @@ class LayerPasses:
                 after = parts.hop(machine, self.context, after)
             return self._own(machine, after, parts, is_mtp=is_mtp, again=again)
 
-        before = self._stretch(add, NO_TIME)
+        before = self._replayed(add, NO_TIME)
         part = self._met(link, before.lead)
-        own = self._stretch(add, Time(self._tiled(part.lead.ps + 0 * part.met)))
+        own = self._replayed(add, Time(self._tiled(part.lead.ps + 0 * part.met)))
         if part.is_held_up and np.any(own.lead.ps > np.asarray(before.lead.ps)):
             # Layer after layer hosts get further ahead, as long as nothing stops them.
             part = self._met(link, own.lead)
+        made = add
         if behind_hop:
-            lead = own.lead
-            own = self._stretch(functools.partial(add, hop=True), lead)
+            lead, made = own.lead, functools.partial(add, hop=True)
+            own = self._replayed(made, lead)
             if np.any(own.lead.ps != lead.ps):
                 part = self._met(link, own.lead)
-        exchange, met = self._tiled(part.exchange), self._tiled(part.met)
-        causes = _added(own.causes, {"experts": met - exchange, "exchange": exchange})
-        return Timed(_sum(own.causes), met, causes)
+        causes = _added(own.causes, self._all_tiled(part.causes))
+        activity = own.activity + part.activity.of(self._tiled(np.arange(len(part.met))))
+        free = self._replayed(made, FREE_HOSTS) if self._pays(own) else own
+        least = self._met(link, FREE_HOSTS) if self._pays(part) else part
+        causes = with_hosts(causes, _added(free.causes, self._all_tiled(least.causes)))
+        return Timed(_sum(own.causes), self._tiled(part.met), causes, activity)
+
+    def _pays(self, part: Stretch | MoePart) -> bool:
+        """Whether a part may take less with hosts that cost nothing."""
+        return self.launch is not None and part.pays_host
 
     def _met(self, link: ChainLink, lead: Time) -> MoePart:
         """The MoE part, with hosts ahead by `lead` (rank,)."""
@@ -181,6 +195,9 @@ class LayerPasses:
     def _tiled(self, of_ranks: Ints) -> Ints:
         """Times of one group of experts for all GPUs: the groups do alike."""
         return np.resize(of_ranks, self.num_ranks)
+
+    def _all_tiled(self, causes: Mapping[Cause, Ints]) -> dict[Cause, Ints]:
+        return {cause: self._tiled(of_ranks) for cause, of_ranks in causes.items()}
 
     def _activated(self, link: ChainLink) -> Ints:
         """Bytes that activation functions of routed experts read and write: (rank,)."""
@@ -237,13 +254,11 @@ class LayerPasses:
 
         dense = self._stretch(add, NO_TIME)
         lead = np.broadcast_to(np.asarray(dense.lead.ps), self.num_ranks)[: work.num_ranks]
-        routed = replay_stretch(
-            self.system, work.num_ranks, of_experts, self.launch, Time(lead), self.calls
-        )
-        of_ranks = routed.causes["experts"]
-        if work.sample is not None:
-            of_ranks = of_ranks[work.sample.models]
-        return alone({**dense.causes, "experts": self._tiled(of_ranks)})
+        routed = self._stretch(of_experts, Time(lead), work.num_ranks)
+        of = np.arange(work.num_ranks) if work.sample is None else work.sample.models
+        experts = {cause: self._tiled(times[of]) for cause, times in routed.causes.items()}
+        causes = _added(dense.causes, experts)
+        return alone(causes, dense.activity + routed.activity.of(self._tiled(of)))
 
     def _beside(self, forward: ChainLink, backward: ChainLink) -> Timed | None:
         """A forward pass beside a backward pass, from when all GPUs have come.
@@ -256,32 +271,31 @@ class LayerPasses:
         ahead, back = self._link(forward, back=False), self._link(backward, back=True)
         try:
             pair = Replay(
-                [ahead, back], self.system, self.scheme, self.launch, ORDERS[self.beside],
+                [ahead, back], self.system, self.paired or self.scheme, self.launch,
+                ORDERS[self.beside],
                 calls=self.calls,
             )  # fmt: skip
             found = pair_times(pair)
+            free = found
+            if self.launch is not None:
+                free = pair_times(dataclasses.replace(pair, lead=FREE_HOSTS))
         except LayerRefusedError:
             return None
-        busy = found.busy_ps
-        met: dict[Cause, Ints] = {
-            "attention": busy["attention"],
-            "dense": busy["dense"],
-            "experts": busy["experts"],
-            "exchange": found.exposed_ps,
-        }
         sample = ahead.work().sample
         of = np.arange(len(found.ends_ps)) if sample is None else sample.models
+        met = with_hosts(_causes_of(found), _causes_of(free))
         causes = {cause: self._tiled(times[of]) for cause, times in met.items()}
-        none: Ints = np.zeros(self.num_ranks, np.int64)
-        own: Mapping[Cause, Ints] = {"attention": none}
+        activity = found.activity.of(self._tiled(of))
+        own: Mapping[Cause, Ints] = {"attention": np.zeros(self.num_ranks, np.int64)}
         if self.recompute == "selective":
             again = self._activated(backward)
 
             def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
                 return self._again(machine, after, again)
 
-            own = self._stretch(add, NO_TIME).causes
-        return Timed(_sum(own), self._tiled(found.ends_ps[of]), _added(own, causes))
+            before = self._stretch(add, NO_TIME)
+            own, activity = before.causes, before.activity + activity
+        return Timed(_sum(own), self._tiled(found.ends_ps[of]), _added(own, causes), activity)
 
     def _link(self, link: ChainLink, *, back: bool) -> ChainLink:
         """A layer's pass with what lies before it here, on the GPUs of one group of experts."""
@@ -325,21 +339,47 @@ class LayerPasses:
             found = parts.layer(machine, self.context, after, is_dense=True)
             return {"attention": found["attention"], "dense": found["dense"]}
 
-        return alone(self._stretch(add, lead).causes)
+        found = self._stretch(add, lead)
+        return alone(found.causes, found.activity)
 
     # ---- both ------------------------------------------------------------------------------------
 
     def _parts(self, weights: Weights, *, is_backward: bool) -> Between:
         return dataclasses.replace(self.parts, is_backward=is_backward, weights=weights)
 
-    def _stretch(self, add: Add, lead: Time) -> Stretch:
-        return replay_stretch(self.system, self.num_ranks, add, self.launch, lead, self.calls)
+    def _stretch(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
+        """A stretch, with what its hosts cost among its causes."""
+        return paid(lambda lead: self._replayed(add, lead, num_ranks), lead, self.launch)
+
+    def _replayed(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
+        ranks = num_ranks or self.num_ranks
+        return replay_stretch(self.system, ranks, add, self.launch, lead, self.calls)
 
 
-def alone(causes: Mapping[Cause, Ints]) -> Timed:
+def alone(causes: Mapping[Cause, Ints], activity: Activity) -> Timed:
     """A pass in which GPUs do not meet."""
     own = _sum(causes)
-    return Timed(own, np.zeros_like(own), causes)
+    return Timed(own, np.zeros_like(own), causes, activity)
+
+
+def paid(replayed: Callable[[Time], Stretch], lead: Time, launch: Launch | None) -> Stretch:
+    """A stretch that is replayed by its hosts' lead, with what they cost among its causes."""
+    found = replayed(lead)
+    if launch is None or not found.pays_host:
+        return found
+    return dataclasses.replace(found, causes=with_hosts(found.causes, replayed(FREE_HOSTS).causes))
+
+
+def with_hosts(causes: Mapping[Cause, Ints], free: Mapping[Cause, Ints]) -> dict[Cause, Ints]:
+    """Causes of the same work with hosts that cost nothing, and what it takes longer as *host*.
+
+    A GPU that is not faster without, such as one whose neighbours then are in its way, keeps its
+    own causes.
+    """
+    longer = _sum(causes) - _sum(free)
+    pays = longer > 0
+    found: dict[Cause, Ints] = {one: np.where(pays, free[one], causes[one]) for one in causes}
+    return _added(found, {"host": np.where(pays, longer, 0)})
 
 
 def behind_forward(ahead: Timed, back: Timed) -> Timed:
@@ -348,12 +388,23 @@ def behind_forward(ahead: Timed, back: Timed) -> Timed:
     GPUs meet in both. When all have met in the first, each is through with it, and with what it
     does by itself in the second, after times that are known: the last of them lets all go on.
     """
+    activity = ahead.activity + back.activity
     if not ahead.meets:
-        return alone(_added(ahead.causes, back.causes))
+        return alone(_added(ahead.causes, back.causes), activity)
     ready = ahead.met + back.own
-    waits: dict[Cause, Ints] = {"exchange": ready.max() - ready}
-    causes = _added(ahead.causes, back.causes, waits)
-    return Timed(ahead.own, ready.max() + back.met, causes)
+    waits = ready.max() - ready
+    causes = _added(ahead.causes, back.causes, {"exchange": waits})
+    return Timed(ahead.own, ready.max() + back.met, causes, activity + waiting(waits))
+
+
+def _causes_of(pair: PairTimes) -> dict[Cause, Ints]:
+    busy = pair.busy_ps
+    return {
+        "attention": busy["attention"],
+        "dense": busy["dense"],
+        "experts": busy["experts"],
+        "exchange": pair.exposed_ps,
+    }
 
 
 def _sum(causes: Mapping[Cause, Ints]) -> Ints:

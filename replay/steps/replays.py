@@ -18,6 +18,7 @@ from replay.chains.chain import check_code_for
 from replay.chains.stack_calls import stage_calls
 from replay.experiments.layer.setup import Setup, check_all, set_up, spec_of
 from replay.model.work.precision import Precision
+from replay.schemes.ep.staged import ListedExchanges
 from replay.steps.chunks import chunks_of
 from replay.steps.kernel_sizes import check_stack
 from replay.steps.layer_passes import NO_HOPS, Hops, LayerPasses
@@ -181,6 +182,7 @@ class StepReplays:
             self.splits_backward,
             self.beside,
             self._calls(chosen, links),
+            self._listed(chosen),
         )
         return StepTimes(
             num_ranks=self.plan.peers,
@@ -190,7 +192,15 @@ class StepReplays:
             hop=shared.hop,
             synchronise=shared.synchronise,
             update=shared.update,
+            hand_out=shared.hand_out,
         )
+
+    def _listed(self, scheme: Scheme) -> Scheme:
+        """Give a scheme that runs the stack's kernels in pairs of passes, if its list has them."""
+        name = "" if self.stack is None else self.stack.kernels.name
+        if isinstance(scheme, ListedExchanges) and name in scheme.lists:
+            return scheme.with_options({"stack": name})
+        return scheme
 
     def _calls(self, scheme: Scheme, links: Links) -> Calls | None:
         """What the stack does around the scheme's kernels; None without one."""

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from replay.measure.activity import NOTHING
 from replay.model.compute.dense import Between
 from replay.model.compute.listed import ListedKernels
 from replay.model.compute.listed_parts import HOP, ListedParts
 from replay.model.compute.slices import Slices
+from replay.model.machine.times import NO_TIME
 from replay.model.work.context import Context
 from replay.model.work.transformer_layer import Sizes
 from replay.steps.chunks import chunks_of
-from replay.steps.copies import held, synchronise_ps, update_ps
+from replay.steps.copies import hand_out_ps, held, synchronise_ps, update_ps
 from replay.steps.ends import EndKernels, ListedEnds
 from replay.steps.groups import GroupTimes
 from replay.steps.kernel_sizes import sizes_of, tensors_of
-from replay.steps.layer_passes import alone
+from replay.steps.layer_passes import alone, paid
 from replay.steps.recipes import BF16
 from replay.steps.stretches import replay_stretch
 from replay.steps.times import PassTimes, StageHop, Timed
@@ -32,10 +34,12 @@ if TYPE_CHECKING:
     from replay.model.compute.slices import Group
     from replay.model.machine.host import Launch
     from replay.model.machine.machine import Machine
+    from replay.model.machine.times import Time
     from replay.model.work.kernel_lists import KernelSizes
     from replay.model.work.stacks import Stack
     from replay.steps.copies import ChunkParameters
     from replay.steps.plan import ParallelPlan
+    from replay.steps.stretches import Stretch
     from replay.steps.times import Cause, Ints
     from tracegen import ModelShape
 
@@ -124,7 +128,7 @@ class Shared:
         if not self.splits_backward:
             return PassTimes(ahead, back)
         # Nothing lies before an embedding: its gradient is that of weights.
-        none = alone({"head": np.zeros(self.plan.peers, np.int64)})
+        none = alone({"head": np.zeros(self.plan.peers, np.int64)}, NOTHING)
         return PassTimes(ahead, back, none, back)
 
     @cached_property
@@ -155,9 +159,13 @@ class Shared:
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
             return {"head": run(machine, after, **how)}
 
-        found = replay_stretch(self.system, self.plan.peers, add, self._launch)
+        def replayed(lead: Time) -> Stretch:
+            return replay_stretch(self.system, self.plan.peers, add, self._launch, lead)
+
+        found = paid(replayed, NO_TIME, self._launch)
         times = 1 + self.plan.mtp
-        return alone({cause: times * each for cause, each in found.causes.items()})
+        causes = {cause: times * each for cause, each in found.causes.items()}
+        return alone(causes, found.activity * times)
 
     # ---- between stages, and between copies ------------------------------------------------------
 
@@ -218,6 +226,11 @@ class Shared:
         chunks = chunks_of(self.shape, self.plan)
         ends = (chunks[0].start, chunks[0].stop), (chunks[-1].start, chunks[-1].stop)
         return {"first": chunk == ends[0], "last": chunk == ends[1]}
+
+    @cached_property
+    def hand_out(self) -> dict[Chunk, int]:
+        """Picoseconds of handing out a chunk's weights alone."""
+        return {chunk: hand_out_ps(self.groups, self.plan, of) for chunk, of in self._held.items()}
 
     @cached_property
     def _held(self) -> dict[Chunk, ChunkParameters]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from replay.chains.replay import Replay
 from replay.engine import GraphBuilder, schedule
+from replay.measure.activity import Activity, activity_of
 from replay.measure.alone import exposed_ps
 from replay.model.machine.host import OUTSIDE
 from replay.model.machine.kinds import KIND_NAMES
@@ -45,10 +46,16 @@ class Stretch:
         (rank,) picoseconds by cause.
     lead
         (rank,): how long before its GPU each host is through with it.
+    activity
+        Kernels that run meanwhile.
+    pays_host
+        Whether a kernel waits for its launch. If none does, hosts that cost nothing change nothing.
     """
 
     causes: Mapping[Cause, Ints]
     lead: Time
+    activity: Activity
+    pays_host: bool
 
 
 def replay_stretch(
@@ -71,12 +78,18 @@ def replay_stretch(
     if calls is not None:
         machine.host.enter(OUTSIDE)
     ends = add(machine, machine.mark(machine.ranks))
-    visible = schedule(builder.build()).visible_ps
+    timeline = schedule(builder.build())
+    visible = timeline.visible_ps
     causes: dict[Cause, Ints] = {}
     before = np.zeros(num_ranks, np.int64)
     for cause, tasks in ends.items():
         causes[cause], before = visible[tasks] - before, visible[tasks]
-    return Stretch(causes, lead_after(machine, visible, before))
+    return Stretch(
+        causes,
+        lead_after(machine, visible, before),
+        activity_of(machine, before, timeline),
+        _holds_up(machine, timeline),
+    )
 
 
 def lead_after(machine: Machine, visible_ps: Ints, ended_ps: Ints) -> Time:
@@ -107,12 +120,21 @@ class MoePart:
     is_held_up
         Whether a kernel waits for its launch before the host first waits for its GPU: a longer lead
         would make the part shorter.
+    activity, pays_host
+        As of `Stretch`.
     """
 
     met: Ints
     exchange: Ints
     lead: Time
     is_held_up: bool
+    activity: Activity
+    pays_host: bool
+
+    @property
+    def causes(self) -> dict[Cause, Ints]:
+        """(rank,) picoseconds by cause."""
+        return {"experts": self.met - self.exchange, "exchange": self.exchange}
 
 
 def replay_moe(
@@ -139,16 +161,26 @@ def replay_moe(
     timeline = schedule(graph.built.graph)
     met, exchange = timeline.visible_ps[ends], exposed_ps(machine, ends, timeline)
     after = lead_after(machine, timeline.visible_ps, met)
-    held_up, sample = _is_held_up(machine, timeline), graph.last_work.sample
-    if sample is None:
-        return MoePart(met, exchange, after, held_up)
-    of = sample.models
-    return MoePart(met[of], exchange[of], Time((after.ps + 0 * met)[of]), held_up)
+    sample = graph.last_work.sample
+    of = np.arange(len(met)) if sample is None else sample.models
+    return MoePart(
+        met[of],
+        exchange[of],
+        Time((after.ps + 0 * met)[of]),
+        _is_held_up(machine, timeline),
+        activity_of(machine, met, timeline).of(of),
+        _holds_up(machine, timeline),
+    )
 
 
 def _is_held_up(machine: Machine, timeline: Timeline) -> bool:
     """Whether a launch holds a kernel up before the host first waits."""
-    program, noted = machine.host.program, machine.notes.held_up
+    program = machine.host.program
     first = next((at for at, one in enumerate(program) if not one.launches), len(program))
-    visible = timeline.visible_ps
-    return any((visible[late] > visible[ready]).any() for ready, late, _ in noted[:first])
+    return _holds_up(machine, timeline, first)
+
+
+def _holds_up(machine: Machine, timeline: Timeline, first: int | None = None) -> bool:
+    """Whether a launch holds a kernel up, of the first so many or of all."""
+    visible, noted = timeline.visible_ps, machine.notes.held_up[:first]
+    return any((visible[late] > visible[ready]).any() for ready, late, _ in noted)

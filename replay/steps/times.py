@@ -17,14 +17,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from replay.measure.activity import NOTHING, Activity
+
 Ints = npt.NDArray[np.int64]
 
-Cause = Literal["attention", "dense", "experts", "exchange", "head", "optimiser"]
+Cause = Literal["attention", "dense", "experts", "exchange", "host", "head", "optimiser"]
 """What a stretch of time is spent on. *attention*: attention and its projections, norms, gate, and
 collectives of its tensor and context parallelism. *dense*: layers without experts, shared experts.
 *experts*: something of the MoE layer computes. *exchange*: its rows travel, or are waited for, and
-nothing computes. *head*: embedding, output head and loss. *optimiser*: the update of the
-weights."""
+nothing computes. *host*: what it takes longer than with hosts that cost nothing. *head*: embedding,
+output head and loss. *optimiser*: the update of the weights."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,14 @@ class Timed:
         (rank,): from when the last has come. Nothing where they do not meet.
     causes
         (rank,) by cause: what both are spent on; they add up to ``own + met``.
+    activity
+        Kernels that run in both.
     """
 
     own: Ints
     met: Ints
     causes: Mapping[Cause, Ints]
+    activity: Activity = NOTHING
 
     def __post_init__(self) -> None:
         total = sum(self.causes.values(), np.zeros_like(self.own))
@@ -106,6 +111,8 @@ class StepTimes:
         gradients of its weights are added up over their copies, once per step.
     update
         Likewise, time of the optimiser and of handing out updated weights.
+    hand_out
+        The latter alone.
     """
 
     num_ranks: int
@@ -115,3 +122,4 @@ class StepTimes:
     hop: StageHop
     synchronise: Mapping[tuple[int, int], int] = field(default_factory=dict)
     update: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    hand_out: Mapping[tuple[int, int], int] = field(default_factory=dict)

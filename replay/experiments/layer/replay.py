@@ -11,6 +11,7 @@ from replay.experiments.base.result import SchemeDescription, SystemDescription,
 from replay.experiments.layer.result import (
     BatchDescription,
     Result,
+    StackDescription,
     Totals,
     TraceDescription,
     Whole,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import Watch
     from replay.experiments.layer.setup import TracedSetup
     from replay.measure.result import ChainResult, LayerResult
+    from replay.model.work.stacks import Stack
 
 
 def carry_out(setup: TracedSetup, watch: Watch) -> Result:
@@ -101,12 +103,18 @@ def _described(
         precision=precision.name,
         types=number_types(precision),
         launch=ready.launch,
+        stack=None if ready.stack is None else _stack(ready.stack, ready.scheme.name),
         room=room([part.memory for part in parts if part.memory], system, shape.num_moe_layers),
         layers=list(layers),
         chain=chain,
         totals=_totals(layers, chain),
         estimate=None if sample is None else _whole(layers, sample),
     )
+
+
+def _stack(stack: Stack, scheme: str) -> StackDescription:
+    knows = stack.with_dispatcher(scheme) is not None
+    return StackDescription(name=stack.name, options=dict(stack.options), knows=knows)
 
 
 def _if_beyond(num_steps: int | None, last: int) -> int | None:

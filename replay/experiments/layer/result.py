@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import (
+    Field,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
@@ -145,6 +146,25 @@ class Whole(Strict):
     confidence: float
 
 
+class StackDescription(Strict):
+    """The software around a scheme's kernels.
+
+    Attributes
+    ----------
+    name
+        Of the stack, with the options that were given.
+    options
+        Every option of its kernel list, *dispatcher* among them.
+    knows
+        Whether the list knows the scheme as a dispatcher; if not, kernels that move rows are calls
+        of an extension.
+    """
+
+    name: str
+    options: dict[str, bool | int | str]
+    knows: bool
+
+
 class Result(TimedResult):
     """One trace on one system under one scheme, and everything needed to run it again.
 
@@ -158,6 +178,8 @@ class Result(TimedResult):
     launch
         How hosts launched kernels: one by one, or as CUDA graphs; ``"ahead"`` in results of
         versions whose hosts were always ahead of their GPUs.
+    stack
+        What launched them; the JSON has no such key where launches were bare.
     room
         Whether a GPU has room for it; None where an older version did not say.
     layers, chain
@@ -178,6 +200,7 @@ class Result(TimedResult):
     precision: str
     types: NumberTypes
     launch: Literal["eager", "graph", "ahead"] = "ahead"
+    stack: StackDescription | None = Field(None, exclude_if=lambda stack: stack is None)
     room: Room | None = None
     layers: list[LayerResult]
     chain: ChainResult | None = None

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from replay.chains.preparation import prepare
+from replay.chains.preparation import prepare, stack_of
 from replay.chains.settings import ChainSettings
 from replay.errors import UserError, check_kind, listed
 from replay.experiments.base.experiment import NOTHING, Given
@@ -377,5 +377,6 @@ def check_all(setup: Setup, trace: RoutingTrace) -> Batch:
     check_rows(scheme, types.combine)
     check_sampled(setup, is_chain=is_chain)
     check_domain(scheme, system, first.num_ranks)
+    stack_of(settings, trace, system, scheme)
     settings.check_nodes(system, first.num_ranks, is_chain=is_chain)
     return first

@@ -150,8 +150,8 @@ class RunSpec(Spec):
         None,
         exclude_if=lambda stack: stack is None,  # as results were before there was any
         description="Software around the scheme's kernels, whose host pays by call: practice (of "
-        "each scheme, what trains or serves with it), or a stack and options of it, as "
-        "megatron-plain:graphs=router [none: bare launches].",
+        "each scheme, what trains or serves with it), or a stack such as sglang; and options, as "
+        "practice:library_us=20 [none: bare launches].",
     )
     tune: bool | None = Field(
         None,

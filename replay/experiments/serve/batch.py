@@ -90,7 +90,7 @@ class Spending:
         """Note an iteration."""
         self.times_ps.append(sum(spent.values()))
         for what, time_ps in spent.items():
-            self.spent_ps[what] += time_ps
+            self.spent_ps[what] = self.spent_ps.get(what, 0) + time_ps
 
     @property
     def total_ps(self) -> int:

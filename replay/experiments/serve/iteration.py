@@ -39,12 +39,20 @@ class Load:
         Positions of their caches, of all together.
     prefill
         Pieces of prompts.
+    idle
+        Requests among those decoded that are none: padding up to a captured size.
     """
 
     decoding: int = 0
     queries: int = 1
     positions: int = 0
     prefill: tuple[PromptPiece, ...] = ()
+    idle: int = 0
+
+    @property
+    def padding(self) -> int:
+        """Rows of padding."""
+        return self.idle * self.queries
 
     @property
     def tokens(self) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hwmodel.units import PS_PER_US
+from replay.chains.host_program import num_kernels, typical_program
 from replay.chains.memory import largest
 from replay.errors import UserError
 from replay.experiments.layer.setup import check_domain, check_needs
@@ -110,6 +111,11 @@ class Layers:
             self._launch = self._prepared(1).launch
         assert self._launch is not None
         return self._launch
+
+    @property
+    def kernels(self) -> int:
+        """Kernels of an MoE layer, as the scheme launches them."""
+        return num_kernels(typical_program(self.setup.scheme, system=self.setup.system) or ())
 
     @property
     def is_interleaved(self) -> bool:

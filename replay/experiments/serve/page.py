@@ -29,11 +29,12 @@ PARTS = {
     "rows": "rows travel",
     "head": "embedding, output head",
     "gaps": "gaps between kernels",
+    "host": "waiting for the engine's host",
 }
 """Columns of causes as legends name them."""
 LEFT_OUT = ("scheme", "options", "prefill_scheme", "prefill_options")
 """Settings that are no options of the command."""
-NOTHING_COMPUTED = ("rows", "gaps")
+NOTHING_COMPUTED = ("rows", "gaps", "host")
 
 
 def page(result: InferResult | InferComparison) -> Page:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
@@ -16,6 +16,7 @@ from replay.experiments.layer.setup import Setup as Replay
 from replay.experiments.layer.setup import check_needs, set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.serve.batch import BatchLengths, batch_lengths
+from replay.experiments.serve.engines import Engine, engine_of
 from replay.experiments.serve.layers import Layers
 from replay.experiments.serve.parts import EngineParts, sliced
 from replay.experiments.serve.routing import RoutingSource
@@ -24,11 +25,13 @@ from replay.experiments.serve.spec import CODE
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
+from replay.model.work.sliced import num_groups
 from replay.steps.routing import parse
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.experiments.serve.spec import InferSpec
+    from replay.model.machine.host import Launch
     from replay.model.work.batch import Phase
     from replay.schemes.outside import AllowCode
     from tracegen import ModelShape, RoutingTrace
@@ -78,6 +81,8 @@ class Setup:
         Tokens of prompts and of what is made.
     drafts
         Speculative decoding.
+    engine
+        Its host and captured sizes; None where they are not heeded.
     """
 
     spec: InferSpec
@@ -88,6 +93,7 @@ class Setup:
     replays: Mapping[Phase, Replay]
     lengths: BatchLengths
     drafts: Drafts
+    engine: Engine | None
 
     @classmethod
     def of(cls, spec: InferSpec, given: Given[Self] = NOTHING) -> Self:
@@ -111,6 +117,8 @@ class Setup:
             message = f"tp {spec.tp} with interleave {spec.interleave}: turns are replayed for tp 1"
             raise UserError(message)
         phases: dict[Phase, Side] = {"prefill": prefill, "decode": decode}
+        for side in phases.values():
+            num_groups(spec.expert_tp, side.num_gpus, shape.moe_intermediate, spec.placement)
         return cls(
             spec=spec,
             shape=shape,
@@ -123,6 +131,7 @@ class Setup:
             },
             lengths=batch_lengths(spec, trace, decode.num_gpus),
             drafts=_drafts(spec.speculative),
+            engine=engine_of(*spec.of_engine),
         )
 
     @property
@@ -152,17 +161,22 @@ class Setup:
             parts=EngineParts(sliced(self.shape, side.tp), self.precision.gemm),
             num_workers=side.workers,
             tp=side.tp,
+            engine=self.engine,
+            uncaptured=self._layers("decode", side, launch="eager"),
         )
 
-    def _layers(self, phase: Phase, side: Side) -> Layers:
+    def _layers(self, phase: Phase, side: Side, launch: Launch | None = None) -> Layers:
         kept = int(self.lengths.prompt.mean() + self.lengths.output.mean() / 2)
         longest = int(self.lengths.prompts_of(side.workers).max(initial=1))
         most = {
             "prefill": min(self.spec.chunk, -(-longest // side.tp)),
-            "decode": self.spec.requests * self.drafts.queries,
+            "decode": self._most_requests * self.drafts.queries,
         }
+        replays = self.replays[phase]
+        if launch is not None:
+            replays = replace(replays, spec=replays.spec.changed(launch=launch))
         return Layers(
-            setup=self.replays[phase],
+            setup=replays,
             routing=self._source(side),
             phase=phase,
             parts=EngineParts(self.shape, self.precision.gemm),
@@ -170,6 +184,13 @@ class Setup:
             tolerance=self.spec.tolerance,
             most=most[phase],
         )
+
+    @property
+    def _most_requests(self) -> int:
+        """Per GPU that decodes, padding among them."""
+        if self.engine is None:
+            return self.spec.requests
+        return -(-self.engine.padded(self.spec.requests * self.spec.tp) // self.spec.tp)
 
     def _source(self, side: Side) -> RoutingSource:
         # Layers that take turns are timed from the end of the first.
@@ -199,11 +220,12 @@ class Setup:
             "systems": [self.prefill.system.describe(), self.decode.system.describe()],
             "schemes": [one.description["scheme"] for one in self.replays.values()],
         }
+        whole = ["expert_tp"] if self.spec.expert_tp == 1 else []  # as before they could be sliced
         return identity_of(
             CODE,
             self.spec,
             entered,
-            left_out=["prefill_system", "prefill_scheme", "prefill_options", "fit"],
+            left_out=["prefill_system", "prefill_scheme", "prefill_options", "fit", *whole],
             placement=identify(self.spec.placement),
         )
 
@@ -260,6 +282,7 @@ def _replay(spec: InferSpec, phase: Phase, system: System, allow_code: AllowCode
         scheme=spec.scheme if is_decode else spec.of_prompts,
         options=dict(options),
         placement=spec.placement,
+        expert_tp=spec.expert_tp,
         precision=spec.precision,
         interleave=cut,
         launch=spec.launch if is_decode else None,

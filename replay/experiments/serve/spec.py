@@ -15,6 +15,7 @@ from replay.experiments.base.spec import (
     ROUTING,
     SYSTEM,
     TRACE,
+    Count,
     Options,
     Overrides,
     Spec,
@@ -96,12 +97,34 @@ class InferSpec(Spec):
         "tokens.",
     )
     placement: str = Field("contiguous", description="As that of `moereplay run`.")
+    expert_tp: Count = Field(
+        1,
+        description="GPUs that share each routed expert, neighbours with a slice of its inner "
+        "width each; all of them: tensor parallelism in place of expert parallelism.",
+    )
     precision: NumberType | None = PRECISION
     interleave: Literal["off", "tbo", "dbo", "sbo"] = Field(
         "off", description="Two micro-batches in turns, as in `moereplay run`: tbo, dbo or sbo."
     )
     launch: Launch | None = Field(
         None, description="How decoding is launched: eager or graph [graph if it can be captured]."
+    )
+    engine: Literal["sglang", "vllm", "tensorrt-llm", "megatron"] | None = Field(
+        None,
+        description="Engine whose host and captured batch sizes are heeded [none: hosts take no "
+        "time, and every size has a graph].",
+    )
+    engine_host_us: float | None = Field(
+        None, ge=0, le=1e9, description="Time of a step on the engine's host [the engine's]."
+    )
+    engine_overlap: bool | None = Field(
+        None,
+        description="Whether a step is prepared while the one before runs [as the engine's].",
+    )
+    captured: str | None = Field(
+        None,
+        description="Batch sizes of a worker that graphs are captured for: 1,2,4,8, or any "
+        "[the engine's].",
     )
     speculative: str | None = Field(
         None,
@@ -126,6 +149,11 @@ class InferSpec(Spec):
     def of_prompts(self) -> str:
         """Scheme of prompts."""
         return self.prefill_scheme or PREFILL_SCHEMES.get(self.scheme, self.scheme)
+
+    @property
+    def of_engine(self) -> tuple[str | None, float | None, bool | None, str | None]:
+        """What is said of the engine's host and graphs."""
+        return self.engine, self.engine_host_us, self.engine_overlap, self.captured
 
     @property
     def is_apart(self) -> bool:

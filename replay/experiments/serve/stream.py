@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from replay.model.machine.kinds import Kind
     from replay.model.machine.machine import Ints, IntsLike, Machine, MemoryTraffic
 
-Spent = Literal["attention", "dense", "experts", "exchange", "head", "launches"]
+Spent = Literal["attention", "dense", "experts", "exchange", "head", "launches", "host"]
 """What an iteration's time is spent on. *attention*: with its projections, norms and gate, and
 collectives of its tensor parallelism. *dense*: feed-forward networks of layers without experts,
 shared experts. *experts*: something of an MoE layer computes. *exchange*: its rows travel, or are
 waited for, and nothing computes. *head*: embedding, output head, sampling. *launches*: gaps between
-the kernels of all but the MoE layers, and the launch of a graph."""
+the kernels of all but the MoE layers, and the launch of a graph. *host*: GPUs wait for the engine's
+host, where it is heeded."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Stream:
     ----------
     spent_ps
         (load,) by what it is spent on.
+    num_kernels
+        So far.
     """
 
     def __init__(self, system: System, launch: Launch, num_loads: int) -> None:
@@ -60,6 +63,7 @@ class Stream:
         self.sms = _Sms(system.sm.num_sms, system.sm.num_sms)
         self.ranks = np.arange(num_loads)
         self.spent_ps: dict[Spent, Ints] = {}
+        self.num_kernels = 0
         self._gap_ps = system.overheads.kernel_gap_ps("graph" if launch == "graph" else "stream")
         self._costs = Costs(system)
         self._on: Spent = "attention"
@@ -88,6 +92,7 @@ class Stream:
     def kernel(self, after: Ints, name: str = "") -> Ints:
         """Leave the gap before a kernel."""
         del name
+        self.num_kernels += 1
         self._add("launches", self._gap_ps)
         return after
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.serve.engines import engine_of
 from replay.experiments.serve.result import InferComparison
 from replay.report.comparisons import beside, label, labels, outside_notes, tables_group
 from replay.report.tables import GB, US_PER_MS, named_table, table, time_unit, told
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
+    from replay.experiments.serve.engines import Engine
     from replay.experiments.serve.result import InferResult, PhaseResult
     from tracegen.shared.display.content import Table
 
@@ -25,8 +27,9 @@ CAUSES = {
     "exchange": "rows",
     "head": "head",
     "launches": "gaps",
+    "host": "host",
 }
-"""Columns, by what time is spent on."""
+"""Columns, by what time is spent on; the last where an engine's host is heeded."""
 
 
 def tables(result: InferResult | InferComparison, *, details: bool) -> Group:
@@ -54,9 +57,10 @@ def heading(result: InferResult) -> str:
     if result.handover is not None:
         where += f", prefill on {prefill.gpus} of {prefill.system.name}"
     sliced = f", attention over {spec.tp} GPUs" if spec.tp > 1 else ""
-    return (
-        f"{result.model['name']}, {spec.requests:,} requests per GPU, {lengths}, on {where}{sliced}"
-    )
+    if spec.expert_tp > 1:
+        sliced += f", each expert over {spec.expert_tp}"
+    requests = f"{spec.requests:,} requests per GPU"
+    return f"{result.model['name']}, {requests}, {lengths}, on {where}{sliced}"
 
 
 def by_time(compared: InferComparison) -> list[InferResult]:
@@ -107,7 +111,8 @@ def batch_table(compared: InferComparison) -> Table:
 
 def causes_table(compared: InferComparison, phase: str) -> Table:
     """What an iteration is spent on, mean over those of a phase."""
-    columns = [Column(word, "ms", ",.2f", says=WORDS.get(word, "")) for word in CAUSES.values()]
+    words = spent_ms(compared.base, phase)
+    columns = [Column(word, "ms", ",.2f", says=WORDS.get(word, "")) for word in words]
     spent = [(label(one), spent_ms(one, phase).values()) for one in by_time(compared)]
     rows = [(name, [*times, sum(times)]) for name, times in spent]
     all_of_it = Column("all", "ms", ",.2f")
@@ -118,7 +123,9 @@ def spent_ms(result: InferResult, phase: str) -> dict[str, float]:
     """Time of a mean iteration of a phase by column, in the order of `CAUSES`."""
     found: PhaseResult = getattr(result, phase)
     return {
-        word: found.spent_us[cause] / found.iterations / US_PER_MS for cause, word in CAUSES.items()
+        word: found.spent_us[cause] / found.iterations / US_PER_MS
+        for cause, word in CAUSES.items()
+        if cause in found.spent_us
     }
 
 
@@ -136,6 +143,19 @@ def memory_table(compared: InferComparison) -> Table:
         (told("positions", "", ",d", 2), lambda one: one.cache_positions),
         (told("room for", "", ",d", 2), lambda one: max(one.positions_fit, 0)),
         labels=labels(results),
+    )
+
+
+def said_of(engine: Engine, name: str | None) -> str:
+    """What of an engine is heeded, in a line."""
+    how = "while GPUs run the one before" if engine.overlaps else "in turn with its GPUs"
+    sizes = "any batch has a graph"
+    if engine.captured:
+        padding = "" if engine.pads_travel else ", whose rows choose no experts"
+        sizes = f"batches are padded{padding}, to graphs of up to {engine.captured[-1]}"
+    return (
+        f"Engine ({name or 'as given'}): its host takes {engine.host_us:,.0f} us a step, {how}; "
+        f"{sizes}."
     )
 
 
@@ -163,6 +183,8 @@ def notes(compared: InferComparison) -> Iterator[str]:
                 f"{one.handover.bytes_per_gpu / GB:,.2f} GB of cache; "
                 f"{one.handover.exposed_us / US_PER_MS:,.2f} ms of it are behind the prefill."
             )
+    if (engine := engine_of(*first.spec.of_engine)) is not None:
+        yield said_of(engine, first.spec.engine)
     if first.tpot.tokens_per_step != 1:
         yield f"Speculative decoding: {first.tpot.tokens_per_step:.2f} tokens per step."
     if first.left_out:

@@ -24,6 +24,7 @@ from replay.steps.groups import GroupTimes
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.experiments.serve.engines import Engine
     from replay.experiments.serve.layers import Layers, Moe
     from replay.model.work.batch import Phase
     from tracegen import ModelShape
@@ -51,6 +52,11 @@ class ReplayedTimes:
         Groups of GPUs with requests of their own.
     tp
         GPUs of each.
+    engine
+        Its host, and the batch sizes that it has graphs for; None where neither is heeded.
+    uncaptured
+        MoE layers of decoding that is launched kernel by kernel, which engines with captured sizes
+        have for larger batches.
     """
 
     system: System
@@ -59,6 +65,8 @@ class ReplayedTimes:
     parts: EngineParts
     num_workers: int
     tp: int
+    engine: Engine | None = None
+    uncaptured: Layers | None = None
 
     def room(self, phases: Sequence[Phase], capacity: int, num_drafting: int) -> ServingRoom:
         """Memory of a GPU, once the largest iteration of each of some phases is replayed.
@@ -96,24 +104,49 @@ class ReplayedTimes:
         spent = dict.fromkeys(SPENT, 0)
         if not any(load.tokens for load in loads):
             return spent
-        layers = self._layers(loads)
-        spent["launches"] += first_launch_ps(layers.setup, layers.launch)
+        layers, engine = self._layers(loads), self.engine
+        if engine is None:
+            spent["launches"] += first_launch_ps(layers.setup, layers.launch)
+            self._add_step(spent, loads)
+            return spent
+        kernels = self._add_step(spent, self._padded(loads))
+        launch_ps = None if layers.launch == "graph" else self.system.overheads.launch_ps
+        spent["host"] = engine.exposed_ps(sum(spent.values()), kernels, launch_ps)
+        return spent
+
+    def _padded(self, loads: Sequence[Load]) -> Sequence[Load]:
+        """Batches of decoding as graphs have them: all workers run the graph of the fullest one."""
+        assert self.engine is not None
+        if self._layers(loads).launch != "graph":
+            return loads
+        most = self.engine.padded(max(load.decoding for load in loads))
+        return [replace(load, decoding=most, idle=most - load.decoding) for load in loads]
+
+    def _add_step(self, spent: dict[Spent, int], loads: Sequence[Load]) -> int:
+        """Add what GPUs do in an iteration; the kernels that they run."""
         spent["exchange"] += round(self._moe(loads).once)
         shape = self.shape
-        self._add_layers(spent, loads, EngineParts.moe, shape.num_moe_layers)
-        self._add_beside(spent, loads, EngineParts.dense, len(shape.dense_layers), slices=True)
-        self._add_beside(spent, loads, EngineParts.ends, 1)
+        kernels = self._add_layers(spent, loads, EngineParts.moe, shape.num_moe_layers)
+        kernels += self._add_beside(
+            spent, loads, EngineParts.dense, len(shape.dense_layers), slices=True
+        )
+        kernels += self._add_beside(spent, loads, EngineParts.ends, 1)
         queries = max(load.queries for load in loads if load.decoding or load.prefill)
         for draft in range(1, queries):  # the first takes all verified tokens, the others one each
             one = [
-                Load(load.decoding, 1 if draft > 1 else load.queries, load.positions)
+                replace(load, queries=1 if draft > 1 else load.queries, prefill=())
                 for load in loads
             ]
-            self._add_layers(spent, one, EngineParts.draft, 1)
-        return spent
+            kernels += self._add_layers(spent, one, EngineParts.draft, 1)
+        return kernels
 
     def _layers(self, loads: Sequence[Load]) -> Layers:
-        return self.layers["prefill" if any(load.prefill for load in loads) else "decode"]
+        if any(load.prefill for load in loads):
+            return self.layers["prefill"]
+        most = max(load.decoding for load in loads)
+        if self.engine is None or self.engine.is_captured(most) or self.uncaptured is None:
+            return self.layers["decode"]
+        return self.uncaptured
 
     def _add_layers(
         self,
@@ -121,16 +154,18 @@ class ReplayedTimes:
         loads: Sequence[Load],
         part: Callable[[EngineParts, Stream, LoadRows], None],
         count: int,
-    ) -> None:
-        """Add so many MoE layers with what lies before each."""
-        self._add_beside(spent, loads, part, count, slices=True)
+    ) -> int:
+        """Add so many MoE layers with what lies before each; the kernels that are in them."""
+        kernels = self._add_beside(spent, loads, part, count, slices=True)
         moe = self._moe(loads)
         spent["exchange"] += count * round(moe.exchange)
         spent["experts"] += count * round(moe.experts)
+        return kernels + (count * self._layers(loads).kernels if self.engine is not None else 0)
 
     def _moe(self, loads: Sequence[Load]) -> Moe:
         """An MoE layer: experts of the mean of the rows, exchange of the fullest worker's."""
-        tokens = [load.tokens / self.tp for load in loads]
+        travel = self.engine is None or self.engine.pads_travel
+        tokens = [(load.tokens - (not travel) * load.padding) / self.tp for load in loads]
         layers, positions = self._layers(loads), _positions(loads)
         mean = layers.near(sum(tokens) / len(tokens), positions)
         fullest = layers.near(max(tokens), positions)
@@ -144,10 +179,15 @@ class ReplayedTimes:
         count: int,
         *,
         slices: bool = False,
-    ) -> None:
-        """Add so often a part that every worker does by itself: the time of the slowest."""
+    ) -> int:
+        """Add so often a part that every worker does by itself: the time of the slowest.
+
+        Returns
+        -------
+        Its kernels.
+        """
         if not count:
-            return
+            return 0
         tile = (self.system.attention.tile_rows, self.system.attention.tile_keys)
         rows = LoadRows.of_loads(list(dict.fromkeys(loads)), tile, self.tp)
         stream = Stream(self.system, self._layers(loads).launch, len(rows.tokens))
@@ -158,6 +198,7 @@ class ReplayedTimes:
         if slices:
             nbytes = int(rows.worker.max()) * self.shape.hidden * BF16
             spent["attention"] += count * self.slicing_ps(nbytes)
+        return count * (stream.num_kernels + 2 * (slices and self.tp > 1))
 
     def slicing_ps(self, nbytes: int) -> int:
         """Gather rows of so many bytes in all before attention, and sum and scatter them behind.

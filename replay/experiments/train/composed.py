@@ -11,6 +11,7 @@ are updated.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -21,6 +22,7 @@ from replay.chains.jitter import Jitter
 from replay.engine import NULL_RESOURCE, GraphBuilder, Timeline, schedule
 from replay.experiments.train.schedules.base import Schedule, Shape
 from replay.experiments.train.strides import PASSES, Strides
+from replay.measure.activity import Activity
 from replay.steps.times import Cause, Ints, StepTimes
 
 Spent = Literal[
@@ -28,6 +30,7 @@ Spent = Literal[
     "dense",
     "experts",
     "exchange",
+    "host",
     "peers",
     "pipeline",
     "jitter",
@@ -56,6 +59,10 @@ class Composed:
         From its begin until all GPUs may begin the next.
     spent
         (stage, rank) by cause, in picoseconds; on every GPU they add up to the step.
+    activity
+        Kernels that run on each GPU, (stage, rank). Waiting for peers is waiting inside a kernel
+        that communicates, if there is one. Gradients are added up beside kernels that compute, but
+        for what is its own cause. Messages between stages count as nothing.
     timeline
         The schedule.
     is_paired
@@ -64,6 +71,7 @@ class Composed:
 
     step_ps: int
     spent: Mapping[Spent, Ints]
+    activity: Activity
     timeline: Timeline
     is_paired: bool
 
@@ -218,7 +226,7 @@ class _Composition:
         by_chunk: dict[int, list[int]] = {}
         for chunk, stage in sorted(self.laid.last):
             by_chunk.setdefault(chunk, []).append(stage)
-        update_ps = np.zeros(self.shape.stages, np.int64)
+        update_ps, self.hand_out_ps = np.zeros((2, self.shape.stages), np.int64)
         reduced: list[tuple[int, Ints]] = []
         for chunk, stages in by_chunk.items():
             layers = self.laid.chunks[chunk].start, self.laid.chunks[chunk].stop
@@ -234,6 +242,7 @@ class _Composition:
                 )
                 reduced.append((stage, tasks))
                 update_ps[stage] += self.times.update.get(layers, 0)
+                self.hand_out_ps[stage] += self.times.hand_out.get(layers, 0)
         self.update = self.graph.add(
             self.compute.size,
             resource=self.compute.ravel(),
@@ -259,21 +268,59 @@ class _Composition:
         before[in_turn + 1] = end[self.done[in_turn]]
         spent["pipeline"] = self.by_stage(start[self.own] - before)
         apart = np.where(self.meets[:, None], start[self.done] - end[self.own], 0)
-        spent["peers"] = self.by_stage(apart)
+        spent["peers"] = meeting = self.by_stage(apart)
         self._share_out_end(spent, start, end, step_ps)
         is_paired = any(one.name == "beside" for one in self.laid.strides)
-        return Composed(step_ps, {name: spent[name] for name in SPENT}, timeline, is_paired)
+        in_order = {name: spent[name] for name in SPENT}
+        activity = self._activity(spent, meeting, end - start)
+        return Composed(step_ps, in_order, activity, timeline, is_paired)
+
+    @functools.cached_property
+    def _times_made(self) -> Ints:
+        """(stage, part): how often a stage makes each."""
+        made = np.zeros((self.shape.stages, len(self.laid.timed)), np.int64)
+        np.add.at(made, (self.stage, self.timed), 1)
+        return made
+
+    def _activity(self, spent: Mapping[Spent, Ints], meeting: Ints, lasted: Ints) -> Activity:
+        """Kernels of the parts, as often as each is made, and those at the end.
+
+        Parameters
+        ----------
+        meeting
+            (stage, rank): waiting for peers in the middle of strides.
+        lasted
+            (task,): how long each took.
+        """
+        summing = np.zeros(self.grid, np.int64)
+        for stage, tasks in self.reduced:
+            summing[stage] += lasted[tasks]
+        hidden = summing - spent["synchronise"]
+        apart = [one.activity for one in self.laid.timed]
+        computing, communicating, both = (
+            self._times_made
+            @ np.stack([np.broadcast_to(getattr(one, what), self.grid[1]) for one in apart])
+            for what in ("computing", "communicating", "both")
+        )
+        # Whoever comes first waits in the kernel that others have not launched: of an exchange, or
+        # of the sums at the end.
+        waited = np.where(summing > 0, spent["peers"], meeting)
+        hidden, handed = np.minimum(hidden, computing - both), self.hand_out_ps[:, None]
+        alone = waited + spent["synchronise"] + handed
+        return Activity(
+            computing + spent["optimiser"] - handed,
+            communicating + alone + hidden,
+            both + hidden,
+        )
 
     def _computed(self) -> dict[Spent, Ints]:
         """What the parts themselves say that their time is spent on."""
-        times_made = np.zeros((self.shape.stages, len(self.laid.timed)), np.int64)
-        np.add.at(times_made, (self.stage, self.timed), 1)
         none = np.zeros(self.times.num_ranks, np.int64)
         spent: dict[Spent, Ints] = {name: np.zeros(self.grid, np.int64) for name in SPENT}
         cause: Cause
         for cause in get_args(Cause):
             of_part = np.stack([one.causes.get(cause, none) for one in self.laid.timed])
-            spent[cause] = times_made @ of_part
+            spent[cause] = self._times_made @ of_part
         return spent
 
     def _share_out_end(
@@ -288,6 +335,6 @@ class _Composition:
         idle = start[self.update] - over - summing
         peers = np.minimum(idle, over.max(axis=1, keepdims=True) - over)
         spent["synchronise"] += summing
-        spent["peers"] += peers
+        spent["peers"] = spent["peers"] + peers
         spent["optimiser"] += end[self.update] - start[self.update]
         spent["pipeline"] += idle - peers + step_ps - end[self.update]

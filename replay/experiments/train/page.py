@@ -32,10 +32,11 @@ CAUSES = {
     "head": "embedding, output head",
     "end": "gradients, optimiser",
     "other": "head, gradients, optimiser",
+    "host": "launches, waits of hosts",
     "jitter": "jitter",
 }
 """Columns of causes as legends name them."""
-NOTHING_COMPUTED = ("exch", "peers", "pipe", "end", "jitter")
+NOTHING_COMPUTED = ("exch", "host", "peers", "pipe", "end", "jitter")
 MOST_GPUS = 64
 """Columns of a heat map by GPU."""
 
@@ -76,13 +77,14 @@ def summary(compared: TrainComparison) -> str:
 
 def _sections(compared: TrainComparison, words: str) -> Iterator[Section]:
     results = compared.ranking
-    first = results[0]
+    first, kernels = results[0], [one for one in results if one.activity_us]
     yield Section(
         "Where the step goes",
         [
             tables.heading(first),
             cause_bars(results),
             tables.causes_table(results),
+            *([tables.kernels_table(kernels)] if kernels else []),
             tables.worth_table(compared),
             *([speed_up_bars(compared)] if results[1:] else []),
             *tables.notes(compared),

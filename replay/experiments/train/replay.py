@@ -48,6 +48,10 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
         tokens_per_step=plan.tokens_per_step(setup.sequence),
         step_us=step.step_ps / PS_PER_US,
         spent_us={cause: (of / PS_PER_US).tolist() for cause, of in step.spent.items()},
+        activity_us={
+            name: (getattr(step.activity, name) / PS_PER_US).tolist()
+            for name in ("active", "computing", "communicating", "both")
+        },
         efficiency=efficiency(setup, step),
         moe_share=_share(step, *MOE),
         bubble_share=_share(step, "pipeline"),

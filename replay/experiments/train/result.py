@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from replay.experiments.base.result import (
     ComparisonBase,
@@ -69,6 +69,10 @@ class TrainResult(TimedResult):
         From the begin of a step until all GPUs may begin the next.
     spent_us
         By cause, for each stage and each of its peers; on every GPU they add up to the step.
+    activity_us
+        By stage and peer as `spent_us`, time in which kernels run (`active`), those that compute
+        (`computing`), that communicate (`communicating`), and both (`both`); TRAINING.md says what
+        counts as one. Nothing in files of before.
     moe_share
         Share of the step, mean over GPUs, that goes by with experts, exchange, and waiting for
         peers.
@@ -102,6 +106,7 @@ class TrainResult(TimedResult):
     tokens_per_step: int
     step_us: float
     spent_us: dict[str, list[list[float]]]
+    activity_us: dict[str, list[list[float]]] = Field(default_factory=dict)
     efficiency: Efficiency
     moe_share: float
     bubble_share: float
@@ -110,13 +115,25 @@ class TrainResult(TimedResult):
 
     def mean_us(self, cause: str) -> float:
         """Mean over all GPUs of what one cause takes of the step."""
-        stages = self.spent_us[cause]
-        return sum(map(sum, stages)) / (len(stages) * len(stages[0]))
+        return _mean(self.spent_us.get(cause, [[0.0]]))
+
+    @property
+    def kernels_us(self) -> dict[str, float]:
+        """Means over all GPUs of `activity_us`, and of the rest of the step as `idle`."""
+        means = {name: _mean(stages) for name, stages in self.activity_us.items()}
+        return means | {"idle": self.step_us - means["active"]} if means else {}
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of communicating that goes by while kernels compute; 0 where nothing does."""
+        means = self.kernels_us
+        return means["both"] / means["communicating"] if means.get("communicating") else 0.0
 
     def _rows(self) -> list[dict[str, Any]]:
         """One, with the mean over GPUs of what each cause takes of the step."""
         spent = {f"spent_us.{cause}": self.mean_us(cause) for cause in self.spent_us}
-        return [result_row(self.name, self) | spent]
+        kernels = {f"activity_us.{name}": time for name, time in self.kernels_us.items()}
+        return [result_row(self.name, self) | spent | kernels]
 
     @property
     def headline_us(self) -> float:
@@ -127,6 +144,10 @@ class TrainResult(TimedResult):
     def composed_us(self) -> dict[tuple[str, str], float]:
         """Causes, mean over all GPUs."""
         return {("the step", cause): self.mean_us(cause) for cause in self.spent_us}
+
+
+def _mean(stages: list[list[float]]) -> float:
+    return sum(map(sum, stages)) / (len(stages) * len(stages[0]))
 
 
 class TrainComparison(ComparisonBase[TrainResult]):

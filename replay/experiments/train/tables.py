@@ -30,12 +30,8 @@ COLUMNS = {
     "end": ("synchronise", "optimiser"),
 }
 """Columns of the first table, and the causes that each adds up."""
-WITH_JITTER = {
-    **{name: causes for name, causes in COLUMNS.items() if name not in ("head", "end")},
-    "other": (*COLUMNS["head"], *COLUMNS["end"]),
-    "jitter": ("jitter",),
-}
-"""The same where random delays are a cause."""
+AT_TIMES = ("host", "jitter")
+"""Causes that have a column where there is something of them; head and end then are one."""
 RANKS = {"head": 2, "end": 2, "other": 2, "jitter": 1}
 """Columns of causes that leave a narrow screen."""
 PARTS = {"activations": "kept", "at_work": "at work"}
@@ -52,7 +48,12 @@ def tables(result: TrainResult | TrainComparison, *, details: bool) -> Group:
     """
     compared = beside(result, TrainComparison)
     results, lines = compared.ranking, list(notes(compared))
-    shown = [causes_table(results), worth_table(compared)]
+    kernels = [one for one in results if one.activity_us]
+    shown = [
+        causes_table(results),
+        *([kernels_table(kernels)] if kernels else []),
+        worth_table(compared),
+    ]
     if details or compared is not result:
         shown += map(stages_table, results)
         shown += [memory_table(results[0])] if results[0].memory else []
@@ -83,8 +84,13 @@ def unit_of(results: Sequence[TrainResult]) -> tuple[str, float]:
 
 
 def causes_of(results: Sequence[TrainResult]) -> dict[str, tuple[str, ...]]:
-    """Columns of causes; random delays only where there are some."""
-    return WITH_JITTER if any(result.mean_us("jitter") for result in results) else COLUMNS
+    """Columns of causes; those of `AT_TIMES` only where there are some."""
+    more = [one for one in AT_TIMES if any(result.mean_us(one) for result in results)]
+    if not more:
+        return COLUMNS
+    columns = {name: causes for name, causes in COLUMNS.items() if name not in ("head", "end")}
+    columns["other"] = (*COLUMNS["head"], *COLUMNS["end"])
+    return columns | {one: (one,) for one in more}
 
 
 def _form(results: Sequence[TrainResult]) -> str:
@@ -119,6 +125,24 @@ def causes_table(results: Sequence[TrainResult]) -> Table:
     ]
     heads = [Column("step", unit, form), *_cause_columns(columns, unit, form)]
     return named_table("causes", "Step by cause, mean over GPUs", heads, rows)
+
+
+def kernels_table(results: Sequence[TrainResult]) -> Table:
+    """Time in which kernels run, mean over GPUs, in the order of the results."""
+    (unit, unit_us), form = unit_of(results), _form(results)
+    rows = []
+    for one in results:
+        found = one.kernels_us
+        times = [found[name] / unit_us for name in ("active", "idle", "computing", "communicating")]
+        rows.append((label(one), [*times, one.hidden_share]))
+    heads = [
+        told("active", unit, form, word="active of a GPU"),
+        told("idle", unit, form, word="idle of a GPU"),
+        told("computing", unit, form, 1),
+        told("comm", unit, form),
+        told("hidden", "", ".1%"),
+    ]
+    return named_table("kernels", "Kernels as a profiler sees them, mean over GPUs", heads, rows)
 
 
 def _cause_columns(causes: Iterable[str], unit: str, form: str) -> Iterator[Column]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from replay.model.compute.experts import in_turn
 from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.row_moves import cast_twice
 from replay.model.compute.row_tiles import RowTiles
 from replay.model.compute.weight_gradients import WGRAD, weight_gradient_tasks
 from replay.model.machine.host import Operation
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 EACH = "a GEMM for each expert with rows"
+# Side of the only tile of cuBLASLt's kernels with a scale for each 128 x 128 weights. Derived: 128
+# rows by 4096 columns take 23 us where k is 7168, and 43 us where it is 14336, as one such tile
+# (an H200, fp8.csv of replay/studies/validate/measurements).
+FP8_TILE = 128
 STREAMS = 4  # TransformerEngine ``common/util/multi_stream.h``
 
 
@@ -158,21 +163,21 @@ QUANTISE = Operation(
 def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[Call], after: Ints) -> Ints:
     """Make FP8 operands of a GEMM's rows, in a kernel for each expert: (rank,) tasks.
 
-    Backward, they are made for the input gradient and once more, by columns, for the weight
-    gradient; one kernel writes both (TransformerEngine ``Float8BlockQuantizer``, ``rowwise`` and
-    ``columnwise``). So does the forward pass of training, whose second copy is left out here.
+    They are made by rows and once more, by columns, for the weight gradient; one kernel writes both
+    (TransformerEngine ``Float8BlockQuantizer``, ``rowwise`` and ``columnwise``). A forward pass
+    does so as well, since it is one of training.
     """
     types, ends = work.precision, after
-    copies = 2 if work.is_backward else 1
     for call in calls:
         begun = machine.kernel(ends, QUANTISE, kind=Kind.CAST, on=call.rows > 0)
         ranks = np.flatnonzero(call.rows)
         rows, ends = call.rows[ranks], begun.copy()
         moved = MemoryTraffic(
-            rows * types.token_row_bytes(gemm.k), copies * rows * types.operand_row_bytes(gemm.k)
+            rows * types.token_row_bytes(gemm.k), 2 * rows * types.operand_row_bytes(gemm.k)
         )
+        least = cast_twice(machine, rows, gemm.k)
         ends[ranks] = machine.stream(
-            Kind.CAST, moved, ranks, begun[ranks], late=machine.costs.elementwise(moved)
+            Kind.CAST, moved, ranks, begun[ranks], late=machine.costs.elementwise(moved, least)
         )
     return ends
 
@@ -193,12 +198,16 @@ def _on_streams(
 
 
 def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, call: Call) -> RowTiles:
-    """Tiles of a call, by the shape that suits its rows on each GPU."""
+    """Tiles of a call, by the shape that suits its rows on each GPU, or of FP8's one shape."""
     compute, dtype = machine.system.compute, work.precision.gemm
+    side = FP8_TILE if dtype == "fp8" else None
     grids = [
-        compute.gemm_tiles(np.array([rows]), gemm.n, gemm.k, dtype, num_sms=machine.sms.compute)
+        compute.gemm_tiles(
+            np.array([rows]), gemm.n, gemm.k, dtype,
+            block_m=side, block_n=side, num_sms=machine.sms.compute,
+        )
         for rows in np.maximum(call.rows, 1)
-    ]
+    ]  # fmt: skip
     block_m = np.array([grid.block_m for grid in grids])
     tiles = -(-call.rows // block_m)
     rank = np.repeat(machine.ranks, tiles)

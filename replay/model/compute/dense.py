@@ -119,6 +119,12 @@ class Between:
         self._choose(kernels, context)
         return kernels.end
 
+    def mix(self, machine: Machine, context: Context, after: Ints) -> Ints:
+        """Add attention itself alone, of queries, keys and values that are there: (rank,) tasks."""
+        kernels = self._kernels(machine, after)
+        self._mix(kernels, context, is_decode=self.is_decode)
+        return kernels.end
+
     def shared_experts(self, machine: Machine, context: Context, after: Ints) -> Ints:
         """Add the last part, the shared experts: (rank,) tasks; `after` if there are none."""
         kernels = self._kernels(machine, after)

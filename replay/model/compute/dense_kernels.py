@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from hwmodel.compute import gradient_type
 from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.machine.kinds import KIND_NAMES, Kind
@@ -117,6 +118,33 @@ class Kernels:
                 rows, lambda m: self._weight_gradient_ps(m, n, k, dtype), "dw", n, k, dtype
             )
 
+    def product(self, sizes: Ints, what: Operation, *, of_weights: bool) -> None:
+        """Add one product.
+
+        Parameters
+        ----------
+        sizes
+            (rank, 3): rows, columns and inner dimension on each rank.
+        what
+            The kernel.
+        of_weights
+            Whether it is a gradient of weights, which adds up in FP32.
+        """
+        times = [self._product_ps(m, n, k, of_weights) for m, n, k in sizes.tolist()]
+        begun = self._machine.kernel(self.end, what)
+        self.end = self._machine.delay(Kind.DENSE_GEMM, Time(np.array(times, np.int64)), begun)
+
+    def _product_ps(self, m: int, n: int, k: int, of_weights: bool) -> int:
+        dtype, key = self._precision, (self._sms, m, n, k, self._precision, of_weights)
+        if key not in self._known:
+            compute = self._machine.system.compute
+            self._known[key] = (
+                self._weight_gradient_ps(k, m, n, dtype)
+                if of_weights
+                else compute.gemm_time_ps(m, n, k, dtype, self._sms)
+            )
+        return self._known[key]
+
     def grouped_gemm(self, rows: Ints, groups: int, n: int, k: int) -> None:
         """Add a BF16 GEMM of each of several groups, all with the same `rows` (rank,)."""
         compute = self._machine.system.compute
@@ -179,6 +207,7 @@ class Kernels:
             Its time from its start, the same on every GPU.
         """
         begun = self._machine.kernel(self.end, name)
+        self._machine.notes.exchange()
         self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)
 
     def _weight_gradient_ps(
@@ -192,6 +221,7 @@ class Kernels:
             Bytes of a value that it adds up to.
         """
         compute, hbm = self._machine.system.compute, self._machine.system.hbm
+        dtype = gradient_type(dtype)
         if not rows:
             return 0
         operands = int(compute.activation_bytes(n, rows, dtype))

@@ -145,12 +145,13 @@ def gemm_tasks(
     last = gemm.n - (num_columns - 1) * block_n  # width of the last column of each row tile
     is_last = column == (num_columns - 1)[tile]
     widths = np.where(is_last, last[tile], block_n[tile])
+    rows = warps.multiplied(tiles.rows, tiles.block_m[tiles.rank])
     duration = np.where(
         is_last,
-        _column_ps(machine, tiles, last, gemm.k, dtype, path)[tile],
-        _column_ps(machine, tiles, block_n, gemm.k, dtype, path)[tile],
+        _column_ps(machine, tiles, rows, last, gemm.k, dtype, path)[tile],
+        _column_ps(machine, tiles, rows, block_n, gemm.k, dtype, path)[tile],
     )
-    beside = warps.ps(machine, gemm, tiles.rows[tile], widths, dtype)
+    beside = warps.ps(machine, gemm, tiles.rows[tile], rows[tile], widths, dtype)
     overhead = compute.tile_overhead_ps + beside
     hidden_ps = overhead - overhead // resident_blocks
     waits = (*(() if steps is None else steps), after)
@@ -215,15 +216,21 @@ def _in_raster(
 
 
 def _column_ps(
-    machine: Machine, tiles: RowTiles, widths: Ints, k: int, dtype: str, path: OperandPath
+    machine: Machine,
+    tiles: RowTiles,
+    rows: Ints,
+    widths: Ints,
+    k: int,
+    dtype: str,
+    path: OperandPath,
 ) -> Ints:
-    """Time of one tile of so many columns (tile,) of each row tile: (tile,)."""
+    """Time of one tile of so many rows and columns (tile,) of each row tile: (tile,)."""
     time = np.zeros(len(tiles), np.int64)
     for width in np.unique(widths):
         of = np.flatnonzero(widths == width)
         absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
         time[of] = machine.system.compute.tile_ps(
-            tiles.rows[of], int(width), k, dtype, absent,
+            rows[of], int(width), k, dtype, absent,
             block_m=tiles.block_m[tiles.rank[of]], grouped=tiles.absent_rows is None,
             path=path,
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """Kernels of a software stack's list, one after the other on every GPU.
 
-What bounds a kernel says how long it takes: an elementwise one moves its bytes, a product is as
+What bounds a kernel says how long it takes: an elementwise one moves its bytes, unless it has a law
+of its own (`replay.model.compute.laws`), a product is as
 `hwmodel.compute` has it, attention as `hwmodel.attention`, a collective of tensor parallelism as
 its replay among GPUs that come at once. Hosts launch them in the order of the list, and each call
 takes them what it costs under the stack. Rows of other streams are on the one that computes, too.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.compute.dense_kernels import Kernels, Weights
+from replay.model.compute.laws import LAWS
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import NO_TIME, Time
@@ -29,14 +31,7 @@ CollectivePs = Callable[["Collective", int], int]
 """Time of a collective, from the bytes of the larger of a GPU's two buffers."""
 
 
-def map_time(_: ListedOperation) -> Time:
-    """Time that an index map takes beside that of its bytes; none is known."""
-    return NO_TIME
-
-
-def rows_time(_: ListedOperation) -> Time:
-    """Time that rows take to other places beside that of their bytes; none is known."""
-    return NO_TIME
+ONE_SCALE = ("delayed", "tensorwise")  # choices of option `fp8` with a scale for a whole operand
 
 
 class ListedKernels(Kernels):
@@ -134,19 +129,17 @@ class ListedKernels(Kernels):
                 self._attend(self)
             case "exchange":
                 self._exchanges(row, one)
-            case "map":
-                self._memory(row, one, map_time(row))
-            case "rows":
-                self._memory(row, one, rows_time(row))
             case _:
-                self._memory(row, one, NO_TIME)
+                self._memory(row, one)
 
-    def _memory(self, row: ListedOperation, one: Operation, beside: Time) -> None:
-        machine = self._machine
+    def _memory(self, row: ListedOperation, one: Operation) -> None:
+        machine, least = self._machine, NO_TIME
+        if row.law is not None:
+            name, first, second = row.law
+            every = np.full(machine.num_ranks, first, np.int64)
+            least = LAWS[name](machine, every, second)
         nbytes = np.full(machine.num_ranks, row.moves, np.int64)
-        self.end = machine.small_kernels(Kind.BETWEEN, nbytes, self.end, one)
-        if np.any(beside.ps):
-            self.end = machine.delay(Kind.BETWEEN, beside, self.end)
+        self.end = machine.small_kernels(Kind.BETWEEN, nbytes, self.end, one, least=least)
 
     def _row(self, count: int, one: Operation) -> None:
         """Small kernels before the last one of a row."""
@@ -157,6 +150,8 @@ class ListedKernels(Kernels):
         assert row.gemm is not None, row.name
         m, n, k = row.gemm
         dtype = row.types or self._precision
+        if dtype == "fp8" and self._stack.options.get("fp8") in ONE_SCALE:
+            dtype = "fp8_tensor"
         compute = self._machine.system.compute
         for _ in range(row.kernels):
             if row.adds:
@@ -169,8 +164,10 @@ class ListedKernels(Kernels):
             else:
                 self._product(
                     np.full(self._machine.num_ranks, m),
-                    lambda rows: compute.gemm_time_ps(rows, n, k, dtype, self._sms),
-                    n, k, dtype,
+                    lambda rows: compute.gemm_time_ps(
+                        np.full(row.groups, rows), n, k, dtype, self._sms
+                    ),
+                    row.groups, n, k, dtype,
                 )  # fmt: skip
 
     def _exchanges(self, row: ListedOperation, one: Operation) -> None:
@@ -179,5 +176,6 @@ class ListedKernels(Kernels):
             return
         for _ in range(row.kernels):
             begun = self._machine.kernel(self.end, self.what)
+            self._machine.notes.exchange()
             time_ps = self._collective_ps(row.collective, row.moves // row.kernels)
             self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)

@@ -6,13 +6,17 @@ are the machine's. What every kernel does, to fill its pipeline and to store a p
 ``compute.tile_overhead_ns``, and the one multiplication by which DeepGEMM's kernels scale a sum for
 each block of the inner dimension is in ``compute.fp8_efficiency``: of 512 clocks of products in a
 step of a 128 x 128 tile its 128 are the larger part of what is lost there. Only what a kernel does
-beyond that is counted here.
+beyond that is counted here. Tensor cores and arithmetic take turns at the registers that hold the
+sums: neither is hidden behind the other, however many warpgroups share the SM (measured, see
+``validate/fused_layers.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from replay.model.compute.gemm import Gemm
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 SPECIAL_FUNCTIONS = 2
 SCALED_VALUES = 128  # of the inner dimension that share a scale
 WARPGROUP_ROWS = 64  # of a tile; warps scale those that are not there too
+SCALE_PRODUCTS = 2  # of a row's scale and the weights', for each reciprocal: one before, one behind
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,11 @@ class WarpWork:
     scalings
         Multiplications of each sum for every 128 values of the inner dimension, where these have
         scales.
+    reciprocal_sums
+        Sums that share a reciprocal of their scale, taken anew for every 128 values; 0 if none is
+        taken.
+    whole_tiles
+        Whether rows of a tile that are not there are multiplied and scaled as if they were.
     staged_bytes
         Bytes of shared memory's rate that each value of the result takes on its way out, bank
         conflicts counted as the bytes that could pass meanwhile.
@@ -42,16 +52,30 @@ class WarpWork:
     """
 
     scalings: int = 0
+    reciprocal_sums: int = 0
+    whole_tiles: bool = False
     staged_bytes: int = 0
     loads: int = 0
 
-    def ps(self, machine: Machine, gemm: Gemm, rows: Ints, columns: Ints, dtype: str) -> Ints:
+    def multiplied(self, rows: Ints, height: Ints) -> Ints:
+        """(tile,): rows that are multiplied, of those that are there and those of a full tile."""
+        return np.where(rows > 0, height, 0) if self.whole_tiles else rows
+
+    def ps(
+        self,
+        machine: Machine,
+        gemm: Gemm,
+        rows: Ints,
+        multiplied: Ints,
+        columns: Ints,
+        dtype: str,
+    ) -> Ints:
         """Time on the SM.
 
         Parameters
         ----------
-        rows, columns
-            (tile,): of each tile.
+        rows, multiplied, columns
+            (tile,): rows of each tile that are there, those that are multiplied, and its columns.
         dtype
             Type of the operands.
 
@@ -63,9 +87,14 @@ class WarpWork:
         time = compute.special_rate.duration_ps(
             SPECIAL_FUNCTIONS * (rows * columns * gemm.activated // gemm.n)
         )
-        if self.scalings and dtype == "fp8":
-            sums = -(-rows // WARPGROUP_ROWS) * WARPGROUP_ROWS * columns
-            scaled = sums * (self.scalings * -(-gemm.k // SCALED_VALUES))
+        if dtype == "fp8":
+            sums = -(-multiplied // WARPGROUP_ROWS) * WARPGROUP_ROWS * columns
+            sums = sums * -(-gemm.k // SCALED_VALUES)
+            scaled = sums * self.scalings
+            if self.reciprocal_sums:
+                reciprocals = sums // self.reciprocal_sums
+                scaled = scaled + SCALE_PRODUCTS * reciprocals
+                time = time + compute.special_rate.duration_ps(reciprocals)
             time = time + compute.multiplication_rate.duration_ps(scaled)
         if self.staged_bytes:
             time = time + compute.shared_rate.duration_ps(rows * columns * self.staged_bytes)

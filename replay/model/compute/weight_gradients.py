@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from hwmodel.compute import gradient_type
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 
@@ -59,7 +60,8 @@ def weight_gradient_tasks(
     -------
     (task,) tasks, and (task,) ranks of them.
     """
-    shape, compute, dtype = work.shape, machine.system.compute, work.precision.gemm
+    shape, compute = work.shape, machine.system.compute
+    dtype = gradient_type(work.precision.gemm)
     inner = shape.gemm1_columns if projection == UP else shape.intermediate
     rows_of_expert = work.rows_of_expert if rows is None else rows
     experts = np.flatnonzero(rows_of_expert)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.model.machine.kinds import Kind
+from replay.model.machine.notes import Launched
 from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 OTHERS = "other kernels of the stack"
+FREE_HOSTS = Time(1 << 62)
+"""A lead without end, which no wait takes away: launches and waits cost such hosts nothing, and
+what waits for what stays the same."""
 OUTSIDE, UNSTAGED = "", "layer"
 """Names of stages: of what lies between the layers, and of a layer that has no stages."""
 
@@ -134,7 +138,7 @@ class Host:
         Whether kernels are launched one by one or captured. None for one by one where all kernels
         until the first wait were launched long ago, as when kernels are measured by themselves.
     lead
-        (rank,): by how much each thread begins before its GPU.
+        (rank,): by how much each thread begins before its GPU, or `FREE_HOSTS`.
     calls
         What a stack does around the kernels. Without it, every launch is a bare one.
 
@@ -176,6 +180,7 @@ class Host:
         self._is_capturing = launch == "graph"
         self._replayed: Ints | None = None  # the launch of the graph that is under way
         self._lead_ps: IntsLike | None = None if launch is None else lead.ps  # what is left of it
+        self._is_free = bool(np.all(np.asarray(lead.ps) >= FREE_HOSTS.ps))
         self.last: Ints | None = None
         self.program: list[Operation] = []
 
@@ -246,6 +251,7 @@ class Host:
             if has_gap
             else self._tasks.mark(ranks, ready)
         )
+        first = begun[:1]
         graph = self._graph_launched()
         if graph is not None:
             self._tasks.order(graph[ranks], begun)
@@ -254,6 +260,8 @@ class Host:
             launched = self._launched(one, 1 if on is None else on.astype(np.int64))
             if launched is not None:
                 begun = self._later(begun, launched[ranks], ranks)
+        if len(first):
+            self._notes.kernels.append(Launched(int(first[0]), begun, ranks))
         begins = after.copy()
         begins[ranks] = begun
         if graph is None:
@@ -285,12 +293,20 @@ class Host:
         one = self._named(what, count)
         gap_ps = int(self._gap.ps)
         whole = Time((each + gap_ps).sum(axis=0))
+
+        def noted(first: Ints, ended: Ints) -> Ints:
+            ranks, busy = self._resources.ranks, each.sum(axis=0)
+            self._notes.kernels.append(Launched(int(first[0]), ended, ranks, busy))
+            return ended
+
         graph, before, lead_ps = self._graph_launched(), self.last, self._lead_ps
         if graph is not None:
-            return self._tasks.delay(kind, whole, self._later(after, graph, self._resources.ranks))
+            begun = self._later(after, graph, self._resources.ranks)
+            ended = self._tasks.delay(kind, whole, begun)
+            return noted(ended, ended)
         ended = self._tasks.delay(kind, whole, after)
         if self._launched(one, count) is None:
-            return ended
+            return noted(ended, ended)
         assert lead_ps is not None
         # From each launch on: all launches up to it, its kernel and those behind it.
         left = np.cumsum((each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
@@ -298,7 +314,7 @@ class Host:
         arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
         held_up = Time((arrived + left.T).max(axis=-1))
         held = self._tasks.delay(Kind.HOST, held_up, before)
-        return self._later(ended, held, self._resources.ranks)
+        return noted(ended, self._later(ended, held, self._resources.ranks))
 
     def _named(self, what: str | Operation, count: int) -> Operation:
         """Note kernels of one name in the program."""
@@ -359,7 +375,10 @@ class Host:
         """Let the thread wait for its GPU: what it launches next is launched after that."""
         self.program.append(Operation(name, launches=0))
         self.waited[self._stage] += 1
-        self._is_capturing, self._replayed, self._lead_ps = False, None, 0
+        self._is_capturing, self._replayed = False, None
+        if self._is_free:
+            return self._do(kinds.sync, NO_TIME, after)
+        self._lead_ps = 0
         return self._do(kinds.sync, time, after)
 
     # ---- the thread ------------------------------------------------------------------------------

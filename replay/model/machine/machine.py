@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
     from hwmodel import System
     from replay.engine import GraphBuilder
+    from replay.model.machine.kinds import PhaseKinds
     from replay.model.work.node_sample import NodeSample
+
+WAVE_BYTES = 2048 * 16
+"""What an SM's threads load at once: 2,048 of them (CUDA C++ programming guide, compute capability
+9.0), 16 bytes each, the widest load. How finely kernels share memory, no cost of its own."""
 
 __all__ = ["Ints", "IntsLike", "Machine", "MemoryTraffic", "Time"]
 
@@ -57,6 +62,11 @@ class Machine:
         SMs per GPU of a communication stream; see `Sms`.
     sample
         The nodes whose ranks are replayed in full, where not all are; see `Pace`.
+    is_shared
+        Whether kernels of a GPU run side by side that have nothing to do with each other, as those
+        of two micro-batches do. They share its memory: elementwise kernels leave room for others
+        after each wave of their threads, and what kernels for rows copy on their SMs and what ports
+        carry counts too, which by itself is far below the memory's rate.
 
     Attributes
     ----------
@@ -97,6 +107,8 @@ class Machine:
         set_aside: int = 0,
         sample: NodeSample | None = None,
         calls: Calls | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.system = system
         self.graph = graph
@@ -117,7 +129,10 @@ class Machine:
         self.buffers = Buffers(graph, self.resources)
         input_buffers = InputBuffers(system, graph, self.buffers)
         rdma = Rdma(system, graph, self.buffers, sample)
-        self.transfers = Transfers(system, graph, paths, input_buffers, rdma)
+        self.is_shared = is_shared
+        self.transfers = Transfers(
+            system, graph, paths, input_buffers, rdma, self.resources.hbm if is_shared else None
+        )
         self.sms = Sms(self.resources, system.sm.num_sms, set_aside)
         self.vectors = Vectors(system, self.resources)
         self.caches = Caches(graph, self.resources, self.notes)
@@ -203,6 +218,7 @@ class Machine:
         *,
         moves: str = "",
         has_gap: bool = True,
+        least: Time = NO_TIME,
     ) -> Ints:
         """Run an elementwise kernel that is limited by HBM: (rank,) tasks.
 
@@ -216,16 +232,22 @@ class Machine:
             What it reads and writes, in words, if only its name is given.
         has_gap
             See `kernel`.
+        least
+            (rank,): what it takes at least, however few its bytes.
         """
         if isinstance(what, str):
             what = Operation(what or KIND_NAMES[kind], moves=moves)
         begun = self.kernel(after, what, kind=kind, has_gap=has_gap)
-        self.host.moves(nbytes)
-        late = self.costs.elementwise(nbytes)
-        return self.stream(kind, nbytes, self.ranks, begun, late=late)
+        return self.elementwise(kind, nbytes, begun, least=least)
 
     def small_kernels(
-        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, what: str | Operation
+        self,
+        kind: Kind,
+        nbytes: IntsLike | MemoryTraffic,
+        after: Ints,
+        what: str | Operation,
+        *,
+        least: Time = NO_TIME,
     ) -> Ints:
         """Run elementwise kernels in a row: (rank,) tasks, those of the last.
 
@@ -235,15 +257,50 @@ class Machine:
             (rank,): what they read and write, all together. The bytes are those of the last.
         what
             The kernels, one or more; or the name of one.
+        least
+            (rank,): what they take at least, however few their bytes, beside their starts.
         """
         if kind in self.graph.left_out:
             return after
         one = named(what)
         each = np.full(one.launches - 1, self.system.overheads.small_kernel_ps)
         before = self.host.row(kind, Time(each), after, one)
+        return self.elementwise(kind, nbytes, self.kernel(before, one), least=least)
+
+    def elementwise(
+        self,
+        kind: Kind,
+        nbytes: IntsLike | MemoryTraffic,
+        begun: Ints,
+        *,
+        rows: IntsLike = 0,
+        least: Time = NO_TIME,
+    ) -> Ints:
+        """Move the bytes of an elementwise kernel that has begun: (rank,) tasks.
+
+        Parameters
+        ----------
+        nbytes
+            (rank,): what it reads and writes.
+        rows
+            (rank,): see `MemoryTraffic`, where reads and writes are not told apart.
+        least
+            See `memory_kernel`.
+        """
         self.host.moves(nbytes)
-        late = self.costs.elementwise(nbytes)
-        return self.stream(kind, nbytes, self.ranks, self.kernel(before, one), late=late)
+        late = self.costs.elementwise(nbytes, least) + self.costs.row_copies(rows)
+        if not self.is_shared:
+            return self.stream(kind, nbytes, self.ranks, begun, late=late)
+        most = nbytes.both if isinstance(nbytes, MemoryTraffic) else nbytes
+        waves = max(-(-int(np.max(most)) // (WAVE_BYTES * self.sms.count)), 1)
+        whole = self.costs.stream(nbytes).ps * np.ones_like(self.ranks)
+        for wave in range(waves):
+            part = Time(whole * (wave + 1) // waves - whole * wave // waves)
+            begun = self.serve(
+                self.resources.hbm, part, kind=kind, rank=self.ranks, after=begun,
+                late=late if wave == waves - 1 else NO_TIME,
+            )  # fmt: skip
+        return begun
 
     def enter(self, stage: str, after: Ints, *, is_backward: bool) -> Ints:
         """Come to a stage of a layer: (rank,) tasks, behind what a stack does there first.
@@ -285,6 +342,22 @@ class Machine:
         port_ps = int(np.max(self.system.link.port_duration_ps(nbytes)))
         sms = -(-int(np.max(needed.ps)) // port_ps) if port_ps else 1
         return min(max(sms, 1), max(self.sms.count // 4, 1))
+
+    def copied(self, kinds: PhaseKinds, nbytes: Ints, rank: Ints, after: Ints) -> None:
+        """Occupy memory with what a kernel's SMs copy, where kernels share it.
+
+        Nobody waits for it: what an exchange asks for is less than its share of a memory that
+        serves all who ask, and others' requests do not stand before it as they do in the model.
+
+        Parameters
+        ----------
+        nbytes, rank
+            (task,): bytes that are read or written, and whose memory it is.
+        after
+            (task,): tasks behind which that is.
+        """
+        if self.is_shared:
+            self.stream(kinds.memory, nbytes, rank, after)
 
     def stream(
         self,

@@ -8,7 +8,7 @@ the schedule knows is remembered as tasks and touches, and read off it in
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,28 @@ class TouchNotes:
     missed_wire_bytes: Ints
 
 
+class Launched(NamedTuple):
+    """Kernels that hosts launched at once: one on every GPU, or a row of them.
+
+    Attributes
+    ----------
+    first
+        A task from which on tasks are what they do, until those of the next.
+    begun, rank
+        (rank,) tasks at which they begin, and GPUs.
+    row_ps
+        (rank,): time of the kernels of a row, gaps left out, where `begun` end it; else 0.
+    is_exchange
+        Whether they are a collective whose time is known, which has no tasks of messages.
+    """
+
+    first: int
+    begun: Ints
+    rank: Ints
+    row_ps: IntsLike = 0
+    is_exchange: bool = False
+
+
 @dataclass
 class Notes:
     """Everything remembered of one graph.
@@ -64,6 +86,8 @@ class Notes:
     held_up
         Blocks of (kernel,) tasks after which a kernel could begin but for its launch, tasks at
         which it begins, and ranks.
+    kernels
+        All that were launched, in order.
     accesses
         By what accesses them, blocks of (access,) addresses and tasks.
     tokens
@@ -82,6 +106,7 @@ class Notes:
     touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
     reads: dict[Read, list[Ints]] = field(default_factory=dict)
     held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    kernels: list[Launched] = field(default_factory=list)
     accesses: dict[str, list[tuple[Ints, Ints]]] = field(default_factory=dict)
     tokens: Ints | None = None
     layer: int = 0
@@ -94,7 +119,7 @@ class Notes:
         taken = replace(self)
         self.counters, self.ratios, self.touches, self.reads = {}, {}, {}, {}
         self.tiles, self.row_tiles, self.polls = [], [], []
-        self.held_up, self.accesses = [], {}
+        self.held_up, self.kernels, self.accesses = [], [], {}
         self._followed = {"sent": [], "combined": []}
         return taken
 
@@ -159,6 +184,10 @@ class Notes:
         """Remember the row tiles of a GEMM by the (tile,) experts that they are of."""
         count = np.bincount(expert)
         self.row_tiles.append(count[count > 0])
+
+    def exchange(self) -> None:
+        """Remember that what was launched last is a collective without tasks of messages."""
+        self.kernels[-1] = self.kernels[-1]._replace(is_exchange=True)
 
     def poll(self, held: Ints, begun: Ints, rank: Ints) -> None:
         """Remember blocks that hold an SM while they wait for data.

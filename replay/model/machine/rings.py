@@ -94,7 +94,7 @@ def send(
     *,
     meta_bytes: IntsLike = 0,
 ) -> Sent:
-    """Store the chunks into the receivers' rings.
+    """Read the chunks and store them into the receivers' rings.
 
     Parameters
     ----------
@@ -113,6 +113,8 @@ def send(
     follows = np.diff(chunks.lane[order]) == 0
     machine.order(stored[order[:-1][follows]], stored[order[1:][follows]])
 
+    nbytes = chunks.rows * (row_bytes + meta_bytes)
+    machine.copied(kinds, nbytes, chunks.src, stored)
     remote, num_channels = chunks.src != chunks.dst, int(chunks.channel.max(initial=0)) + 1
     landed = np.empty(len(chunks), np.int64)
     src, dst = chunks.src[remote], chunks.dst[remote]
@@ -123,7 +125,9 @@ def send(
         rows=chunks.rows[remote], meta_bytes=meta_bytes,
         on=lane[remote], lanes=True,
     ).arrived  # fmt: skip
-    landed[~remote] = stored[~remote]
+    own = ~remote
+    landed[own] = stored[own]
+    machine.copied(kinds, nbytes[own], chunks.dst[own], stored[own])
     # The tail of the ring is stored with release order: only after the rows are acknowledged.
     costs = machine.costs
     release = Time.where(remote, costs.acknowledged() + costs.flag(), costs.poll())

@@ -163,11 +163,18 @@ class Costs:
         """Whether so many bytes stay in the L2 cache from kernel to kernel."""
         return bool(nbytes <= self._system.l2.num_bytes)
 
-    def elementwise(self, nbytes: IntsLike | MemoryTraffic) -> Time:
-        """An elementwise kernel on top of its bytes."""
+    def elementwise(self, nbytes: IntsLike | MemoryTraffic, least: Time = NO_TIME) -> Time:
+        """An elementwise kernel on top of its bytes, if it takes at least some time beside them."""
         overheads = self._system.overheads
         rows = nbytes.rows if isinstance(nbytes, MemoryTraffic) else 0
-        return Time(overheads.small_kernel_ps + overheads.row_copy_ps * rows)
+        late = Time(overheads.small_kernel_ps) + self.row_copies(rows)
+        if least is NO_TIME:
+            return late
+        return late + Time(np.maximum(least.ps - self.stream(nbytes).ps, 0))
+
+    def row_copies(self, rows: IntsLike) -> Time:
+        """Single rows that a kernel copies to other places, beside their bytes."""
+        return Time(self._system.overheads.row_copy_ps * rows)
 
     def memory_load(self) -> Time:
         """One load that goes to device memory."""

@@ -97,17 +97,25 @@ class FanOut:
 
 
 class Transfers:
-    """Stores and loads over the ports of a system."""
+    """Stores and loads over the ports of a system.
+
+    Parameters
+    ----------
+    memory
+        (rank,): memory of every GPU, which a message that is stored occupies where it is written,
+        and where a network card reads it; None where nothing else asks for it meanwhile.
+    """
 
     def __init__(
         self, system: System, graph: GraphBuilder, paths: Paths, input_buffers: InputBuffers,
-        rdma: Rdma,
+        rdma: Rdma, memory: Ints | None = None,
     ) -> None:  # fmt: skip
         self._system = system
         self._graph = graph
         self._paths = paths
         self._input_buffers = input_buffers
         self._rdma = rdma
+        self._memory = memory
         self._num_ranks = len(paths.ranks)
 
     # ---- packets ---------------------------------------------------------------------------------
@@ -205,15 +213,27 @@ class Transfers:
                 self._acknowledge(kinds, *ends, wire, acks, tasks[-1], ack_priority)
                 gone, there = tasks[0], tasks[-1]
             else:
+                self._in_memory(kinds, nbytes * count, path.of(src), ready)
                 gone, there = self._rdma.write(
                     path, (kinds.up, kinds.down), nbytes * count, row * count, ready,
                     priority=priority, writes=replace(writes, each=path.of_like(writes.each)),
                 )  # fmt: skip
             path.assign(left, gone)
             path.assign(arrived, there)
+            self._in_memory(kinds, nbytes * count, path.of(dst), there)
         if on is not None:
             self._input_buffers.hold_on(after, on, left, lanes=lanes)
         return Stored(left, arrived)
+
+    def _in_memory(self, kinds: PhaseKinds, nbytes: IntsLike, rank: Ints, after: Ints) -> None:
+        """Occupy memory with messages, which nobody waits for; see `Machine.copied`."""
+        if self._memory is None:
+            return
+        time_ps = self._system.hbm.stream_ps(np.broadcast_to(nbytes, rank.shape))
+        self._graph.add(
+            len(rank), resource=self._memory[rank], duration_ps=time_ps, kind=kinds.memory,
+            rank=rank, after=after,
+        )  # fmt: skip
 
     def completed(self, src: Ints, dst: Ints) -> Time:
         """From the arrival of messages (message,) in other domains until their sources know."""

@@ -75,6 +75,9 @@ class LayerWork:
         `replay.model.work.thinned`.
     puts_off_weights
         Whether the backward pass leaves the gradients of the experts' weights for later.
+    num_slices
+        Ranks that share an expert, whose slices are the experts here: see
+        `replay.model.work.sliced`.
 
     Notes
     -----
@@ -95,6 +98,7 @@ class LayerWork:
         step_plan: StepPlan | None = None,
         sample: NodeSample | None = None,
         puts_off_weights: bool = False,
+        num_slices: int = 1,
     ) -> None:
         assert is_backward or not puts_off_weights, "gradients are of a backward pass"
         assert expert_ids.shape[0] == len(source_rank), "one owner a token"
@@ -109,6 +113,7 @@ class LayerWork:
         self.step_plan = step_plan
         self.sample = sample
         self.puts_off_weights = puts_off_weights
+        self.num_slices = num_slices
         self.num_ranks = placement.num_ranks
         self.num_experts = placement.num_experts
 
@@ -121,6 +126,16 @@ class LayerWork:
     def num_tokens(self) -> int:
         """Tokens over all ranks."""
         return len(self.source_rank)
+
+    @property
+    def whole_choices(self) -> int:
+        """Experts that a token may choose, k: whole ones, however many ranks share each."""
+        return int(self.expert_ids.shape[1]) // self.num_slices
+
+    @property
+    def whole_experts(self) -> int:
+        """Experts of the layer, each once, however many ranks share it."""
+        return self.num_experts // self.num_slices
 
     def of_tokens(self, tokens: Ints) -> LayerWork:
         """The same layer for some of its tokens (token,), in order."""
@@ -165,8 +180,9 @@ class LayerWork:
         ids = (self.num_experts + self.source_rank)[:, None].astype(np.int32)
         precision = Precision(self.precision.gemm)  # its rows do not travel
         shared = self.replaced(
-            expert_ids=ids, placement=placed, shape=shape, precision=precision, step_plan=None
-        )
+            expert_ids=ids, placement=placed, shape=shape, precision=precision, step_plan=None,
+            num_slices=1,
+        )  # fmt: skip
         return self.replaced(shared=shared)
 
     @property

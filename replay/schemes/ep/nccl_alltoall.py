@@ -16,10 +16,11 @@ import numpy as np
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.model.compute.experts import separate_kernels
+from replay.model.compute.row_moves import chunk_map, row_map, row_walk
 from replay.model.compute.shared import shared_before_wait
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
-from replay.model.machine.times import MemoryTraffic
+from replay.model.machine.times import NO_TIME, MemoryTraffic
 from replay.model.work.precision import NUMBER_TYPES
 from replay.model.work.ragged import places
 from replay.schemes.ep.facts import Buffer
@@ -29,6 +30,7 @@ from replay.schemes.ep.staged import StagedScheme
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.times import Time
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -54,6 +56,8 @@ ROW_MAP = Operation(
 )
 CHUNK_MAP = Operation("chunk map", 1, "a 4-byte index for each received row", PERMUTES)
 INDEX_BYTES, ROW_MAP_PASSES = 4, 5  # written, then twice read and written
+# Columns of a thread block, as Triton tunes them on an H200 (permutation.csv of validate).
+COPIED_COLUMNS, ADDED_COLUMNS = 4096, 1024
 
 COUNT_BYTES = 8  # the rows that a rank has for an expert, an int64
 PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
@@ -61,7 +65,13 @@ PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
 
 def _sorted(rows: Ints, row_bytes: int) -> MemoryTraffic:
     """Rows brought into the order of their experts, or back."""
-    return MemoryTraffic(rows * row_bytes, rows * row_bytes, rows)
+    return MemoryTraffic(rows * row_bytes, rows * row_bytes)
+
+
+def _walk(work: LayerWork, machine: Machine, columns: int) -> Time:
+    """Time of a permute whose blocks, of so many columns, walk through the rows of their tokens."""
+    blocks = np.diff(work.tokens_of_rank) * -(-work.shape.hidden // columns)
+    return row_walk(machine, blocks, work.expert_ids.shape[1])
 
 
 class NcclAllToAll(SendsByNccl, StagedScheme):
@@ -109,7 +119,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
         result = work.result_row_bytes
 
-        moved = MemoryTraffic(tokens * b_d, sent_rows * b_d, sent_rows)
+        moved = MemoryTraffic(tokens * b_d, sent_rows * b_d)
         shared = shared_before_wait(machine, work, self.channels(machine), start)
         permuted, counted = self._permuted(work, machine, moved, start)
         permuted = yield permuted
@@ -141,8 +151,9 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         arrived = yield arrived
         added = MemoryTraffic(sent_rows * b_c, tokens * result)
         ends = machine.memory_kernel(
-            Kind.UNPERMUTE, added, arrived, moves="every result, their sums"
-        )
+            Kind.UNPERMUTE, added, arrived, moves="every result, their sums",
+            least=_walk(work, machine, ADDED_COLUMNS),
+        )  # fmt: skip
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
@@ -169,7 +180,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         n = machine.num_ranks
         if work.is_backward:
             cast = cast_before_dispatch(machine, work, start)
-            return machine.memory_kernel(Kind.PERMUTE, moved, cast, PERMUTE), None
+            return self._permute(work, machine, moved, cast), None
         pairs = np.diff(work.tokens_of_rank) * work.num_experts
         counts = machine.memory_kernel(
             Kind.LAYOUT, pairs, start, moves="a flag for each (token, expert)"
@@ -184,15 +195,29 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         # all-to-all.
         copied = machine.small_kernels(Kind.LAYOUT, 0, counts, COPIES)
         flags = pairs * (1 + ROW_MAP_PASSES * INDEX_BYTES)
-        mapped = machine.small_kernels(Kind.LAYOUT, flags, counts, ROW_MAP)
+        least = row_map(machine, np.diff(work.tokens_of_rank), work.num_experts)
+        mapped = machine.small_kernels(Kind.LAYOUT, flags, counts, ROW_MAP, least=least)
         cast = cast_before_dispatch(machine, work, mapped)
-        return machine.memory_kernel(Kind.PERMUTE, moved, cast, PERMUTE), copied
+        return self._permute(work, machine, moved, cast), copied
+
+    def _permute(
+        self, work: LayerWork, machine: Machine, moved: MemoryTraffic, after: Ints
+    ) -> Ints:
+        """Give every expert of a token its row: (rank,) tasks.
+
+        Gate weights, which go along forward, lie apart for each expert and are waited for.
+        """
+        least = NO_TIME if work.is_backward else _walk(work, machine, COPIED_COLUMNS)
+        return machine.memory_kernel(Kind.PERMUTE, moved, after, PERMUTE, least=least)
 
     def _mapped(self, work: LayerWork, machine: Machine, rows: Ints, after: Ints) -> Ints:
         """Find where the sort moves each row, which a backward pass remembers: (rank,) tasks."""
         if work.is_backward:
             return after
-        return machine.small_kernels(Kind.LAYOUT, rows * INDEX_BYTES, after, CHUNK_MAP)
+        return machine.small_kernels(
+            Kind.LAYOUT, rows * INDEX_BYTES, after, CHUNK_MAP,
+            least=chunk_map(machine, rows, work.num_experts),
+        )  # fmt: skip
 
     def _dispatched(self, work: LayerWork, machine: Machine, ready: Ints) -> Ints:
         """Send the rows to their experts: (rank,) tasks. A rank alone has them."""

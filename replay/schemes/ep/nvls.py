@@ -7,11 +7,12 @@ reduce-scatter of a dense buffer of all tokens with ``multimem.ld_reduce``.
 Kernel by kernel it is Megatron-Core's inference dispatcher (``token_dispatcher_inference.py``,
 ``NVLSAllGatherVDispatcher``; ``inference/communication/torch_symm_triton/variable_collectives.py``;
 ``inference/moe/permute.py``). Rows, expert ids and gate weights are gathered by three kernels, each
-of which ends with a barrier. Each rank then counts the rows of its experts among all ids, adds the
-counts up and copies the rows. Behind the experts a buffer of all tokens is set to zero, the results
-are added into it, and the reduce-scatter begins with a barrier. No kernel ends with one: the next
-layer's gathers keep a rank from writing into a buffer that others still read. That dispatcher sums
-in FP32 unless it is told otherwise (MCORE_NVLS_RS_BF16); here the sums are of the layer's rows.
+of which ends with a barrier, or by one (``gathers_at_once``). Each rank then counts the rows of its
+experts among all ids, adds the counts up and copies the rows. Behind the experts a buffer of all
+tokens is set to zero, the results are added into it, and the reduce-scatter begins with a barrier.
+No kernel ends with one: the next layer's gathers keep a rank from writing into a buffer that others
+still read. That dispatcher sums in FP32 unless it is told otherwise (MCORE_NVLS_RS_BF16); here the
+sums are of the layer's rows.
 
 That dispatcher is of one node. Over several, blocks go round the nodes of their rail, from GPU to
 GPU of one index, by puts of the GPU; each multicasts what comes and puts it on, and on the way back
@@ -54,6 +55,7 @@ ID_BYTES = 8  # of each of a token's experts, as torch.topk gives them
 WEIGHT_BYTES = 4  # FP32
 COUNT_BYTES = 4  # of each expert
 GATHERS = ("all-gather of rows", "all-gather of expert ids", "all-gather of gate weights")
+ALL_GATHER = "all-gather of rows, ids and weights"
 COUNT = Operation("count of rows", moves="expert ids of all tokens")
 OFFSETS = Operation("offsets of experts", moves="a count for each own expert, twice")
 PERMUTE = Operation("permute", moves="ids and weights of all tokens, own copies, own rows")
@@ -80,6 +82,11 @@ class NvlsOptions(Options):
         "accounting of arXiv 2605.05607 leaves it out.",
         "byte counters on H20 (NVIDIA developer forum, thread 356726)",
     )
+    gathers_at_once: bool = option(
+        False,
+        "Whether rows, ids and weights are gathered by one kernel with one barrier, not by three.",
+        "three kernels: Megatron-LM before bfd45740c8; one since (multimem_all_gatherv_3tensor)",
+    )
 
 
 class Nvls(StagedScheme):
@@ -102,7 +109,7 @@ class Nvls(StagedScheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Two symmetric buffers of all tokens, which stay, and the own experts' rows."""
-        received, slots = memory.received(work), work.expert_ids.shape[1]
+        received, slots = memory.received(work), work.whole_choices
         gathered = work.dispatch_row_bytes + slots * (ID_BYTES + WEIGHT_BYTES)
         sums = work.num_tokens * work.combine_row_bytes
         return (
@@ -118,7 +125,7 @@ class Nvls(StagedScheme):
         rows = work.matrix("pairs").sum(axis=0)
         copies = work.matrix("copies").sum(axis=0)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
-        slots = work.num_tokens * work.expert_ids.shape[1]
+        slots = work.num_tokens * work.whole_choices
         every = np.ones(machine.num_ranks, np.int64)
 
         cast = yield cast_before_dispatch(machine, work, start)
@@ -162,13 +169,17 @@ class Nvls(StagedScheme):
             return after
         row_bytes, grain = work.dispatch_row_bytes, self.options.block_rows
         owner, rows = self._blocks(work, grain)
-        begun = machine.kernel(after, GATHERS[0])
-        stored, after = self._gather_kernel(machine, owner, rows, begun, row_bytes=row_bytes)
+        at_once = self.options.gathers_at_once and not work.is_backward
+        meta_bytes = at_once * work.whole_choices * (ID_BYTES + WEIGHT_BYTES)
+        begun = machine.kernel(after, ALL_GATHER if at_once else GATHERS[0])
+        stored, after = self._gather_kernel(
+            machine, owner, rows, begun, row_bytes=row_bytes, meta_bytes=meta_bytes
+        )
         machine.notes.follow("sent", token, stored[np.repeat(np.arange(len(owner)), rows)])
-        if work.is_backward:  # ids and weights are known
+        if at_once or work.is_backward:  # ids and weights have come, or are known
             return after
         for each, name in zip((ID_BYTES, WEIGHT_BYTES), GATHERS[1:], strict=True):
-            nbytes = each * work.expert_ids.shape[1]
+            nbytes = each * work.whole_choices
             blocks = self._blocks(work, grain * max(1, row_bytes // nbytes))
             begun = machine.kernel(after, name)
             _, after = self._gather_kernel(machine, *blocks, begun, meta_bytes=nbytes)

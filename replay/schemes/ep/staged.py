@@ -134,3 +134,28 @@ class StagedScheme(Scheme):
         """The scheme as an engine calls it that launches stages in such an order."""
         assert kind in self.interleaves
         return self
+
+
+class ListedExchanges(StagedScheme):
+    """A scheme of two exchanges, around which a stack's list may have all kernels of a layer.
+
+    Attributes
+    ----------
+    lists
+        Names of the lists that it can run with, which its option `stack` takes.
+    """
+
+    lists: tuple[str, ...] = ()
+
+    @property
+    @abstractmethod
+    def kernel_list(self) -> str:
+        """Name of the list (`replay.model.work.kernel_lists`); empty where the stages are used."""
+
+    @abstractmethod
+    def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add all kernels of the dispatch: (rank,) marks of the end."""
+
+    @abstractmethod
+    def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add all kernels of the combine: (rank,) marks of the end."""

@@ -40,7 +40,7 @@ class Bench:
     """
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
-        self._overrides = dict(overrides or {})
+        self.overrides = dict(overrides or {})
         self._systems: dict[tuple[str, str], System] = {}
         self._made: dict[Hashable, Any] = {}
 
@@ -51,7 +51,7 @@ class Bench:
             import hwmodel
 
             dotted = {key.replace("__", "."): value for key, value in settings.items()}
-            self._systems[identity] = hwmodel.load(name, {**self._overrides, **dotted})
+            self._systems[identity] = hwmodel.load(name, {**self.overrides, **dotted})
         return self._systems[identity]
 
     def of_nodes(self, name: str, num_gpus: int) -> System:

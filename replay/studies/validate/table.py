@@ -154,13 +154,26 @@ class Table:
     @property
     def unit(self) -> str:
         """Unit of the measured value, which its column's name ends with."""
-        units = {"_us": "us", "_GB_per_s": "GB/s", "_bytes": "bytes"}
+        units = {"_us": "us", "_ms": "ms", "_GB_per_s": "GB/s", "_bytes": "bytes"}
         return next(unit for end, unit in units.items() if self.measured.endswith(end))
 
     def rows(self) -> tuple[Row, ...]:
         """All measurements of the table."""
         every = _read(self.name, self.file or self.name, self.measured, self.others)
         return tuple(filter(self.belongs, every))
+
+
+def measurements(file: str, measured: str) -> tuple[Row, ...]:
+    """Every row of a file of measurements.
+
+    Parameters
+    ----------
+    file
+        Its name, without ``.csv``.
+    measured
+        Column of the measured value.
+    """
+    return _read(file, file, measured, ())
 
 
 @lru_cache

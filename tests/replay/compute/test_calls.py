@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from loops import every
 from round_machine import NS, ROUND, US, round_machine
 
@@ -152,9 +153,10 @@ def test_operands_are_quantised_expert_by_expert() -> None:
     spent = run(work, quantises=True)
     graph = spent.timeline.graph
     cast = np.flatnonzero(graph.kind == Kind.CAST)
-    # 8000 GB/s of reads, 4000 of writes; a value in two bytes, then in one and scales of four.
+    # 8000 GB/s of reads, 4000 of writes; a value in two bytes, then in one and scales of four, both
+    # by rows and by columns.
     assert graph.duration_ps[cast].tolist() == [
-        -(-rows * 2 * width // 8) + -(-rows * (width + 4 * -(-width // 128)) // 4)
+        -(-rows * 2 * width // 8) + -(-2 * rows * (width + 4 * -(-width // 128)) // 4)
         for width in (256, 64)
         for rows in (10, 30)
     ]
@@ -162,6 +164,51 @@ def test_operands_are_quantised_expert_by_expert() -> None:
     # The activation leaves BF16.
     moved = graph.duration_ps[graph.kind == Kind.ACTIVATION]
     assert moved.tolist() == [-(-40 * 2 * 128 // 5)]
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_operands_by_rows_and_columns_take_the_sms_longer_than_their_bytes(
+    is_backward: bool,
+) -> None:
+    work = layer([10, 0, 30], hidden=256, precision="fp8", is_backward=is_backward)
+    graph = run(work, quantises=True).timeline.graph
+    cast = np.flatnonzero(graph.kind == Kind.CAST)
+    widths = [(256, 10), (256, 30), (64, 10), (64, 30)]
+    bytes_ps = [
+        -(-rows * 2 * width // 8) + -(-2 * rows * (width + 4 * -(-width // 128)) // 4)
+        for width, rows in widths
+    ]
+    assert graph.duration_ps[cast].tolist() == bytes_ps
+    # 202 ps of an SM for each value, on a hundred SMs.
+    assert graph.latency_ps[cast].tolist() == [
+        SMALL + round(rows * width * 2.02) - moved
+        for (width, rows), moved in zip(widths, bytes_ps, strict=True)
+    ]
+
+
+def test_fp8_calls_have_one_shape_of_tile() -> None:
+    # 64 columns are less than a tile; 256 are two of 128, where 64 x 64 or 128 x 64 would be more.
+    for hidden, tiles in ((64, 1), (256, 2)):
+        work = layer([10], hidden=hidden, precision="fp8")
+        shapes = {"compute.fp8_blocks": [[64, 64], [128, 128], [128, 64]]}
+        graph = run(work, system=hwmodel.load("dgx-h100", ROUND | shapes)).timeline.graph
+        assert (graph.kind == Kind.GEMM2).sum() == tiles
+
+
+def test_gradients_of_fp8_weights_have_scales_in_both_operands() -> None:
+    rates = {"compute.fp8_peak_TFLOP_per_s": 200.0, "compute.fp8_efficiency": 1.0}
+    slower = {
+        **ROUND,
+        **rates,
+        "compute.fp8_rows_efficiency": 0.25,
+        "compute.fp8_blocks": [[64, 64]],
+    }
+    machine = hwmodel.load("dgx-h100", slower)
+    work = layer([70], precision="fp8", is_backward=True)
+    graph = run(work, system=machine).timeline.graph
+    gradients = graph.duration_ps[graph.kind == Kind.WGRAD]
+    # 200 operations a picosecond by 100 SMs are two of each; a quarter of that.
+    assert gradients.tolist() == [4 * 64 * 64 * 70 + TILE_OVERHEAD] * 2
 
 
 def test_weight_gradients_are_calls_too() -> None:

@@ -184,6 +184,24 @@ def test_going_back_is_two_products_for_each_and_twice_the_bytes() -> None:
     assert bound[2] == (GEMM, 10 * (operands + 2 * gradient) + 11 * NS)
 
 
+def test_gradients_of_fp8_weights_have_scales_in_both_operands() -> None:
+    narrow = GROUPED.model_copy(update={"head_dim": 16})
+    slow, fast = (
+        kernels(
+            Between(narrow, "fp8", is_backward=True), context(256, 256, 40_000),
+            on=system(compute__fp8_efficiency=0.8, compute__fp8_rows_efficiency=share),
+        )
+        for share in (0.4, 0.8)
+    )  # fmt: skip
+    changed = [i for i, (one, other) in enumerate(zip(slow, fast, strict=True)) if one != other]
+    products = [i for i, (kind, _) in enumerate(slow) if kind == GEMM]
+    assert changed == products[1::2][: len(changed)] and len(changed) >= 2  # the gate is in BF16
+    overhead = 11 * NS
+    for place in changed:
+        twice = 2 * (fast[place][1] - overhead)
+        assert slow[place][1] - overhead == pytest.approx(twice, rel=1e-5)  # whole picoseconds
+
+
 def test_a_feed_forward_network_is_two_products_and_an_activation() -> None:
     shape = GROUPED.model_copy(update={"num_shared_experts": 2, "shared_intermediate": 80})
     found = kernels(Between(shape, "bf16"), context(100, 100, 40_000))

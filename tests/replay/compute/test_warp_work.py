@@ -40,7 +40,8 @@ def machine(**values: float) -> Machine:
 
 
 def clocks(work: WarpWork, gemm: Gemm, rows: int, columns: int, dtype: str = "fp8") -> float:
-    (time,) = np.atleast_1d(work.ps(machine(), gemm, rows * ONE, columns * ONE, dtype))
+    there = rows * ONE
+    (time,) = np.atleast_1d(work.ps(machine(), gemm, there, there, columns * ONE, dtype))
     return float(time * CLOCK / 1000)
 
 
@@ -59,6 +60,20 @@ def test_sums_are_scaled_for_every_128_values() -> None:
     # A warpgroup has 64 rows, whether they are there or not.
     assert round(clocks(WarpWork(scalings=3), gemm, 65, 256), 1) == 3 * 4 * 128 * 256 / 128
     assert clocks(WarpWork(scalings=3), gemm, 128, 256, "bf16") == 0, "they have no scales"
+
+
+def test_a_reciprocal_of_a_scale_serves_several_sums() -> None:
+    gemm = Gemm(512, 512, Kind.GEMM2, 256)
+    reciprocals = 4 * 128 * 256 / 32
+    found = clocks(WarpWork(reciprocal_sums=32), gemm, 128, 256)
+    assert round(found, 1) == reciprocals / 16 + 2 * reciprocals / 128
+    assert clocks(WarpWork(reciprocal_sums=32), gemm, 128, 256, "bf16") == 0
+
+
+def test_rows_that_are_not_there_are_multiplied_in_whole_tiles() -> None:
+    rows, height = np.array([0, 1, 128]), np.full(3, 128)
+    assert WarpWork(whole_tiles=True).multiplied(rows, height).tolist() == [0, 128, 128]
+    assert PLAIN.multiplied(rows, height).tolist() == rows.tolist()
 
 
 def test_results_pass_shared_memory_and_loads_follow_one_another() -> None:

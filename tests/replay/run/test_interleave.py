@@ -39,7 +39,7 @@ from tracegen.models.schema import ModelShape
 ABLE = [
     name
     for name in (*SCHEMES, *EXAMPLES)
-    if isinstance(find(name), StagedScheme)
+    if isinstance(scheme := find(name), StagedScheme) and scheme.interleaves
 ]  # fmt: skip
 EVERY_TIME = ("deepep", "deepep-ll", "nccl-alltoall")
 PS = 1_000_000  # of a microsecond

@@ -12,10 +12,11 @@ from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
+from replay.model.machine.times import Time
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.ep.deepep import internode_notify
+from replay.schemes.ep.deepep import internode_notify, notify
 
 US = 1_000_000
 HIDDEN = 1024
@@ -265,6 +266,27 @@ def notify_ps(name: str, count: int, tokens: int = 0) -> tuple[int, Machine]:
 def rail_ps(machine: Machine) -> int:
     """A message of a barrier between nodes: 8 bytes."""
     return put_ps(machine.system, 8) + int(machine.costs.poll().ps)
+
+
+@every("count", [1, 2, 3, 8])
+@every("name", ["notify", "cached_notify", "combine_notify"])
+def test_a_gpu_that_is_late_holds_up_everybody_s_notify(name: str, count: int) -> None:
+    graph = GraphBuilder(KIND_NAMES)
+    machine = Machine(nodes(count), graph, 8 * count)
+    on_time, late_ps = machine.mark(machine.ranks), 10_000_000 * US
+    late = Time(late_ps * (machine.ranks == 5))
+    start = machine.delay(Kind.MARK, late, on_time)
+    module = internode_notify if count > 1 else notify
+    work = small_layers.work(np.zeros((0, 1), np.int32), 8 * count, 16 * count)
+    if name == "cached_notify":
+        ended = module.cached_notify(machine, start)
+    elif name == "notify" or count == 1:
+        ended = getattr(module, name)(work, machine, 4, start)
+    else:
+        ended = internode_notify.combine_notify(np.zeros(8 * count, np.int64), 4, machine, start)
+    visible = schedule(graph.build()).visible_ps
+    assert (visible[ended] > late_ps).all()
+    assert visible[on_time].max() == 0
 
 
 @every(("count", "rounds"), [(2, 1), (3, 2), (4, 2), (8, 3)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import every
@@ -18,14 +20,20 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.megamoe import hopper
 from replay.schemes.ep.megamoe.hopper import (
     GROUP_UNITS,
+    LAGS,
     UNIT_TILES,
+    WAVES,
     Stream,
+    Version,
     lag_of,
+    pairs,
     ring_of,
     tile_shape,
     units,
+    version_of,
 )
 
 SCHEME = SCHEMES["megamoe-hopper"]
@@ -53,8 +61,17 @@ def tasks(timeline: Timeline, kind: Kind, rank: int = 0) -> np.ndarray:
 
 
 def test_tiles_are_high_where_an_expert_can_expect_64_rows() -> None:
-    assert tile_shape(63.9) == (64, 128)
-    assert tile_shape(64) == (128, 256)
+    assert tile_shape(63.9, WAVES) == (64, 128)
+    assert tile_shape(63.9, LAGS) == (64, 256)
+    assert tile_shape(64, WAVES) == tile_shape(64, LAGS) == (128, 256)
+
+
+def test_widths_that_have_no_pairs_of_columns_share_no_weights() -> None:
+    assert version_of("waves", 512, 512) == version_of("waves", 768, 512) == WAVES
+    assert version_of("lag", 512, 512) == LAGS
+    for narrow in (version_of("lag", 768, 512), version_of("lag", 512, 768)):
+        assert (narrow.low, narrow.second_scales, narrow.shares_weights) == ((64, 128), 2, False)
+        assert narrow.thread_sums == LAGS.thread_sums
 
 
 @every(("units", "lag"), [(1, 8), (17, 8), (20, 9), (100, 45), (1000, 64)])
@@ -77,14 +94,24 @@ def tiles_of(experts_of_rank: list[list[int]]) -> RowTiles:
     )  # fmt: skip
 
 
-def listed(tiles: RowTiles, rank: int, columns: tuple[int, int], lag: int) -> list[tuple[int, ...]]:
+def listed(
+    tiles: RowTiles, rank: int, columns: tuple[int, int], lag: int, by_columns: bool
+) -> list[tuple[int, ...]]:
     """The list of a GPU's tasks (GEMM, row tile, column), the obvious way."""
     mine = np.flatnonzero(tiles.rank == rank).tolist()
-    if not lag:
+    if not lag and not by_columns:
         return [(g, t, c) for g in (0, 1) for t in mine for c in range(columns[g])]
     of_expert: dict[int, list[int]] = {}
     for tile in mine:
         of_expert.setdefault(int(tiles.expert[tile]), []).append(tile)
+    if not lag:
+        return [
+            (g, t, c)
+            for g in (0, 1)
+            for own in of_expert.values()
+            for c in range(columns[g])
+            for t in own
+        ]
     all_units = [
         own[first : first + UNIT_TILES]
         for own in of_expert.values()
@@ -107,16 +134,17 @@ COUNTS = st.lists(st.integers(0, 20), min_size=1, max_size=6)
     counts=st.lists(COUNTS, min_size=1, max_size=3),
     columns=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     lag=st.integers(0, 9),
+    by_columns=st.booleans(),
 )
 @settings(max_examples=60)
 def test_tasks_are_listed_unit_by_unit(
-    counts: list[list[int]], columns: tuple[int, int], lag: int
+    counts: list[list[int]], columns: tuple[int, int], lag: int, by_columns: bool
 ) -> None:
     tiles = tiles_of(counts)
     cells = [
         (np.repeat(np.arange(len(tiles)), n), np.tile(np.arange(n), len(tiles))) for n in columns
     ]
-    keys = [Stream(lag).keys(tiles, *cells[gemm], gemm) for gemm in (0, 1)]
+    keys = [Stream(lag, by_columns).keys(tiles, *cells[gemm], gemm) for gemm in (0, 1)]
     both = [np.concatenate(each) for each in zip(*keys, strict=True)]
     gemm = np.repeat([0, 1], [len(tile) for tile, _ in cells])
     tile, column = (np.concatenate([cell[which] for cell in cells]) for which in (0, 1))
@@ -126,7 +154,7 @@ def test_tasks_are_listed_unit_by_unit(
         found = list(
             zip(gemm[order].tolist(), tile[order].tolist(), column[order].tolist(), strict=True)
         )
-        expected = listed(tiles, rank, columns, lag)
+        expected = listed(tiles, rank, columns, lag, by_columns)
         assert found == expected
         seen: set[tuple[int, int]] = set()
         for which, one, _ in found:  # nobody waits for what comes later in the list
@@ -138,6 +166,10 @@ def test_units_are_of_one_expert_and_gpu() -> None:
     assert units(tiles_of([[9, 2], [8]])).tolist() == [0] * 8 + [1] + [2] * 2 + [0] * 8
 
 
+def test_pairs_are_neighbours_of_one_expert() -> None:
+    assert pairs(tiles_of([[3, 2], [1, 4]])).tolist() == [0, 0, 1, 2, 2, 3, 4, 4, 5, 5]
+
+
 # ---- blocks --------------------------------------------------------------------------------------
 
 
@@ -145,7 +177,7 @@ def test_a_block_takes_every_so_manieth_task_and_waits_for_it() -> None:
     # Of two SMs each has two of GPU 0's four tiles of GEMM-1; the rows of expert 0 come late.
     slow = {"gpu.num_sms": 2, "link.efficiency": 0.001}
     layer = work([[1], [1], [0]], [2, 1], 4, ExpertShape(1024, 128))
-    timeline = scheduled(layer, slow)
+    timeline = scheduled(layer, slow, schedule="waves")
     gemm = tasks(timeline, Kind.GEMM1)
     late = tasks(timeline, Kind.DISPATCH_RECEIVE)
     own = gemm[timeline.graph.tag[gemm] == 1]
@@ -155,7 +187,7 @@ def test_a_block_takes_every_so_manieth_task_and_waits_for_it() -> None:
 def test_tasks_of_a_block_follow_one_another() -> None:
     # Of two columns the first is twice as wide, so that it is always the same block's.
     layer = work([[token % 4] for token in range(160)], [160, 0], 8, ExpertShape(1024, 96))
-    timeline = scheduled(layer, {"gpu.num_sms": 2})
+    timeline = scheduled(layer, {"gpu.num_sms": 2}, schedule="waves")
     gemm = tasks(timeline, Kind.GEMM1)
     time = timeline.graph.duration_ps[gemm]
     wide = gemm[time == time.max()]
@@ -204,20 +236,59 @@ def test_few_rows_keep_the_order_in_waves() -> None:
     assert SCHEME._lag(layer_of(13)) == 8
 
 
+def test_few_tokens_keep_the_order_in_waves() -> None:
+    behind = SCHEME.with_options({"lag_units": 1})
+    lags = [behind._lag(work([[0]] * (6 * tokens), [tokens] * 6, 6)) for tokens in (1023, 1024)]
+    assert lags == [0, 1]
+
+
+@every(("schedule", "waits"), [("lag", True), ("waves", False)])
+def test_blocks_that_share_loads_begin_when_the_rows_of_both_are_there(
+    schedule: str, waits: bool
+) -> None:
+    # Rows of the second of two tiles are pulled behind those of the first.
+    layer = work([[0]] * 256, [0, 256], 2, ExpertShape(1024, 256))
+    timeline = scheduled(layer, {"link.efficiency": 0.001}, schedule=schedule)
+    rows = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_RECEIVE)].max()
+    begun = timeline.start_ps[tasks(timeline, Kind.GEMM1)].min()
+    assert (begun >= rows) == waits
+
+
+def test_pairs_load_weights_once() -> None:
+    # The L2 cache gives 16 KiB of rows for each 32 of weights, or for each 16.
+    layer = work([[0]] * 512, [512, 0], 2, ExpertShape(1024, 256))
+    slow = {"gpu.l2_bytes_per_clock": 10.0}
+
+    def read(version: Version) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hopper, "LAGS", version)
+            return scheduled(layer, slow).makespan_ps
+
+    assert 0.66 < read(LAGS) / read(replace(LAGS, shares_weights=False)) < 0.75
+
+
 # ---- what warps do -------------------------------------------------------------------------------
 
 
-@every(("rows", "scalings", "columns"), [(20, 1, 128), (128, 3, 256)])
+# A thread's four reciprocals serve 64 sums or 128.
+@every(
+    ("schedule", "rows", "scalings", "shared", "columns", "staged", "lookups"),
+    [
+        ("waves", 20, 1, 0, 128, 14, 8), ("waves", 128, 3, 16, 256, 14, 8),
+        ("lag", 20, 0, 0, 256, 14, 8), ("lag", 128, 1, 32, 256, 2, 1),
+    ],
+)  # fmt: skip
 def test_warps_that_multiply_scale_sums_and_look_up_owners(
-    rows: int, scalings: int, columns: int
+    schedule: str, rows: int, scalings: int, shared: int, columns: int, staged: int, lookups: int
 ) -> None:
-    layer = work([[0]] * rows + [[1]] * rows, [2 * rows, 0], 2, ExpertShape(256, 256))
-    assert SCHEME._shape(layer)[1] == columns
-    plain, scaled, staged, later = (
-        scheduled(layer, values)
+    layer = work([[0]] * rows + [[1]] * rows, [2 * rows, 0], 2, ExpertShape(512, 256))
+    assert SCHEME.with_options({"schedule": schedule})._shape(layer)[1] == columns
+    plain, scaled, inverted, passed, later = (
+        scheduled(layer, values, schedule=schedule)
         for values in (
             {},
             {"compute.multiplication_clocks": 1 / 128},
+            {"compute.special_function_clocks": 1 / 16},
             {"compute.shared_bytes_per_clock": 128.0},
             {"gpu.l2_latency_ns": 120.0},
         )
@@ -229,9 +300,42 @@ def test_warps_that_multiply_scale_sums_and_look_up_owners(
         return float(time)
 
     # Two steps of 128 values; a warpgroup has 64 rows, there or not.
-    sums = -(-rows // 64) * 64 * columns
-    assert abs(more(scaled) - scalings * 2 * sums / 128 / 1.755 * NS) < 2
-    # Seven more passes of two bytes; without conflicts a thousand bytes a clock take their part.
-    staged_clocks = rows * columns * 14 * (1 / 128 - 1 / 1000)
-    assert abs(more(staged) - staged_clocks / 1.755 * NS) < 2
-    assert more(later) == 8 * 100 * NS, "of sixteen rows a warp looks up two at a time"
+    sums = 2 * -(-rows // 64) * 64 * columns
+    reciprocals = sums / shared if shared else 0
+    assert abs(more(scaled) - (scalings * sums + 2 * reciprocals) / 128 / 1.755 * NS) < 2
+    assert abs(more(inverted) - reciprocals / 16 / 1.755 * NS) < 2
+    # Without conflicts a thousand bytes a clock take their part.
+    staged_clocks = rows * columns * staged * (1 / 128 - 1 / 1000)
+    assert abs(more(passed) - staged_clocks / 1.755 * NS) < 2
+    assert more(later) == lookups * 100 * NS, "of sixteen rows two at a time, or all at once"
+
+
+@every(
+    ("version", "hidden", "first", "second"),
+    [(WAVES, 4096, 1, 3), (WAVES, 7168, 0, 1), (LAGS, 2048, 1, 1), (LAGS, 4096, 0, 0)],
+)
+def test_sums_carry_a_scale_to_the_next_step_from_a_width_on(
+    version: Version, hidden: int, first: int, second: int
+) -> None:
+    found = version.warp_work(True, hidden)
+    assert [each.scalings for each in found] == [first, second]
+
+
+def test_gemm1_stages_what_it_has_activated() -> None:
+    staged = [
+        version.warp_work(is_high, 4096)[0].staged_bytes
+        for version in (WAVES, LAGS)
+        for is_high in (False, True)
+    ]
+    assert staged == [3, 3, 7, 0]
+
+
+@every("schedule", ["lag", "waves"])
+@every("pads", [True, False])
+def test_rows_that_are_not_there_are_multiplied(schedule: str, pads: bool) -> None:
+    layer = work([[0]] * 129, [129, 0], 2, ExpertShape(1024, 128))
+    no_staging = {"compute.shared_bytes_per_clock": 1e9}
+    timeline = scheduled(layer, no_staging, schedule=schedule, pad_tiles=pads)
+    gemm = tasks(timeline, Kind.GEMM1)
+    assert len(gemm) == 2
+    assert (len(set(timeline.graph.duration_ps[gemm].tolist())) == 1) == pads

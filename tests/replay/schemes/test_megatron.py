@@ -97,9 +97,9 @@ def test_fp8_operands_are_padded_and_quantised_expert_by_expert() -> None:
     assert pad_weights == -(-total * 4 // 8) + -(-padded * 4 // 4)
     unpad, *_ = spent(timeline, Kind.UNPERMUTE)
     assert unpad == -(-padded * result // 8) + -(-total * result // 4)
-    # Three experts have rows; scales of four bytes for 128 values.
+    # Three experts have rows; scales of four bytes for 128 values, by rows and by columns.
     assert spent(timeline, Kind.CAST) == [
-        -(-count * 2 * width // 8) + -(-count * (width + 4 * -(-width // 128)) // 4)
+        -(-count * 2 * width // 8) + -(-2 * count * (width + 4 * -(-width // 128)) // 4)
         for width in (hidden, 64)
         for count in (10, 16, 17)
     ]

@@ -125,6 +125,20 @@ def test_kernels_and_barriers() -> None:
     assert durations(Kind.COMBINE_SEND, "nvls-sm", 0) == [ROW * PULL]
 
 
+def test_one_kernel_can_gather_all_three_with_one_barrier() -> None:
+    at_once = one_token(gathers_at_once=True)
+
+    def of(kind: Kind, group: str) -> list[int]:
+        groups = np.array([*at_once.graph.resources.groups, "nothing"])[at_once.graph.resource]
+        chosen = (at_once.graph.kind == kind) & (groups == group) & (at_once.graph.rank == 0)
+        return at_once.graph.duration_ps[chosen].tolist()
+
+    assert of(Kind.LAUNCH, "nothing") == [GAP] * 10  # two less
+    assert of(Kind.DISPATCH_SYNC, "nothing") == [BARRIER + ACK + RELEASE]
+    assert of(Kind.DISPATCH_SEND, "nvls-sm") == [(ROW + 3 * 8 + 3 * 4) * PUSH]
+    assert at_once.makespan_ps < one_token().makespan_ps
+
+
 def test_without_the_loop_the_owner_adds_its_own_row() -> None:
     looped, apart = one_token(), one_token(loopback=False)
     for kind in (Kind.DISPATCH_DOWN, Kind.COMBINE_UP):

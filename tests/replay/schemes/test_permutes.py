@@ -75,12 +75,42 @@ def per_rank(*kernels: np.ndarray) -> list[list[tuple[int, int]]]:
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_nccl_expands_sorts_unsorts_and_adds(is_backward: bool) -> None:
     graph = graph_of("nccl-alltoall", is_backward=is_backward)
-    assert times(graph, Kind.PERMUTE) == per_rank(
-        copied(TOKENS * FP8, SENT * FP8, SENT), copied(PAIRS * FP8, PAIRS * FP8, PAIRS)
+    # Rows cost their bytes. Blocks of a token walk through its two rows: 1100 + 2 x 730 ns, unless
+    # they only copy, as the permute does backward.
+    walk = 2_560_000
+    read, added_up = TOKENS * FP8, SENT * BF16 + 2 * TOKENS * BF16
+    permuted = added(read, SENT * FP8)
+    if not is_backward:
+        permuted[:, 1] += walk - (read + 2 * SENT * FP8)
+    result = added(SENT * BF16, TOKENS * BF16)
+    result[:, 1] += walk - added_up
+    assert times(graph, Kind.PERMUTE) == per_rank(permuted, added(PAIRS * FP8, PAIRS * FP8))
+    assert times(graph, Kind.UNPERMUTE) == per_rank(added(PAIRS * BF16, PAIRS * BF16), result)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "chunks"),
+    # The row map over all four experts of the own three tokens, and a chunk map of the pairs before
+    # and behind the experts; over the two own experts of all six tokens.
+    [("megatron", np.array([12, 12]), PAIRS), ("megatron-allgather", np.array([12, 12]), None)],
+)
+def test_maps_take_what_their_rows_and_experts_do(
+    name: str, flags: np.ndarray, chunks: np.ndarray | None
+) -> None:
+    types = Precision("bf16")
+    layer = small_layers.work(
+        np.array(IDS, np.int32), 2, 4, shape=ExpertShape(HIDDEN, 64), precision=types
     )
-    assert times(graph, Kind.UNPERMUTE) == per_rank(
-        copied(PAIRS * BF16, PAIRS * BF16, PAIRS), added(SENT * BF16, TOKENS * BF16)
-    )
+    fast = {"hbm.peak_GB_per_s": 1e6, "overheads.small_kernel_us": 0.1}  # bytes are no matter
+    graph = build_layer(layer, hwmodel.load("dgx-h100", fast), SCHEMES[name])[0]
+    tokens, blocks = (3, 4) if name == "megatron" else (6, 2)
+    passes = 37.4 * flags[0] + 1.95 * blocks * (blocks - 1) / 2
+    each = round(passes + tokens * 90_000 / 132)
+    found = [sum(kernel) for rank in times(graph, Kind.LAYOUT) for kernel in rank]
+    assert found.count(each + 100_000) == 2
+    if chunks is not None:
+        for rows in chunks.tolist():
+            assert found.count(round(rows * 80_000 / 132) + 100_000) == 2
 
 
 @pytest.mark.parametrize("is_backward", [False, True])

@@ -187,13 +187,15 @@ def tile_ps(scheme: str, columns: int, inner: int) -> Each:
 
 def hopper_ps(kind: Kind, spent: Each) -> Each:
     """With what warps do beside the products: two experts have 3 and 2, 4 and 2, 3 and 2 rows."""
-    tiles = column_tiles("megamoe-hopper", COLUMNS if kind == Kind.GEMM1 else HIDDEN)
+    columns = COLUMNS if kind == Kind.GEMM1 else HIDDEN
+    tiles = column_tiles("megamoe-hopper", columns)
     loads = 2 * tiles * 20 * NS * (2 if kind == Kind.GEMM1 else 8)
     found = []
     for one, rows in zip(spent, ((3, 2), (4, 2), (3, 2)), strict=True):
-        # Seven passes of two bytes; shared memory passes a byte a picosecond.
-        staged = 0 if kind == Kind.GEMM1 else sum(rows) * 128 * 14
-        found.append(one + loads + tiles * staged)
+        # Seven passes of two bytes, in GEMM-1 three of half as many; shared memory passes a byte a
+        # picosecond.
+        staged = sum(rows) * columns * (3 if kind == Kind.GEMM1 else 14)
+        found.append(one + loads + staged)
     return found[0], found[1], found[2]
 
 

@@ -45,8 +45,9 @@ def test_the_first_draft_reads_what_was_verified_and_each_other_one_token(
     """Three drafts: a layer passes the four tokens of a request, then twice one of each."""
     seen: list[tuple[Any, list[Load], int]] = []
 
-    def note(self: ReplayedTimes, spent: Any, loads: Any, part: Any, count: int) -> None:
+    def note(self: ReplayedTimes, spent: Any, loads: Any, part: Any, count: int) -> int:
         seen.append((part, list(loads), count))
+        return 0
 
     monkeypatch.setattr(ReplayedTimes, "_add_layers", note)
     found = times()

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 import hwmodel
+from replay.chains.host_program import num_kernels
 from replay.engine import GraphBuilder, schedule
 from replay.experiments.ask import collective
 from replay.experiments.serve.iteration import Load, PromptPiece
@@ -70,6 +71,7 @@ def test_a_stream_takes_what_the_schedule_of_its_kernels_takes() -> None:
         taken = schedule(builder.build()).visible_ps[ended]
         launch = found.system.overheads.graph_launch_ps
         assert (launch + stream.total_ps == taken).all()
+        assert stream.num_kernels == num_kernels(machine.host.program)
 
 
 def test_a_longer_cache_costs_its_bytes_and_nothing_else() -> None:

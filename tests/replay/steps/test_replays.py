@@ -9,6 +9,7 @@ import pytest
 
 import hwmodel
 from replay.engine import GraphBuilder
+from replay.measure.activity import Activity
 from replay.model.compute.dense import Between
 from replay.model.compute.slices import Slices
 from replay.model.machine.kinds import KIND_NAMES
@@ -188,10 +189,13 @@ def test_all_again_is_both_passes(plain: StepTimes, full: StepTimes) -> None:
 
 def test_waiting_between_both_passes_is_exchange() -> None:
     own, met = np.array([1, 2]), np.array([10, 4])
-    ahead = Timed(own, met, {"attention": own, "experts": met})
+    runs = Activity(own, met, 0 * own)
+    ahead = Timed(own, met, {"attention": own, "experts": met}, runs)
     back = behind_forward(ahead, ahead)
     assert back.met.tolist() == [11 + 10, 11 + 4]
     assert back.causes["exchange"].tolist() == [0, 11 - 6]
+    assert back.activity.communicating.tolist() == [20, 8 + 5]
+    assert back.activity.active.tolist() == (back.own + back.met).tolist()
 
 
 def test_some_again_is_norms_activations_and_latent_vectors(
@@ -282,6 +286,8 @@ def test_groups_of_experts_within_a_group_of_slices_do_alike() -> None:
 
 def test_predictions_beyond_the_next_token_pass_the_head_again(plain: StepTimes) -> None:
     more = made(mtp=1)
+    once, twice = plain.head.forward.activity, more.head.forward.activity
+    assert twice.active.tolist() == (2 * once.active).tolist()
     assert whole(more.head.forward) == 2 * whole(plain.head.forward)
     assert len(more.layers[0]) == SHAPE.num_layers + 1
     joined = more.layers[0][-1].forward.causes["dense"] - more.layers[0][1].forward.causes["dense"]

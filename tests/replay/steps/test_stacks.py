@@ -18,6 +18,7 @@ from replay.experiments.train.spec import TrainSpec
 from replay.experiments.train.tables import notes
 from replay.model.machine.times import Time
 from replay.model.work.stacks import Stack, facts_of
+from replay.schemes import find
 from replay.steps.kernel_sizes import check_stack, facts_of_step, sizes_of, tensors_of
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.plan import ParallelPlan
@@ -250,7 +251,8 @@ def test_a_step_under_a_stack() -> None:
     assert "Kernels are launched by hosts of megatron-plain." in notes(compared)
     assert bare.step_us < graphed.step_us < plain.step_us
     assert len({one.run_id for one in (bare, plain, graphed)}) == 3
-    assert graphed.replayed["stack"]["options"]["graphs"] == "attention"
+    replayed: Any = graphed.replayed
+    assert replayed["stack"]["options"]["graphs"] == "attention"
     assert np.isclose(sum(plain.mean_us(cause) for cause in plain.spent_us), plain.step_us)
 
 
@@ -263,3 +265,18 @@ def test_rows_to_experts_travel_in_a_type_of_their_own() -> None:
     wide.under("megatron")
     took = [one.under("deepep").layers[0][0].forward.causes for one in (narrow, wide)]
     assert took[1]["exchange"].min() > took[0]["exchange"].max()
+
+
+# ---- pairs of passes -----------------------------------------------------------------------------
+
+
+def test_a_pair_of_passes_runs_the_list_of_a_stack_that_has_one() -> None:
+    shape = models.load("deepseek-v3")
+    stack = Stack.of("deepseek", H100, facts_of(shape))
+    plan = ParallelPlan(dp=8, ep=8, pp=2)
+    found = StepReplays(shape, H100, plan, 128, "fp8", layers=1, stack=stack, beside="dualpipe")
+    deepep, other = find("deepep"), find("hybrid-ep")
+    assert found._listed(deepep).options.stack == "deepseek"
+    assert found._listed(other) is other  # whose pairs the list does not know
+    bare = StepReplays(shape, H100, plan, 128, "fp8", layers=1, beside="dualpipe")
+    assert bare._listed(deepep) is deepep

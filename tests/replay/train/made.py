@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from replay.measure.activity import Activity
 from replay.schemes import Scheme, find
 from replay.schemes.ep.base import LayerRefusedError
 from replay.steps.chunks import chunks_of
+from replay.steps.layer_passes import alone
 from replay.steps.plan import ParallelPlan
-from replay.steps.times import PassTimes, StageHop, StepTimes, Timed
+from replay.steps.times import Cause, Ints, PassTimes, StageHop, StepTimes, Timed
 
 MS = 1_000_000_000  # picoseconds
 EXCHANGE_MS = {"deepep": 4, "nccl-alltoall": 6, "dysharp": 1, "ideal": 0}
@@ -41,15 +43,15 @@ class MadeReplays:
         def timed(attention: int, experts: int) -> Timed:
             own = attention * MS + MS * np.arange(ranks)  # the first comes earliest
             met = np.full(ranks, experts * MS + exchange)
-            return Timed(own, met, {
-                "attention": own,
-                "experts": np.full(ranks, experts * MS),
-                "exchange": np.full(ranks, exchange),
-            })  # fmt: skip
+            computing, moving = np.full(ranks, experts * MS), np.full(ranks, exchange)
+            causes: dict[Cause, Ints] = {
+                "attention": own, "experts": computing, "exchange": moving
+            }  # fmt: skip
+            return Timed(own, met, causes, Activity(own + computing, moving, 0 * moving))
 
         def head(factor: int) -> Timed:
             own = np.full(ranks, factor * MS)
-            return Timed(own, np.zeros(ranks, np.int64), {"head": own})
+            return alone({"head": own}, Activity(own, 0 * own, 0 * own))
 
         layer = PassTimes(timed(3, 5), timed(6, 10))
         chunks = [(one.start, one.stop) for one in chunks_of(self.shape, self.plan)]

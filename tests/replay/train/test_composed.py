@@ -16,6 +16,7 @@ from replay.errors import UserError
 from replay.experiments.train.composed import SPENT, Composed, compose
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
 from replay.experiments.train.schedules.registry import SCHEDULES
+from replay.measure.activity import Activity
 from replay.steps.times import Ints, PassTimes, StageHop, StepTimes, Timed
 from tests.oracle import slow_pipeline, slow_step
 
@@ -26,7 +27,8 @@ NO_HOP = StageHop(0, 0)
 def timed(own: Sequence[int], met: Sequence[int], before: str = "attention") -> Timed:
     """A pass that computes, then exchanges."""
     first, second = np.array(own, np.int64), np.array(met, np.int64)
-    return Timed(first, second, {before: first, "exchange": second})  # type: ignore[dict-item]  # a word
+    activity = Activity(first, second, 0 * first)
+    return Timed(first, second, {before: first, "exchange": second}, activity)  # type: ignore[dict-item]  # a word
 
 
 def even(own: int, met: int = 0, before: str = "attention", ranks: int = RANKS) -> Timed:
@@ -73,6 +75,10 @@ def adds_up(made: Composed) -> None:
     assert set(made.spent) == set(SPENT)
     assert all((of >= 0).all() for of in made.spent.values())
     assert (sum(made.spent.values()) == made.step_ps).all()
+    activity, parts = made.activity, (made.activity.computing, made.activity.communicating)
+    assert (activity.active <= made.step_ps).all()
+    assert (activity.both >= 0).all()
+    assert all((activity.both <= one).all() for one in parts)
 
 
 # ---- closed forms --------------------------------------------------------------------------------
@@ -281,6 +287,71 @@ def test_random_delays_are_a_cause_of_their_own() -> None:
     assert made.step_ps == 2 * (F + B) + 2 * 5
     assert made.spent["jitter"].tolist() == [[0, 0, 0], [0, 10, 0]]
     assert made.spent["peers"].tolist() == [[0, 0, 0], [10, 0, 10]]
+    adds_up(made)
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+
+def test_kernels_of_parts_run_as_often_as_the_parts_are_made() -> None:
+    """All of a pass is kernels here; what is left of the step is the bubble."""
+    shape = Shape(3, 1, 5)
+    made = compose(SCHEDULES["1f1b"], shape, times(3, head=HEAD), chunks(shape))
+    every_pass, own_head = 5 * (F + B), np.array([[0], [0], [5 * 3 * HEAD]])
+    assert (made.activity.active == every_pass + own_head).all()
+    assert (made.activity.communicating == 5 * 2 * 10).all()
+    assert not made.activity.both.any()
+    assert (made.step_ps - made.activity.active == made.spent["pipeline"]).all()
+    adds_up(made)
+
+
+def test_who_waits_for_its_neighbours_waits_in_a_kernel() -> None:
+    uneven = PassTimes(timed([10, 4, 7], [5, 5, 6]), timed([20, 20, 26], [1, 1, 1]))
+    step = replace(times(1), layers=[[uneven]])
+    made = compose(SCHEDULES["1f1b"], Shape(1, 1, 1), step, [range(1)])
+    assert made.activity.communicating.tolist() == [[5 + 1 + 7, 5 + 1 + 13, 6 + 1 + 3]]
+    assert (made.activity.active == made.step_ps).all()
+    alone = compose(SCHEDULES["1f1b"], Shape(1, 1, 1), replace(
+        step, layers=[[PassTimes(timed([1, 2, 4], [0] * RANKS), timed([1, 1, 1], [0] * RANKS))]]
+    ), [range(1)])  # fmt: skip
+    assert alone.activity.active.tolist() == [[2, 3, 5]]  # there is no kernel to wait in
+
+
+def test_what_is_hidden_in_a_pass_is_hidden_in_the_step() -> None:
+    rows = Activity(*np.array([[20] * RANKS, [25] * RANKS, [15] * RANKS]))
+    both = replace(even(30), activity=rows)
+    step = replace(times(1), layers=[[PassTimes(both, both)]])
+    made = compose(SCHEDULES["1f1b"], Shape(1, 1, 4), step, [range(1)])
+    found = made.activity
+    assert (found.active == 8 * 30).all()
+    assert (found.both == 8 * 15).all()
+
+
+def test_sums_of_gradients_are_hidden_but_for_their_own_cause() -> None:
+    """Of the upper chunk's the stage still makes the lower one's last backward pass."""
+    shape = Shape(2, 2, 2)
+    sums = {(chunk, chunk + 1): B for chunk in range(4)}
+    updates = {(chunk, chunk + 1): 50 for chunk in range(4)}
+    handed = dict.fromkeys(updates, 20)
+    step = times(4, synchronise=sums, update=updates, hand_out=handed)
+    made = compose(SCHEDULES["interleaved"], shape, step, chunks(shape))
+    passes = 4 * 2 * 10  # exchanges of two chunks and micro-batches, both ways
+    found = made.activity
+    assert (found.both + made.spent["synchronise"] == 2 * B).all()
+    assert (found.communicating == passes + 2 * B + 2 * 20).all()
+    assert (found.computing == 4 * (F + B) - passes + 2 * 30).all()
+    adds_up(made)
+
+
+def test_no_more_is_hidden_than_computes() -> None:
+    """Beside rows that travel, sums hide nothing."""
+    none = np.zeros(RANKS, np.int64)
+    rows = replace(even(40), activity=Activity(none, none + 40, none))
+    step = times(4, synchronise={(chunk, chunk + 1): 10 for chunk in range(4)})
+    step = replace(step, layers=[[PassTimes(rows, rows)] * 4])
+    made = compose(SCHEDULES["interleaved"], Shape(2, 2, 2), step, chunks(Shape(2, 2, 2)))
+    assert not made.activity.both.any()
+    assert (made.activity.active == 8 * 40 + made.spent["synchronise"]).all()
     adds_up(made)
 
 

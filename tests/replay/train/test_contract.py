@@ -37,6 +37,23 @@ def test_none_is_faster_than_an_exchange_in_no_time(compared: TrainComparison) -
     assert all(one.step_us >= ideal for one in compared.results)
 
 
+@pytest.mark.extended
+def test_no_more_runs_than_there_is_time(compared: TrainComparison) -> None:
+    """Fused kernels hide all, and exchanges of their own in turn with the rest nothing."""
+    for one in compared.results:
+        for stage in range(2):
+            for rank in range(2):
+                found = {name: of[stage][rank] for name, of in one.activity_us.items()}
+                assert 0 < found["active"] < one.step_us, one.name
+                both = found["computing"] + found["communicating"] - found["active"]
+                assert found["both"] == pytest.approx(both, abs=1e-6)
+                assert -1e-9 <= found["both"] <= min(found["computing"], found["communicating"])
+        assert sum(one.kernels_us[name] for name in ("active", "idle")) == one.step_us
+    assert compared["dysharp"].hidden_share > 0.5
+    assert compared["deepep"].hidden_share == 0
+
+
+@pytest.mark.extended
 def test_causes_add_up_on_every_gpu(compared: TrainComparison) -> None:
     for one in compared.results:
         for stage in range(2):

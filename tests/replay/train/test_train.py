@@ -14,7 +14,8 @@ from replay.experiments import train as training
 from replay.experiments.base.identity import identity
 from replay.experiments.train import SCHEDULES, TrainComparison, TrainResult, TrainSpec, setup
 from replay.experiments.train.schedules.base import Shape
-from replay.report.text import summary
+from replay.experiments.train.tables import tables
+from replay.report.text import render, summary
 from replay.schemes.registry import find
 from replay.steps import plans
 from replay.steps.parameters import flop_per_token
@@ -50,6 +51,29 @@ def test_a_step_by_hand(compared: TrainComparison) -> None:
     result = compared["deepep"]
     assert result.step_us == pytest.approx((way + 7 + 3) * 1e3)
     assert compared.speed_up("ideal") == result.step_us / compared["ideal"].step_us > 1
+
+
+def test_kernels_by_hand(compared: TrainComparison) -> None:
+    """As above; waits for peers are in kernels, and of the update none hands weights out."""
+    result = compared["deepep"]
+    means = result.kernels_us
+    own = 3 + 1.5 + 6 + 1.5  # of a layer, both ways, mean over GPUs
+    layers, ends = 3 * 16 / 2, 3 * (1 + 1 + 2 + 4) / 2  # of a stage
+    assert means["computing"] == pytest.approx((layers * (own + 5 + 10) + ends + 3) * 1e3)
+    exposed = result.mean_us("synchronise")
+    assert means["communicating"] == pytest.approx(layers * 2 * 4e3 + result.mean_us("peers") + 7e3)
+    assert means["both"] == pytest.approx(7e3 - exposed)
+    assert means["idle"] == pytest.approx(result.mean_us("pipeline"))
+
+
+def test_files_of_before_have_no_kernels(compared: TrainComparison) -> None:
+    written = json.loads(compared["deepep"].model_dump_json(by_alias=True))
+    del written["activity_us"], written["spent_us"]["host"]
+    old = TrainResult.model_validate(written)
+    assert "Kernels" in render(tables(compared["deepep"], details=True), 80)
+    assert "Kernels" not in render(tables(old, details=True), 80)
+    assert old.hidden_share == 0
+    assert old.mean_us("host") == 0
 
 
 def test_causes_add_up_on_every_gpu(compared: TrainComparison) -> None:

@@ -210,11 +210,22 @@ def test_what_tileops_moved_is_the_share_of_its_time_in_which_memory_was_busy():
 # ---- tables -------------------------------------------------------------------------------------
 
 KEYS = {
+    "fused_kernel": ("system", "hidden", "tokens_per_rank"),
     "tile_order": ("system", *SCRIPT.SETTING),
     "l2_sweeps": ("system", "pattern", "bytes"),
     "operand_paths": ("system", "path", "setting", "sms"),
     "operand_gemms": ("system", "instruction", "path", "dtype", "tile", "warps", "stages"),
-    "host_costs": ("system", "api", "what", "setting"),
+    "host_costs": ("system", "run", "api", "what", "setting"),
+    "launch_queue": ("system", "what", "setting"),
+    "steps": ("system", "run", "variant", "tokens", "layers"),
+    "step_kernels": ("system", "tokens", "index"),
+    "megatron_host": (
+        "system", "activation", "tokens", "kind", "pass", "range", "name", "order",
+    ),
+    "permutation": ("system", "kernel", "rows", "experts", "topk", "width", "block"),
+    "launches": ("system", "call", "setting", "order"),
+    "fp8": ("system", "what", "recipe", "out", "m", "n", "k"),
+    "streams": ("system", "what", "other", "setting", "pace_GB_per_s_or_us", "quantity"),
     "moe_block_kernels": (
         "system", "model", "experts_implementation", "tokens", "phase", "kind", "name",
     ),
@@ -376,3 +387,39 @@ def test_a_block_of_grouped_products_launches_few_kernels_and_never_waits():
             assert waits[how, model, phase] == 0
             assert launches["eager", model, phase] > 5 * count
             assert waits["eager", model, phase] > 16, "one for each expert"
+
+
+def test_a_stream_takes_a_thousand_launches_ahead_and_another_as_many():
+    calls = {(row["what"], row["setting"]): int(row["calls"]) for row in rows_of("launch_queue")}
+    ahead = calls["launches before one waits", ""]
+    assert 1000 < ahead < SYSTEMS["hgx-h200"].host.queue_launches.value + 1
+    turns = "launches before one waits, in turns to streams"
+    assert (calls[turns, "streams=1"], calls[turns, "streams=2"]) == (ahead, 2 * ahead)
+
+
+def test_a_graph_s_step_takes_what_its_kernels_take_and_an_eager_one_waits_for_its_host():
+    for row in rows_of("steps"):
+        step, kernels, host = (float(row[f"{of}_ms"]) for of in ("step", "kernel", "host"))
+        if row["variant"].startswith("graph"):
+            assert 0.99 * kernels < step < 1.1 * kernels + 0.1
+        else:
+            assert step > max(0.99 * kernels, host)
+            launched = sum(int(row[kind]) for kind in ("kernels", "copies", "fills"))
+            assert int(row["launches"]) == launched
+
+
+def test_kernels_of_a_step_are_those_of_its_count():
+    """A layer more is 112 launches with 512 tokens; marks between parts are left out."""
+    kinds = {
+        tokens: Counter(row["kind"] for row in rows_of("step_kernels") if row["tokens"] == tokens)
+        for tokens in ("512", "8192")
+    }
+    assert {tokens: sum(count.values()) for tokens, count in kinds.items()} == {
+        "512": 140, "8192": 188,
+    }  # fmt: skip
+    (one,) = (
+        row for row in rows_of("steps")
+        if (row["run"], row["variant"], row["layers"]) == ("2", "eager", "1")
+    )  # fmt: skip
+    counts = [int(one[kind]) for kind in ("kernels", "copies", "fills")]
+    assert counts == [kinds["512"][kind] for kind in ("kernel", "copy", "fill")]

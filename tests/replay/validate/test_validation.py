@@ -107,8 +107,11 @@ def test_the_tables_are_the_published_ones():
         "deepep_low_latency_internode": 52,
         "gemm": 1554, "gemm_few_tiles": 488, "moe_compute": 891,
         "moe_skewed": 405, "moe_deepgemm": 188, "ccfuser": 32, "fused_layers": 14,
+        "fused_kernel": 22,
+        "decode_ledger": 18,
         "tile_order": 470, "tile_order_bytes": 470, "tileops": 2, "tileops_bytes": 1,
         "cann_ep": 11, "cann_ep_normal": 11, "ascend_gemm": 6, "operand_gemms": 120,
+        "one_gpu_steps": 48,
     }  # fmt: skip
     row = TABLES["deepep_normal"].rows()[0]
     assert row.line == 2 and row["hidden"] == 2048 and row.measured == 25.29
@@ -139,8 +142,10 @@ CONSTANTS = [
     ("moe_skewed", {"compute.bf16_grouped_efficiency": 0.3}),
     ("ccfuser", {"compute.shared_bytes_per_clock": 40.0}),
     ("fused_layers", {"hbm.stream_efficiency": 0.5}),
+    ("fused_kernel", {"hbm.stream_efficiency": 0.5}),
     ("links", {"link.fan_out_efficiency": 0.3}),
     ("nccl_collectives_b200", {"overheads.poll_ns": 0.0}),
+    ("decode_ledger", {"switch.multimem_efficiency": 0.2}),
     ("in_switch", {"gpu.remote_read_access_ns": 3000.0}),
     ("in_switch", {"switch.merge_ns": 2000.0}),
     ("deepep_normal", {"warp.round_ns": 1200.0}),
@@ -152,6 +157,8 @@ CONSTANTS = [
     ("moe_skewed", {"hbm.stream_efficiency": 0.5}),
     ("moe_deepgemm", {"hbm.stream_efficiency": 0.5}),
     ("moe_deepgemm", {"compute.fp8_efficiency": 0.5}),
+    ("one_gpu_steps", {"host.speed": 1000.0}),
+    ("one_gpu_steps", {"overheads.kernel_gap_graph_us": 0.0}),
 ]
 
 

@@ -37,9 +37,9 @@ def test_a_tuned_layer_has_fewer_kernels_than_were_profiled() -> None:
     layer = kernels(QWEN3_30B, LAYER, "tuned")
     ends = kernels(QWEN3_30B, ("embedding", "head"), "tuned")
     step = 64 * (48 * layer + ends) + kernels(QWEN3_30B, ("optimizer",), "tuned")
-    assert layer == 134
-    assert step == 414_401
-    assert step / 463_348 == pytest.approx(0.894, abs=1e-3)
+    assert layer == 136
+    assert step == 420_545
+    assert step / 463_348 == pytest.approx(0.908, abs=1e-3)
 
 
 @pytest.mark.parametrize("local", [1, 8, 32])
@@ -374,6 +374,35 @@ def test_decoding_layers_have_their_kernels(name: str, kernels: int) -> None:
     assert sum(one.kernels for one in ops) == kernels
     assert not any(one.waits or one.copies for one in ops)
     assert {one.graph for one in ops} == {"step"}
+
+
+FUSIONS: dict[str, int | bool | str] = {
+    "one_table": True, "fused_activation": True, "fused_qk_norms": True, "fused_residuals": 2,
+    "bf16_sums": True,
+}  # fmt: skip
+
+
+def test_fusions_of_decoding_take_away_their_kernels() -> None:
+    """Beside the ledger's steps: 1,163 kernels, later 916, and vLLM's 817, in 48 layers."""
+    sizes = dataclasses.replace(QWEN3_30B, tokens=64, rows=512, copies=200, local=32, ranks=4)
+
+    def kernels(name: str, **options: int | bool | str) -> int:
+        found = load(name)
+        return sum(one.kernels for one in found.operations(sizes, found.chosen(**options)))
+
+    alone = {
+        name: kernels("megatron-inference", **{name: value}) for name, value in FUSIONS.items()
+    }
+    assert {name: 32 - count for name, count in alone.items()} == {
+        "one_table": 4, "fused_activation": 2, "fused_qk_norms": 1, "fused_residuals": 2,
+        "bf16_sums": 1,
+    }  # fmt: skip
+    assert kernels("megatron-inference", fused_residuals=1) == 31
+    first = kernels("megatron-inference", one_table=True, fused_activation=True)
+    last = kernels("megatron-inference", **FUSIONS)
+    vllm = kernels("vllm", fuses_norms=True)
+    assert (first, last, vllm) == (26, 22, 18)
+    assert [48 * count for count in (first, last, vllm)] == [1248, 1056, 864]  # 7, 15, 6 % more
 
 
 def test_expressions_are_arithmetic_and_conditions() -> None:

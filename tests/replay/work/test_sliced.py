@@ -175,6 +175,14 @@ def test_bytes_of_every_port_are_counted_from_whole_experts(trace, scheme, is_on
     assert (combine.uplink, combine.downlink) == (down.tolist(), up.tolist())
 
 
+@pytest.mark.parametrize("scheme", ["nvls", "nccl-allgather", "megatron-allgather"])
+def test_gathers_of_all_tokens_do_not_depend_on_how_experts_are_cut(trace, scheme) -> None:
+    """Rows, ids, weights and flags are of whole experts, which a token chose once."""
+    found = [replayed(trace, scheme, n).layers[0].measures for n in (1, 2, 8)]
+    assert found[0].payload_bytes == found[1].payload_bytes == found[2].payload_bytes
+    assert found[0].wire_bytes == found[1].wire_bytes == found[2].wire_bytes
+
+
 def test_weights_of_a_gpu_are_the_same_however_experts_are_cut(trace) -> None:
     found = [replayed(trace, "deepep", n).layers[0].memory.weight_bytes for n in (1, 2, 4, 8)]
     assert found == [[3 * 4096 * 14336 * 2] * 8] * 4

@@ -100,13 +100,26 @@ LAUNCHES = {
 def launch_notes(results: Sequence[Result]) -> list[str]:
     """How kernels were launched, and for which schemes if that differs."""
     used: dict[str, list[str]] = {}
+    outside: dict[str, list[str]] = {}
     for result in results:
-        names = used.setdefault(result.launch, [])
-        if result.scheme.name not in names:
-            names.append(result.scheme.name)
+        how, stack, name = LAUNCHES[result.launch], result.stack, result.scheme.name
+        if stack is not None:
+            how += f" by hosts of {stack.name}"
+            if not stack.knows:
+                outside.setdefault(stack.name, []).append(name)
+        names = used.setdefault(how, [])
+        if name not in names:
+            names.append(name)
     return [
-        f"Launched {LAUNCHES[launch]}{': ' + ', '.join(names) if len(used) > 1 else ''}."
-        for launch, names in used.items()
+        *(
+            f"Launched {how}{': ' + ', '.join(names) if len(used) > 1 else ''}."
+            for how, names in used.items()
+        ),
+        *(
+            f"Not in the list of {stack}, so that kernels for rows are calls of an extension: "
+            f"{', '.join(dict.fromkeys(names))}."
+            for stack, names in outside.items()
+        ),
     ]
 
 

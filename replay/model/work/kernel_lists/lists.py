@@ -17,10 +17,11 @@ from tracegen.shared.strict import StrictDocument
 
 Pass = Literal["forward", "backward"]
 
-Call = Literal["torch", "te", "triton", "compiled", "nccl", "library", "wait", "copy"]
+Call = Literal["torch", "te", "triton", "compiled", "nccl", "library", "wait", "copy", "launch"]
 """What issues an operation, as its host cost depends on it: an operator of PyTorch; a C++ call of
 Transformer Engine; a Triton kernel; a region of torch.compile; a collective of NCCL; an extension
-of another library; a wait of the host; a copy between host and GPU."""
+of another library; a wait of the host; a copy between host and GPU; a launch alone, such as one
+more of an operator."""
 
 Kind = Literal["memory", "gemm", "attention", "exchange", "map", "rows", "tiny"]
 """What bounds the kernels: bytes; a product; attention; links; (row, split) pairs of an index map;
@@ -30,11 +31,21 @@ Stream = Literal["compute", "communication", "shared", "weights"]
 """Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
 beside the exchange; a second one of weights' gradients."""
 
+Law = Literal[
+    "row map", "chunk map", "row walk", "cast twice", "strided", "atomic", "chain", "blocks"
+]
+"""How long kernels take whose bytes do not say it: Transformer Engine's map of rows, by tokens and
+experts; its map of chunks, by rows and splits; its permutes, by thread blocks and rows of each; its
+casts by rows and by columns at once, by casts and values of each; values whose addresses are found
+one by one, and values that are added up one by one, by kernels and values of each; loads that wait
+for each other, by kernels and loads of each; blocks with an SM each, by blocks and their bytes."""
+
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 """What the GPUs of a group exchange: those of tensor parallelism, or for an optimiser all."""
 
-Ground = Literal["source", "closed", "assumed"]
-"""Whether the number of kernels is in the source, is a closed library's, or is assumed."""
+Ground = Literal["source", "closed", "assumed", "measured"]
+"""Whether the number of kernels is in the source, is a closed library's, is assumed, or was counted
+(``launches.csv`` in ``replay/studies/validate/measurements``)."""
 
 
 class Row(StrictDocument):
@@ -53,13 +64,21 @@ class Row(StrictDocument):
         Bytes that they read and write in all; of collectives, of the larger of a GPU's two buffers.
     collective
         What collectives do; without it, an exchange is charged by whoever moves the rows.
+    law
+        Name of the law that says how long they take at least, and its two sizes; bytes alone say it
+        without one.
     gemm
         Rows, columns and inner dimension of each product, if it is one.
+    groups
+        Products of these sizes in one kernel, each of weights of its own.
     types
         Type of a product's operands, if it is not that of the layers' products.
     weights, adds
         Whether a product makes gradients of weights, which may be put off; bytes of a value of the
         gradients that it adds up in place, 0 where it writes a result of its own.
+    operator, calls
+        The operator of PyTorch that issues it, a name of the operators that have host costs of
+        their own, and how often; without it, the host's cost is that of the call.
     tensors
         Tensors of device memory that are allocated for it.
     copies, waits
@@ -86,7 +105,11 @@ class Row(StrictDocument):
     kernels: int | str = 1
     moves: int | str = 0
     collective: Collective | None = None
+    law: tuple[Law, int | str, int | str] | None = None
     gemm: tuple[int | str, int | str, int | str] | None = None
+    groups: int | str = 1
+    operator: str = ""
+    calls: int | str = 1
     types: str = ""
     weights: bool = False
     adds: int | str = 0
@@ -134,10 +157,12 @@ class ListedOperation(NamedTuple):
     ----------
     part, direction, graph
         Of the part that it is in.
-    kernels, moves, gemm, tensors, copies, waits, events, peers, adds
+    kernels, moves, law, gemm, groups, calls, tensors, copies, waits, events, peers, adds
         As of `Row`, as numbers.
-    collective, types, weights, captured, again
+    operator, collective, types, weights, captured, again
         As of `Row`.
+    is_routed
+        Whether a product has rows of routed experts.
     """
 
     name: str
@@ -163,6 +188,11 @@ class ListedOperation(NamedTuple):
     adds: int = 0
     captured: bool = True
     again: bool = False
+    law: tuple[Law, int, int] | None = None
+    groups: int = 1
+    operator: str = ""
+    calls: int = 1
+    is_routed: bool = False
 
 
 class KernelList(StrictDocument):
@@ -309,6 +339,7 @@ class KernelList(StrictDocument):
 
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
+    _, *over = row.law or ("",)
     for value in (
         row.kernels,
         row.moves,
@@ -316,6 +347,9 @@ def _texts_of(row: Row) -> Iterable[str]:
         row.events,
         row.peers,
         row.adds,
+        row.groups,
+        row.calls,
+        *over,
         *(row.gemm or ()),
     ):
         yield str(value)
@@ -331,6 +365,8 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         return int(found)
 
     m, n, k = row.gemm or (0, 0, 0)
+    law = (row.law[0], number(row.law[1]), number(row.law[2])) if row.law else None
+    names = [Expression(str(one)).names for one in (m, n, k)]
     stream = row.stream
     if not isinstance(stream, str):
         stream = stream.get(str(given["overlap"]), "compute")
@@ -342,6 +378,8 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         events=number(row.events), peers=number(row.peers), source=row.source,
         collective=row.collective, types=row.types,
         weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
+        law=law, groups=number(row.groups), operator=row.operator, calls=number(row.calls),
+        is_routed=any("rows" in one for one in names),
     )  # fmt: skip
 
 

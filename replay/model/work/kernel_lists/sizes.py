@@ -37,6 +37,8 @@ class KernelSizes:
         Columns of the head, on the GPU.
     parameters
         Tensors of parameters that the GPU keeps.
+    trained
+        Values of all of them together.
     chunks
         Chunks of the model that a stage of the pipeline has.
     """
@@ -63,6 +65,7 @@ class KernelSizes:
     dense: int = 0
     vocab: int = 0
     parameters: int = 0
+    trained: int = 0
     chunks: int = 1
 
     def by_name(self) -> dict[str, int]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from hwmodel.quantity import NonNegative, Quantity
+from hwmodel.quantity import NonNegative, Positive, Quantity
 from hwmodel.units import ps_from_us
+from replay.errors import UserError
+from replay.model.work.kernel_lists import load
 from tracegen.shared.strict import StrictDocument
 
 if TYPE_CHECKING:
@@ -45,6 +48,26 @@ class CallCost(StrictDocument):
         return calls * each.value + (0.0 if around is None else rows * around.value)
 
 
+class Slowdown(StrictDocument):
+    """How many times its time by itself an operator takes a host among others.
+
+    Attributes
+    ----------
+    about
+        Why.
+    forward, backward
+        In each pass.
+    """
+
+    about: str
+    forward: Quantity[Positive]
+    backward: Quantity[Positive]
+
+    def of(self, direction: Pass) -> float:
+        """In a pass."""
+        return (self.backward if direction == "backward" else self.forward).value
+
+
 @dataclass(frozen=True)
 class CallCosts:
     """Costs of calls by their kind, on a host of some speed.
@@ -54,12 +77,48 @@ class CallCosts:
     calls
         By the names of `replay.model.work.kernel_lists.lists.Call`, and *te_gemm*, *tensor*,
         *event* and *peer*.
+    operators
+        Those of PyTorch's operators by name, each by itself, for rows that name one.
+    among_others
+        What operators take in a model, over that.
     speed
         How many times as fast the host is as the one they were measured on.
     """
 
     calls: Mapping[str, CallCost]
     speed: float = 1.0
+    operators: Mapping[str, CallCost] = field(default_factory=dict)
+    among_others: Slowdown | None = None
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Kinds of calls by the names of the settings that give them other costs: library_us."""
+        return {f"{name}_us": name for name in self.calls}
+
+    def changed(self, us: Mapping[str, object]) -> CallCosts:
+        """Let calls take other times, in both passes and with all around them.
+
+        Parameters
+        ----------
+        us
+            Whole microseconds by setting.
+
+        Raises
+        ------
+        UserError
+            If a time is no whole number.
+        """
+        calls = dict(self.calls)
+        for setting, value in us.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                message = f"{setting} is {value!r}; possible are whole microseconds, from 0 on"
+                raise UserError(message)
+            name = self.settings[setting]
+            each: Quantity[NonNegative] = Quantity(
+                value=float(value), source=f"given: {setting}", confidence="user"
+            )
+            calls[name] = CallCost(about=calls[name].about, forward_us=each, backward_us=each)
+        return dataclasses.replace(self, calls=calls)
 
     def call_ps(self, call: str, direction: Pass) -> int:
         """Host time of one call of a kind."""
@@ -68,6 +127,10 @@ class CallCosts:
     def ps(self, operation: ListedOperation) -> int:
         """Host time of an operation: its calls, allocations, copies and events, but no waiting."""
         one, direction = operation, operation.direction
+        if one.operator:
+            each = self.operators[one.operator].us(direction)
+            slower = 1.0 if self.among_others is None else self.among_others.of(direction)
+            return ps_from_us(one.calls * each * slower / self.speed)
         call = f"{one.call}_{one.kind}"
         calls = self.calls.get(call, self.calls[one.call])
         us = calls.us(direction, one.kernels, bool(one.kernels))
@@ -82,13 +145,22 @@ class CallCosts:
 
 @functools.cache
 def load_costs(kernels: str, speed: float = 1.0) -> CallCosts:
-    """Give the costs that ship under a kernel list, on a host of some speed."""
-    tables = _tables()
-    found = {**tables["any"], **tables.get(kernels, {})}
-    return CallCosts({name: CallCost(**entry) for name, entry in found.items()}, speed)
+    """Give the costs that ship under a kernel list, on a host of some speed.
+
+    Lists without a backward pass serve, and have no autograd around their calls.
+    """
+    tables, operators = _read("costs.toml"), dict(_read("operators.toml"))
+    slowdown = Slowdown(**operators.pop("among_others"))
+    serving = {} if load(kernels).trains else tables["serving"]
+    calls = {**tables["any"], **serving, **tables.get(kernels, {})}
+    return CallCosts(_costs(calls), speed, _costs(operators), slowdown)
+
+
+def _costs(read: Mapping[str, Any]) -> dict[str, CallCost]:
+    return {name: CallCost(**entry) for name, entry in read.items()}
 
 
 @functools.cache
-def _tables() -> Mapping[str, Mapping[str, Any]]:
-    """Every table of calls by the name of the list that it is for."""
-    return tomllib.loads(resources.files(__package__).joinpath("costs.toml").read_text("utf-8"))
+def _read(file: str) -> Mapping[str, Any]:
+    """Every table of a file."""
+    return tomllib.loads(resources.files(__package__).joinpath(file).read_text("utf-8"))

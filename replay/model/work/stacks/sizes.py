@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def even_sizes(
-    shape: ModelShape, *, tokens: int, ranks: int, tp: int = 1, chunks: int = 1
+    shape: ModelShape,
+    *,
+    tokens: int,
+    ranks: int,
+    tp: int = 1,
+    chunks: int = 1,
+    sharing: int = 1,
 ) -> KernelSizes:
     """Give the sizes of a GPU's work, with even routing.
 
@@ -28,8 +34,10 @@ def even_sizes(
         GPUs among which experts are spread, and that slice attention and dense parts.
     chunks
         Of the model on a GPU.
+    sharing
+        GPUs that share each expert, with a slice of its inner width each.
     """
-    heads, local = shape.num_heads or 0, shape.num_ffn_experts // ranks
+    heads, local = shape.num_heads or 0, max(1, shape.num_ffn_experts * sharing // ranks)
     width = shape.head_dim or shape.hidden // max(1, heads)
     # Of all choices, those that have none of a GPU's experts.
     elsewhere = comb(shape.num_experts - local, shape.topk)
@@ -50,9 +58,9 @@ def even_sizes(
         rope=shape.qk_rope_head_dim or 0,
         value=shape.v_head_dim or 0,
         local=local,
-        rows=tokens * shape.topk * shape.num_ffn_experts // shape.num_experts,
+        rows=tokens * shape.topk * sharing * shape.num_ffn_experts // shape.num_experts,
         copies=ranks * tokens * (every - elsewhere) // every,
-        inner=shape.moe_intermediate,
+        inner=shape.moe_intermediate // sharing,
         shared=shape.num_shared_experts * shape.shared_intermediate,
         dense=shape.dense_intermediate,
         vocab=-(-(shape.vocab or 0) // tp),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from replay.errors import UserError, unknown
+from replay.errors import UserError, listed, unknown
 from replay.model.work.kernel_lists import KernelList, load
 from replay.model.work.stacks.costs import CallCosts, load_costs
 
@@ -30,16 +30,24 @@ STACKS: Mapping[str, tuple[str, str]] = {
 """Stacks by name: the kernel list, and the preset of its options. The first four train."""
 
 PRACTICE = "practice"
+# sglang: --moe-a2a-backend deepep (docs/advanced_features/expert_parallelism.md at 020017c4965d),
+# megamoe (server_args.py). vllm: --all2all-backend deepep_v2 and allgather_reducescatter, the
+# default (config/parallel.py). megatron-inference: dispatch by NVLS (Megatron-LM 29b4491927).
+# tensorrt-llm: NVLinkOneSided and NcclEP (communication_factory.py at 03c36d6222ad).
 SERVED = {
     "deepep": "sglang",
     "deepep-ll": "sglang",
-    "deepep-v2": "sglang",
-    "nvls": "megatron-inference",
-    "megatron-allgather": "vllm",
+    "deepep-v2": "vllm",
     "flashinfer-push": "tensorrt-llm",
+    "megamoe": "sglang",
+    "megamoe-hopper": "sglang",
+    "megatron-allgather": "vllm",
+    "nccl-ep": "tensorrt-llm",
+    "nvls": "megatron-inference",
 }
 """Stacks in which a scheme serves, where it is known; the others are as if in SGLang."""
-
+TRAINED = "megatron-plain"
+"""The stack in which schemes train; a scheme that its list does not know is as if in it."""
 
 DISPATCHERS: Mapping[str, str] = {
     "megatron": "alltoall",
@@ -79,6 +87,8 @@ class Stack:
         ----------
         text
             Its name, and options behind a colon: ``megatron-plain:graphs=router,qk_norm=true``.
+            Among them what a kind of call takes the host in both passes, with all around it, in
+            microseconds: ``library_us=20``.
         facts
             Options that the model decides unless they are given; those that the list lacks are of
             no account.
@@ -91,8 +101,8 @@ class Stack:
         name, _, settings = text.partition(":")
         if name not in STACKS:
             raise unknown("stack", name, STACKS)
-        listed, preset = STACKS[name]
-        kernels = load(listed)
+        of, preset = STACKS[name]
+        kernels = load(of)
         given: dict[str, Value] = {}
         for part in filter(None, settings.split(",")):
             key, equals, value = part.partition("=")
@@ -103,16 +113,69 @@ class Stack:
                 raise UserError(message)
             given[key] = _value(value)
         decided = {name: value for name, value in (facts or {}).items() if name in kernels.options}
+        costs = load_costs(of, system.host.speed.value)
+        us = {key: given.pop(key) for key in list(given) if key in costs.settings}
         options = kernels.chosen(preset, **{**decided, **given})
-        return cls(text, kernels, options, load_costs(listed, system.host.speed.value))
+        return cls(text, kernels, options, costs.changed(us))
 
     @classmethod
     def in_practice(
-        cls, scheme: str, system: System, facts: Mapping[str, Value], *, is_training: bool
+        cls,
+        scheme: str,
+        system: System,
+        facts: Mapping[str, Value],
+        *,
+        is_training: bool,
+        settings: str = "",
     ) -> Self:
-        """Find the stack that runs a scheme in practice: Megatron-Core's to train."""
-        name = "megatron-plain" if is_training else SERVED.get(scheme, "sglang")
-        return cls.of(name, system, facts)
+        """Find the stack that runs a scheme in practice: Megatron-Core's to train.
+
+        Parameters
+        ----------
+        settings
+            Options, as behind the colon of a stack's name.
+
+        Raises
+        ------
+        UserError
+            As `of` does.
+        """
+        name = TRAINED if is_training else SERVED.get(scheme, "sglang")
+        return cls.of(f"{name}:{settings}" if settings else name, system, facts)
+
+    def check(self, *, is_training: bool, precision: str | None = None) -> None:
+        """Refuse a pass, or products, that its list has no kernels of.
+
+        Parameters
+        ----------
+        precision
+            Type of the products that its list has; None where the list is of none of them.
+
+        Raises
+        ------
+        UserError
+            If the list has no backward pass, or is of another type of products.
+        """
+        if is_training and not self.kernels.trains:
+            trained = listed(name for name, (of, _) in STACKS.items() if load(of).trains)
+            message = (
+                f"stack {self.name}: its list has no backward pass; those that train are {trained}"
+            )
+            raise UserError(message)
+        if precision is None:
+            return
+        if precision not in self.kernels.types:
+            types = listed(self.kernels.types)
+            message = f"stack {self.name}: products are {types}, and not {precision}"
+            raise UserError(message)
+        scales = self.options.get("fp8")
+        if scales is not None and (scales != "none") != (precision == "fp8"):
+            choices = listed(str(one) for one in self.kernels.options["fp8"].choices)
+            message = (
+                f"stack {self.name}: fp8 is {scales} and products are {precision}; fp8 may be "
+                f"{choices}"
+            )
+            raise UserError(message)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -142,9 +205,9 @@ class Stack:
         """What it launches for parts of a pass, in order."""
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
 
-    def each_ps(self, listed: ListedOperation) -> int:
+    def each_ps(self, row: ListedOperation) -> int:
         """What each kernel of a row takes the host: an equal share of the row's time."""
-        return self.costs.ps(listed) // max(1, listed.kernels)
+        return self.costs.ps(row) // max(1, row.kernels)
 
 
 def _value(text: str) -> Value:

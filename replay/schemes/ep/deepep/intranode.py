@@ -109,6 +109,7 @@ def combine(kernel: NormalKernel) -> Ints:
         late=costs.warps_add_late(sources, row_bytes),
         kind=COMBINE.receive, rank=work.source_rank, after=begun[work.source_rank],
     )  # fmt: skip
+    machine.copied(COMBINE, chunks.rows * (row_bytes + meta), chunks.dst, sent.arrived)
     machine.order(sent.arrived[chunks.of_row], added[work.copy_token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, row_bytes))
     written = machine.stream(COMBINE.memory, sums, work.source_rank, added)

@@ -36,6 +36,7 @@ from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep import memory
+from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.ep.deepep import (
     internode,
     internode_combine,
@@ -52,7 +53,7 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.ep.deepep.stack import STACKS
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged import ListedExchanges
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
 BARE = "bare"  # the stack that is nobody's
+LISTED = ("deepseek",)  # stacks whose lists have both passes, see `ListedExchanges`
 LEAST_BETWEEN = 4  # SMs: the notify kernel has blocks for three things
 
 
@@ -106,14 +108,16 @@ class DeepEpOptions(Options):
         "lists them. sglang and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring "
         "indices and scales along; vllm marks the padding, so that it is not multiplied. bare only "
         "casts, copies and adds rows, and pads nothing. Gradients, which neither engine knows, "
-        "always take bare.",
+        "always take bare. deepseek has all kernels of a pair of layers, attention's and shared "
+        "experts' included, as DeepSeek's own training launches them; only for a model of its kind "
+        "under --interleave dualpipe.",
         "sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a baseline has "
         "its better engine",
-        choices=(*STACKS, BARE),
+        choices=(*STACKS, BARE, *LISTED),
     )
 
 
-class DeepEp(StagedScheme):
+class DeepEp(ListedExchanges):
     """One copy per (token, GPU) through ring buffers; kernels one after the other."""
 
     name = "deepep"
@@ -132,6 +136,7 @@ class DeepEp(StagedScheme):
     )
     candidates = MappingProxyType({"num_sms": (12, 16, 20, 24, 32, 48)})
     unpadded = MappingProxyType({"stack": BARE})
+    lists = LISTED
     options: DeepEpOptions = DeepEpOptions()
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
@@ -211,6 +216,12 @@ class DeepEp(StagedScheme):
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add the stack's kernels, dispatch, experts and combine."""
+        if self.kernel_list:
+            message = (
+                f"option stack={self.kernel_list} of scheme {self.name!r} is of a pair of layers: "
+                "--pass training --interleave dualpipe"
+            )
+            raise LayerRefusedError(message)
         beyond = work.num_ranks - NODE_GPUS
         if beyond > 0 and machine.num_domains == 1:
             machine.notes.count(EXTRAPOLATED, machine.ranks, beyond)
@@ -225,11 +236,14 @@ class DeepEp(StagedScheme):
         combined = yield self.combine(work, machine, added)
         return stack.run(engine, engine.after_combine, work, machine, combined)
 
+    @property
+    def kernel_list(self) -> str:
+        """The stack, where it has a list of both passes."""
+        return self.options.stack if self.options.stack in LISTED else ""
+
     def _engine(self, layer: LayerWork) -> stack.EngineStack | None:
         """Kernels of the engine that runs the layer; None where none does."""
-        if self.options.stack == BARE or layer.is_backward:
-            return None
-        return STACKS[self.options.stack]
+        return None if layer.is_backward else STACKS.get(self.options.stack)
 
     def _bare(self, work: LayerWork, machine: Machine, pool: Ints, start: Ints) -> Stages:
         """Copies to the experts' rows and sums of them, and no kernel more."""

@@ -1,22 +1,22 @@
-"""MegaMoE's kernel for Hopper, whose sums lie in registers.
+"""MegaMoE's kernel for Hopper, whose sums lie in registers, in two versions.
 
 Source: sgl-project/DeepGEMM, pull request 36 (3f9268b), ``impls/sm90_fp8_mega_moe.cuh``,
-``scheduler/mega_moe.cuh``, ``heuristics/sm90_mega_moe.hpp``, and the description of pull request 88
-(c724f5e), which changes the order of tiles. What differs from Blackwell's kernel:
+``scheduler/mega_moe.cuh``, ``heuristics/sm90_mega_moe.hpp``, whose order of tiles is in waves; and
+pull request 88 (its commit a21e2e5, and the description of c724f5e), whose order lets GEMM-2 lag
+behind GEMM-1, and whose warps do less. What both differ in from Blackwell's kernel:
 
 - The warps that multiply activate, quantise, cast and store by themselves, and the tensor cores
-  wait for them. They also scale sums before and behind the products of each step, so that these are
-  added to in registers: twice for every 128 values of the inner dimension in GEMM-1, and four times
-  in GEMM-2, whose operands have a scale for every 64 values.
-- Tiles have 128 rows and 256 columns where an expert can expect 64 rows, else 64 and 128. Blocks
-  share no operands. Two warps of an SM pull rows.
+  wait for them. They also scale sums beside the products of each step, so that these are added to
+  in registers. Rows of a tile that are not there are multiplied and scaled like others.
+- High tiles have 128 rows and 256 columns, where an expert can expect 64 rows. Two warps of an SM
+  pull rows.
 - Tasks are one list. Block b of the grid takes every task whose place is b modulo the number of
   SMs, and waits for it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,36 +30,121 @@ if TYPE_CHECKING:
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.machine.machine import Ints
 
-HIGH, LOW = (128, 256), (64, 128)  # tiles
+HIGH = (128, 256)  # tile
 HIGH_ROWS = 64  # that an expert can expect, for the high tiles
 UNIT_TILES, GROUP_UNITS = 8, 4
 LAG_SHARE, LEAST_LAG, MOST_LAG = 0.45, 8, 64
 SPARE_TILES = 4
+LAG_TOKENS = 1024  # of the GPU that has most, from which on GEMM-2 lags behind
 
-ROWS_OF_A_WARP = 16  # of a tile, which it stores two at a time
+PAIR = 2  # blocks that share loads of weights
 # GEMM-1 reads a row's gate weight, and waits for its store to be done.
 FIRST_LOADS = 2
-# GEMM-2 looks up the owner of each pair of rows before it stores them.
-SECOND_LOADS = ROWS_OF_A_WARP // 2
-# Results of two bytes are put into shared memory in words of four, eight rows of 256 bytes at once,
-# which all begin in the same bank: eight passes for one.
-STAGED_BYTES = 2 * (8 - 1)
+# Two rows of a scale and two of the weights' scales meet in the sums of a thread.
+THREAD_RECIPROCALS = 4
 
-# Beyond the one multiplication of each step that plain kernels have: high tiles reuse the registers
-# of the sums, low ones have a second set.
-OF_HIGH = (
-    WarpWork(scalings=1, loads=FIRST_LOADS),
-    WarpWork(scalings=3, staged_bytes=STAGED_BYTES, loads=SECOND_LOADS),
+
+@dataclass(frozen=True)
+class Version:
+    """What one version of the kernel does in its own way.
+
+    Attributes
+    ----------
+    low
+        Rows and columns of a low tile.
+    second_scales
+        Scales of a row of GEMM-2's operands for 128 values of the inner dimension.
+    carries_from
+        Hidden width from which on high tiles carry the last step's scale in their sums, which one
+        multiplication brings to the next step's. With less the sums are brought to the step's scale
+        before its products and back behind them.
+    thread_sums
+        Sums of high tiles that a thread has in its registers.
+    low_staged, high_staged
+        Bytes of shared memory's rate that either GEMM takes for each value of a tile's sums, beyond
+        those of a pass that fills all banks.
+    owner_loads
+        Look-ups of the owners of rows, one behind the other, by each warp of GEMM-2's high tiles.
+    shares_weights
+        Whether pairs of blocks load the weights of high tiles once.
+    """
+
+    low: tuple[int, int]
+    second_scales: int
+    carries_from: int
+    thread_sums: int
+    low_staged: tuple[int, int]
+    high_staged: tuple[int, int]
+    owner_loads: int
+    shares_weights: bool
+
+    def warp_work(self, is_high: bool, hidden: int) -> tuple[WarpWork, WarpWork]:
+        """What the warps that multiply do beside that, in either GEMM.
+
+        Low tiles have a second set of registers for what they add up, which needs no multiplication
+        beyond the one of plain kernels; the sums of high tiles are scaled where they lie.
+        """
+        if not is_high:
+            of_first, of_second = self.low_staged
+            return (
+                WarpWork(staged_bytes=of_first, loads=FIRST_LOADS),
+                WarpWork(self.second_scales - 1, staged_bytes=of_second, loads=PAIRS_OF_ROWS),
+            )
+        times = 1 if hidden >= self.carries_from else 2
+        shared = self.thread_sums // THREAD_RECIPROCALS
+        of_first, of_second = self.high_staged
+        return (
+            WarpWork(times - 1, shared, staged_bytes=of_first, loads=FIRST_LOADS),
+            WarpWork(
+                self.second_scales * times - 1, shared,
+                staged_bytes=of_second, loads=self.owner_loads,
+            ),
+        )  # fmt: skip
+
+
+# Of sixteen rows a warp stores two at a time, and looks their owners up before that.
+PAIRS_OF_ROWS = 16 // 2
+# A warp puts results into shared memory eight rows at once. GEMM-2's are words of four bytes in
+# rows of 128 or 256, which all begin in the same bank: eight passes for one. Results of GEMM-1,
+# which are half as many as its sums, are words of two bytes in rows of 64: four passes for one.
+WORDS_STAGED, HALVES_STAGED = 2 * (8 - 1), 4 - 1
+# In rows of 128 bytes they take eight passes.
+LONG_HALVES_STAGED = 8 - 1
+# Stores of matrices pass all banks at once. Four of the eight rows of each go to where nobody reads
+# them, because the buffer has room for four: as many bytes again.
+MATRICES_STAGED = 2
+
+WAVES = Version(
+    low=(64, 128), second_scales=2, carries_from=7168, thread_sums=64,
+    low_staged=(HALVES_STAGED, WORDS_STAGED), high_staged=(HALVES_STAGED, WORDS_STAGED),
+    owner_loads=PAIRS_OF_ROWS, shares_weights=False,
+)  # fmt: skip
+# One scale of GEMM-2's rows for 128 values is what the description measures: its buffers of 287 and
+# 857 MiB (2048 and 8192 tokens) have room for one, and would be 289 and 861 with two.
+LAGS = Version(
+    low=(64, 256), second_scales=1, carries_from=4096, thread_sums=128,
+    low_staged=(LONG_HALVES_STAGED, WORDS_STAGED), high_staged=(0, MATRICES_STAGED),
+    owner_loads=1, shares_weights=True,
+)  # fmt: skip
+
+
+# Widths that are no multiples of 512 have no pairs of tiles of 256 columns, and need two scales.
+NARROW = replace(
+    LAGS, low=WAVES.low, low_staged=WAVES.low_staged, second_scales=2, shares_weights=False
 )
-OF_LOW = (
-    WarpWork(loads=FIRST_LOADS),
-    WarpWork(scalings=1, staged_bytes=STAGED_BYTES, loads=SECOND_LOADS),
-)
+WIDE_COLUMNS = 512
 
 
-def tile_shape(expected_rows: float) -> tuple[int, int]:
+def version_of(order: str, hidden: int, columns: int) -> Version:
+    """Version of the kernel by its order, and by the columns of GEMM-2 and of GEMM-1."""
+    if order == "waves":
+        return WAVES
+    return NARROW if hidden % WIDE_COLUMNS or columns % WIDE_COLUMNS else LAGS
+
+
+def tile_shape(expected_rows: float, version: Version) -> tuple[int, int]:
     """Rows and columns of a tile, for the rows that an expert is expected to have."""
-    return HIGH if expected_rows >= HIGH_ROWS else LOW
+    return HIGH if expected_rows >= HIGH_ROWS else version.low
 
 
 def lag_of(units: int) -> int:
@@ -81,14 +166,20 @@ class Stream:
     lag
         Units by which GEMM-2 is behind; 0 for one wave: GEMM-1 of all row tiles, one after the
         other, then GEMM-2 of them.
+    by_columns
+        Whether a wave goes column by column through the row tiles of an expert.
     """
 
     lag: int
+    by_columns: bool = False
 
     def keys(self, tiles: RowTiles, tile: Ints, column: Ints, gemm: int) -> tuple[Ints, ...]:
         """What tasks of a GEMM (task,) are sorted by on each GPU, the last key first."""
         if not self.lag:
-            return column, tile, np.full_like(tile, gemm)
+            gemms = np.full_like(tile, gemm)
+            if self.by_columns:
+                return tile, column, tiles.expert[tile], gemms
+            return column, tile, gemms
         unit = units(tiles)
         # A group of GEMM-1 is followed by the group of GEMM-2 that is so many units before it.
         place = (unit[tile] + self.lag * gemm) // GROUP_UNITS
@@ -106,18 +197,51 @@ def units(tiles: RowTiles) -> Ints:
     return number
 
 
+def pairs(tiles: RowTiles) -> Ints:
+    """(tile,): number of the pair of neighbouring row tiles of an expert that two blocks share."""
+    within = np.arange(len(tiles)) - tiles.first_of_expert[tiles.expert]
+    return np.cumsum(within % PAIR == 0) - 1
+
+
 @dataclass(frozen=True)
 class HopperKernel(MegaKernel):
-    """Blocks that take every so manieth task of one list."""
+    """Blocks that take every so manieth task of one list.
 
+    Attributes
+    ----------
+    pads
+        Whether high tiles multiply rows that are not there.
+    """
+
+    version: Version
     stream: Stream
+    pads: bool
 
     warps = 2
     cluster = 1
 
+    @property
+    def _is_high(self) -> bool:
+        return bool(self.tiles.block_m[0] == HIGH[0])
+
+    @property
+    def shares_loads(self) -> bool:
+        """Pairs of blocks share those of weights."""
+        return self.version.shares_weights and self._is_high
+
     def warp_work(self) -> tuple[WarpWork, WarpWork]:
         """As the tiles are high or low."""
-        return OF_HIGH if self.tiles.block_m[0] == HIGH[0] else OF_LOW
+        first, second = self.version.warp_work(self._is_high, self.work.shape.hidden)
+        whole = self.pads and self._is_high
+        return replace(first, whole_tiles=whole), replace(second, whole_tiles=whole)
+
+    def _begins(self, ready: Ints) -> Ints:
+        """Let blocks that share loads begin together, when the rows of both are there."""
+        if not self.shares_loads:
+            return ready
+        pair = pairs(self.tiles)
+        first = np.flatnonzero(np.diff(pair, prepend=-1))
+        return self.machine.join(ready, pair, self.tiles.rank[first])[pair]
 
     def _assign(self, first: TileTasks, second: TileTasks, met: Ints) -> None:
         tiles, sms = self.tiles, self.machine.sms.count

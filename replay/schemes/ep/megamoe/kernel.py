@@ -182,8 +182,8 @@ class MegaKernel(ABC):
         # GEMM-2's results go to their owners and not to memory.
         for gemm, warps in zip(self.gemms(), self.warp_work(), strict=True):
             tasks = gemm_tasks(
-                machine, self.work, gemm, tiles, pool, ready, warps=warps,
-                inputs=found[0].outputs if found else None, clusters=self.cluster > 1,
+                machine, self.work, gemm, tiles, pool, self._begins(ready), warps=warps,
+                inputs=found[0].outputs if found else None, clusters=self.shares_loads,
             )  # fmt: skip
             ready = machine.delay(Kind.GEMM2_SYNC, told, tasks.done, rank=tiles.rank)
             found.append(tasks)
@@ -198,6 +198,15 @@ class MegaKernel(ABC):
     def warp_work(self) -> tuple[WarpWork, WarpWork]:
         """What the warps that multiply do beside that, in either GEMM."""
         return PLAIN, PLAIN
+
+    @property
+    def shares_loads(self) -> bool:
+        """Whether neighbouring blocks load what they share once."""
+        return self.cluster > 1
+
+    def _begins(self, ready: Ints) -> Ints:
+        """(tile,) tasks after which blocks begin a row tile that is ready after (tile,)."""
+        return ready
 
     @abstractmethod
     def _assign(self, first: TileTasks, second: TileTasks, met: Ints) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 CODE = "deepseek-ai/DeepGEMM 0274ad7"
 HOPPER_CODE = "sgl-project/DeepGEMM, pull request 36, 3f9268b"
-LAG_CODE = "sgl-project/DeepGEMM, description of pull request 88, c724f5e"
+LAG_CODE = "sgl-project/DeepGEMM, pull request 88, a21e2e5"
 FILL = Operation("rows to the buffer", moves="own tokens, read and written")
 
 
@@ -80,10 +81,12 @@ class HopperOptions(Options):
 
     schedule: str = option(
         "lag",
-        "Order of tasks. lag: in units of up to 8 row tiles of an expert, GEMM-2 of a unit behind "
-        "GEMM-1 of a later one, where rows can be more than the ring has room for. waves: GEMM-1 "
-        "of all row tiles, then GEMM-2 of all.",
-        f"lag: {LAG_CODE}; waves: {HOPPER_CODE}, scheduler/mega_moe.cuh",
+        "Version of the kernel, by its order of tasks. lag: in units of up to 8 row tiles of an "
+        "expert, GEMM-2 of a unit behind GEMM-1 of a later one, from 1024 tokens on and where rows "
+        "can be more than the ring has room for. waves: GEMM-1 of all row tiles, then GEMM-2 of "
+        "all; its warps scale sums up to four times for each 128 values, for one in lag.",
+        f"lag: {LAG_CODE}, scheduler/sm90_mega_moe.cuh; waves: {HOPPER_CODE}, "
+        "scheduler/mega_moe.cuh",
         choices=("lag", "waves"),
     )
     lag_units: int = option(
@@ -92,6 +95,11 @@ class HopperOptions(Options):
         "have, at least 8 and at most 64.",
         LAG_CODE,
         unit="units",
+    )
+    pad_tiles: bool = option(
+        True,
+        "Whether tiles of 128 rows multiply and scale rows that are not there.",
+        f"{LAG_CODE}; {HOPPER_CODE}: warpgroups without rows leave out what follows the products",
     )
 
 
@@ -234,7 +242,7 @@ class MegaMoeHopper(MegaMoeBase):
 
     name = "megamoe-hopper"
     summary = "MegaMoE for Hopper: its warps multiply, scale, activate, store"
-    source = f"{HOPPER_CODE}, impls/sm90_fp8_mega_moe.cuh; order of tiles: {LAG_CODE}"
+    source = f"{LAG_CODE}, impls/sm90_fp8_mega_moe.cuh; schedule=waves: {HOPPER_CODE}"
     assumes = (
         "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when "
         "GEMM-1 has all of it; the order's lag and its ring are for the layer's own tokens, and "
@@ -244,10 +252,15 @@ class MegaMoeHopper(MegaMoeBase):
         "FP8 (BF16 as if sums had no scales); Hopper, one NVLink domain, widths that are multiples "
         "of 256"
     )
+    unpadded = MappingProxyType({"pad_tiles": False})
     options: HopperOptions = HopperOptions()
 
+    def _version(self, work: LayerWork) -> hopper.Version:
+        shape = work.shape
+        return hopper.version_of(self.options.schedule, shape.hidden, shape.gemm1_columns)
+
     def _shape(self, work: LayerWork) -> tuple[int, int]:
-        return hopper.tile_shape(_expected_rows(work))
+        return hopper.tile_shape(_expected_rows(work), self._version(work))
 
     def _rings(self, tiles: RowTiles, num_sms: int, work: LayerWork) -> Ints:
         lag = self._lag(work)
@@ -266,13 +279,19 @@ class MegaMoeHopper(MegaMoeBase):
         )
         most, topk = int(np.diff(work.tokens_of_rank).max(initial=0)), work.expert_ids.shape[1]
         rows = work.num_ranks * most * min(topk, experts) + experts * (height - 1)
-        return lag if rows > hopper.ring_of(lag) * height else 0
+        needs_ring = most >= hopper.LAG_TOKENS and rows > hopper.ring_of(lag) * height
+        return lag if needs_ring else 0
 
     def _kernel(
         self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints
     ) -> MegaKernel:
-        order = hopper.Stream(self._lag(work))
-        return hopper.HopperKernel(work, machine, tiles, rings, work.dispatch_row_bytes, order)
+        version = self._version(work)
+        pairs = version.shares_weights and self._shape(work) == hopper.HIGH
+        order = hopper.Stream(self._lag(work), by_columns=pairs)
+        return hopper.HopperKernel(
+            work, machine, tiles, rings, work.dispatch_row_bytes, version, order,
+            self.options.pad_tiles,
+        )  # fmt: skip
 
 
 MEGAMOE, MEGAMOE_HOPPER = MegaMoe(), MegaMoeHopper()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
+from replay.model.compute.row_moves import row_map
 from replay.model.compute.shared import shared_kernels
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
@@ -79,7 +80,7 @@ class MegatronAllGather(Scheme):
         work = self.carries(work).work
         n, tokens = work.num_ranks, work.num_tokens
         got = work.matrix("pairs").sum(axis=0)
-        pairs = tokens * work.num_experts
+        pairs = tokens * work.whole_experts
         each = (
             ("gathered rows", tokens * work.dispatch_row_bytes),
             ("gathered map and probabilities", pairs * (1 + work.precision.combine_value_bytes)),
@@ -96,13 +97,14 @@ class MegatronAllGather(Scheme):
         n, tokens = work.num_ranks, work.num_tokens
         got, every = work.matrix("pairs").sum(axis=0), np.full(n, tokens)
         b_d, b_c, own = work.dispatch_row_bytes, work.combine_row_bytes, work.token_row_bytes
-        flags = tokens * np.array([len(local) for local in work.experts_of_rank])
+        local = np.array([len(experts) for experts in work.experts_of_rank])
+        flags = tokens * local
         prob = work.precision.combine_value_bytes
 
         gathered = start
         if not work.is_backward:
             for name, each in ((MAP, 1), (PROBS, prob)):
-                nbytes = tokens * work.num_experts * each
+                nbytes = tokens * work.whole_experts * each
                 gathered = self._ring(machine, COUNTS, "all_gather", nbytes, gathered, name)
         machine.notes.follow("sent", np.arange(len(owner)), gathered[owner])
         gathered = self._ring(
@@ -113,8 +115,9 @@ class MegatronAllGather(Scheme):
             gathered = machine.small_kernels(Kind.LAYOUT, flags * (3 + 2 * prob), gathered, OWN)
             machine.host.wait(DISPATCH, gathered, COUNTS_WAIT)
             indices = flags * (1 + ROW_MAP_PASSES * INDEX_BYTES)
-            gathered = machine.small_kernels(Kind.LAYOUT, indices, gathered, ROW_MAP)
-        moved = MemoryTraffic(_copies(work) * b_d, got * b_d, got)
+            least = row_map(machine, np.full(n, tokens), local)
+            gathered = machine.small_kernels(Kind.LAYOUT, indices, gathered, ROW_MAP, least=least)
+        moved = MemoryTraffic(_copies(work) * b_d, got * b_d)
         rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered, moves="rows of the own experts")
         if not work.is_backward:
             rows = machine.small_kernels(Kind.LAYOUT, flags * (4 + 3 * prob), rows, SELECTED)
@@ -135,7 +138,7 @@ class MegatronAllGather(Scheme):
             machine, COMBINE, "reduce_scatter", tokens * b_c, done, SUMS, payload=True
         )
         if work.is_backward:
-            nbytes = tokens * work.num_experts * prob
+            nbytes = tokens * work.whole_experts * prob
             done = self._ring(machine, COMBINE, "reduce_scatter", nbytes, done, PROB_GRADIENTS)
         if casts:
             mine = np.diff(work.tokens_of_rank)

@@ -1,0 +1,198 @@
+"""Decoding under one CUDA graph, kernel by kernel and as a step: Megatron-LM and vLLM, 4 x GB200.
+
+Kernels are those that `moereplay infer` has, without the gap before them, as a profiler tells their
+time. Those of an MoE layer stand in a layer, where who comes early waits: of `nvls` under
+Megatron-LM, which gathers rows, ids and weights by one kernel and sums in FP32, and of
+`nccl-allgather` under vLLM. A step is an iteration of `infer`. Positions of a request are assumed:
+half of the 1,024 tokens that it generates, and a short prompt. Nothing is fitted to the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import JsonValue
+
+from hwmodel.units import PS_PER_US
+from replay.experiments.serve.iteration import Load
+from replay.experiments.serve.setup import Setup
+from replay.experiments.serve.spec import InferSpec
+from replay.model.compute.dense_kernels import BF16
+from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.precision import Precision
+from replay.schemes.ep.nccl_allgather import NcclAllGather
+from replay.schemes.ep.nvls import Nvls
+from replay.studies.validate.bench import uniform_work
+from replay.studies.validate.table import Bound, Row, Table
+from tracegen.models import load
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.studies.validate.bench import Bench
+    from tracegen import ModelShape
+
+OPTIONS: dict[str, JsonValue] = {"gathers_at_once": True, "num_sms": 64, "block_rows": 1}
+"""A thread block for each of a GPU's 64 tokens: as many as tokens, 128 at most (Megatron-LM
+29b4491927, variable_collectives.py:609)."""
+
+SCHEMES = {
+    "megatron": Nvls().with_options(OPTIONS),
+    "vllm": NcclAllGather(),
+}
+SUMS = {"megatron": Precision("bf16", combine="fp32"), "vllm": Precision("bf16")}
+"""Number types of a layer under each engine."""
+
+IN_A_ROW: Mapping[str, tuple[Kind, ...]] = {
+    "all-gather": dataclasses.astuple(DISPATCH),
+    "index maps": (Kind.LAYOUT,),
+    "permute": (Kind.PERMUTE,),
+    "up": (Kind.GEMM1,),
+    "activation": (Kind.ACTIVATION,),
+    "down": (Kind.GEMM2,),
+    "sum of a token's rows": (Kind.UNPERMUTE,),
+    "reduce-scatter": dataclasses.astuple(COMBINE),
+}
+"""Kernels of an MoE layer in their order, by the kinds of their tasks."""
+
+
+def predict(bench: Bench, row: Row) -> float:
+    """Predict a time in microseconds."""
+    system = bench.system(row["system"], overheads__kernel_gap_stream_us=0.0)
+    if row["kernel"] == "whole step":
+        return _step_us(bench, row)
+    if row["kernel"] == "graph node":  # of a kernel that moves next to nothing
+        overheads = system.overheads
+        return (overheads.small_kernel_ps + overheads.kernel_gap_ps("graph")) / PS_PER_US
+    shape = load(row["model"])
+    if row["kernel"] in BESIDE:
+        return BESIDE[row["kernel"]](system, shape, row) / PS_PER_US
+    work = _work(shape, row)
+    if row["trace"] == "clean":
+        return bench.time_us(system, row["ep_size"], lambda m, at: _alone(row, work, m, at))
+    of_layer = ("engine", "ep_size", "tokens_per_rank", "model", "system")
+    key = ("decode_ledger", *(row[column] for column in of_layer))
+    return bench.once(key, lambda: _in_a_layer(bench, system, row, work))[row["kernel"]]
+
+
+def _work(shape: ModelShape, row: Row) -> LayerWork:
+    experts, gpus = shape.num_experts, row["ep_size"]
+    drawn = uniform_work(gpus, row["tokens_per_rank"], experts, shape.topk, shape.hidden, "bf16")
+    expert = ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated)
+    return drawn.replaced(shape=expert, precision=SUMS[row["engine"]])
+
+
+def _alone(row: Row, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    """A collective of GPUs that all come at once."""
+    gathers = row["kernel"] == "all-gather"
+    scheme = SCHEMES[row["engine"]]
+    run = scheme._all_gather if gathers else scheme._reduce_scatter
+    ends: Ints = run(work, machine, start)
+    return ends
+
+
+def _in_a_layer(bench: Bench, system: System, row: Row, work: LayerWork) -> dict[str, float]:
+    """Time of each kernel of a layer, from the end of the one before; mean over the GPUs."""
+
+    def build(machine: Machine, start: Ints) -> Ints:
+        ends: Ints = SCHEMES[row["engine"]].build(work, machine, start)
+        return ends
+
+    timeline = bench.timeline(system, work.num_ranks, build)
+    graph, before = timeline.graph, np.zeros(work.num_ranks)
+    found = {}
+    for name, kinds in IN_A_ROW.items():
+        own = np.isin(graph.kind, kinds)
+        ends = np.zeros(work.num_ranks)
+        np.maximum.at(ends, graph.rank[own], timeline.visible_ps[own])
+        found[name] = float((ends - before).mean()) / PS_PER_US
+        before = ends
+    return found
+
+
+# ---- beside the MoE layer ------------------------------------------------------------------------
+
+
+def _product(system: System, row: Row, n: int, k: int) -> int:
+    sms = system.sm.num_sms
+    return int(system.compute.gemm_time_ps(row["tokens_per_rank"], n, k, "bf16", sms))
+
+
+def _heads(shape: ModelShape) -> tuple[int, int, int]:
+    """Heads of queries, of keys and values, and their width."""
+    heads = shape.num_heads or 0
+    return heads, shape.num_kv_heads or heads, shape.head_dim or shape.hidden // heads
+
+
+def _projections(system: System, shape: ModelShape, row: Row) -> int:
+    heads, kv_heads, width = _heads(shape)
+    return _product(system, row, (heads + 2 * kv_heads) * width, shape.hidden)
+
+
+def _output(system: System, shape: ModelShape, row: Row) -> int:
+    heads, _, width = _heads(shape)
+    return _product(system, row, shape.hidden, heads * width)
+
+
+def _gate(system: System, shape: ModelShape, row: Row) -> int:
+    return _product(system, row, shape.num_experts, shape.hidden)
+
+
+def _attention(system: System, shape: ModelShape, row: Row) -> int:
+    heads, kv_heads, width = _heads(shape)
+    tokens, positions = row["tokens_per_rank"], row["tokens_per_rank"] * row["positions"]
+    values = (tokens * heads + positions * kv_heads) * 2 * width
+    return int(system.attention.decode_ps(4 * positions * heads * width, values * BF16))
+
+
+BESIDE: Mapping[str, Callable[[System, ModelShape, Row], int]] = {
+    "queries keys values": _projections,
+    "attention": _attention,
+    "output": _output,
+    "gate": _gate,
+}
+
+
+def _step_us(bench: Bench, row: Row) -> float:
+    """An iteration of `infer` in which all GPUs decode as many requests."""
+    tokens, positions = row["tokens_per_rank"], row["positions"]
+    scheme = SCHEMES[row["engine"]]
+    spec = InferSpec(
+        model=row["model"], system=row["system"], overrides=bench.overrides, scheme=scheme.name,
+        options=dataclasses.asdict(scheme.options), decode_gpus=row["ep_size"], requests=tokens,
+        prompt=positions, output=1, sample_layers=1, precision="bf16",
+    )  # fmt: skip
+    times = Setup.of(spec).times["decode"]
+    load = Load(tokens, 1, tokens * positions)
+    return times.time_ps([load] * times.num_workers) / PS_PER_US
+
+
+def _exchanges(row: Row) -> bool:
+    return row["kernel"] in ("all-gather", "reduce-scatter")
+
+
+def _is(*kernels: str) -> Callable[[Row], bool]:
+    return lambda row: row["kernel"] in kernels
+
+
+TABLE = Table(
+    name="decode_ledger",
+    title="Decoding of Qwen3-30B under a CUDA graph, Megatron-LM and vLLM, 4 x GB200",
+    size="tokens_per_rank",
+    systems=("gb200-nvl72",),
+    bounds=(
+        Bound("in the switch", 25, lambda row: _exchanges(row) and row["engine"] == "megatron"),
+        Bound("NCCL", 40, lambda row: _exchanges(row) and row["engine"] == "vllm"),
+        Bound("experts", 30, _is("up", "down")),
+        Bound("dense products", 40, _is("queries keys values", "output", "gate")),
+        Bound("attention", 60, _is("attention")),
+        Bound("small kernels", 75, _is("index maps", "sum of a token's rows", "graph node")),
+        Bound("whole step", 30, _is("whole step")),
+    ),
+    predict=predict,
+    schemes=("nvls", "nccl-allgather"),
+)

@@ -1,0 +1,176 @@
+"""Training steps of a small MoE transformer on one H200: eager, with waits, in CUDA graphs.
+
+The step is the kernel list of plain PyTorch (``kernel_lists/pytorch.toml``), walked as a training
+step's dense parts are (`replay.model.compute.listed`). Its host's time is that of operators by
+themselves, times what a MoE block of other code takes over its operators by themselves; nothing is
+fitted to steps. How fast the host was in a run says one operator, ``add_``, that was timed then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwmodel.units import PS_PER_US
+from replay.engine import GraphBuilder, schedule
+from replay.model.compute.listed import ListedKernels
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.work.kernel_lists import KernelSizes, load
+from replay.model.work.stacks.costs import load_costs
+from replay.model.work.stacks.stack import Stack
+from replay.studies.validate.bench import Bench
+from replay.studies.validate.table import Bound, Row, Table, measurements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from replay.model.compute.dense_kernels import Kernels
+    from replay.model.work.kernel_lists import ListedOperation
+
+SYSTEM = "hgx-h200"
+COSTS_RUN = 2  # the run of host_costs.csv that operators' costs are of
+RUNS = (COSTS_RUN, 3)
+GRAPHS = {"eager": "none", "waits": "none", "graph": "passes", "graph of all": "all"}
+LAYER = ("attention", "router", "dispatch", "experts", "combine")
+EACH_LAYER, ENDS = 9, 3  # tensors of parameters
+MOST_OF_HOSTS = 8192  # tokens up to which the host is behind its GPU
+BF16 = 2  # bytes of a value
+BLOCK = 128  # queries of a block (grid of 32 with 512 tokens and 8 heads, step_kernels.csv)
+
+
+def sizes_of(row: Row) -> KernelSizes:
+    """Sizes of a step."""
+    tokens, heads = row["tokens"], row["heads"]
+    return KernelSizes(
+        tokens=tokens, hidden=row["hidden"], experts=row["experts"], topk=row["top_k"], heads=heads,
+        kv_heads=heads, width=row["hidden"] // heads, local=row["experts"],
+        rows=tokens * row["top_k"], copies=tokens, inner=row["width"], vocab=row["vocabulary"],
+        parameters=EACH_LAYER * row["layers"] + ENDS, trained=row["parameters"],
+    )  # fmt: skip
+
+
+def passes(row: Row, stack: Stack) -> list[tuple[bool, list[ListedOperation]]]:
+    """What a step launches, in order: of the forward pass, and of what follows."""
+    sizes, layers = sizes_of(row), row["layers"]
+
+    def forward(part: str) -> tuple[ListedOperation, ...]:
+        return stack.listed(sizes, [part], "forward")
+
+    def backward(part: str) -> tuple[ListedOperation, ...]:
+        return stack.listed(sizes, [part], "backward")
+
+    layer = [one for part in LAYER for one in forward(part)]
+    again = [one for part in reversed(LAYER) for one in backward(part)]
+    return [
+        (False, [*forward("embedding"), *(layers * layer), *forward("head")]),
+        (True, [*backward("head"), *(layers * again), *backward("embedding")]),
+        (True, list(backward("optimizer"))),
+    ]
+
+
+def attend(row: Row, machine: Machine) -> Callable[[Kernels], None]:
+    """Attention itself, causal, in sequences, as long as the SM with most of its blocks.
+
+    A block has `BLOCK` queries of a head (backward: keys) and goes through the keys that they see
+    (the queries that see them); SMs take the blocks in order, the longest first. Few tokens leave
+    most SMs without one.
+    """
+    sizes, length, sms = sizes_of(row), row["sequence"], machine.sms.count
+    seen = np.minimum(np.arange(0, length, BLOCK) + BLOCK, length)  # (block of a sequence,)
+    blocks = np.repeat(np.sort(seen)[::-1], sizes.heads * row["tokens"] // length)
+    free = [0] * sms
+    for keys in blocks.tolist():
+        heapq.heappushpop(free, free[0] + keys)
+    pairs = sms * BLOCK * max(free)
+
+    def add(kernels: Kernels) -> None:
+        products = 5 if kernels.is_backward else 2
+        nbytes = 4 * sizes.tokens * sizes.heads * sizes.width * BF16
+        flop = 2 * products * sizes.width * pairs
+        kernels.attention(np.array([flop]), np.array([nbytes]), is_decode=False)
+
+    return add
+
+
+def stack_of(row: Row, speed: float = 1.0) -> Stack:
+    """Plain PyTorch as a row runs it."""
+    kernels = load("pytorch")
+    variant = row["variant"]
+    options = kernels.chosen(graphs=GRAPHS[variant], waits=variant == "waits")
+    return Stack("pytorch", kernels, options, load_costs("pytorch", speed))
+
+
+def speeds() -> dict[int, float]:
+    """By run: how fast its host was beside that of the costs, by the time of ``add_``."""
+    times = {run: next(_add_us(run)) for run in RUNS}
+    return {run: times[COSTS_RUN] / time_us for run, time_us in times.items()}
+
+
+def _add_us(run: int) -> Iterator[float]:
+    for one in measurements("host_costs", "time_us"):
+        if (one["system"], one["run"], one["what"]) == (SYSTEM, run, "add_ in place"):
+            yield one.measured
+
+
+def predict(bench: Bench, row: Row) -> float:
+    """Predict a step in milliseconds, from an idle GPU to an idle GPU."""
+    system = bench.system(row["system"])
+    stack = stack_of(
+        row, system.host.speed.value * bench.once("speeds of runs", speeds)[row["run"]]
+    )
+    graph = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, graph, 1, launch="eager")
+    machine.host.end_graph()
+    end = machine.mark(machine.ranks)
+    known: dict[tuple[object, ...], int] = {}
+    for is_backward, rows in passes(row, stack):
+        kernels = ListedKernels(
+            machine, "bf16", end, is_backward=is_backward, known=known, stack=stack,
+            collective_ps=_nobody, attend=attend(row, machine),
+        )  # fmt: skip
+        kernels.run(rows)
+        end = kernels.end
+    return schedule(graph.build()).makespan_ps / (1000 * PS_PER_US)
+
+
+def _nobody(*_given: object) -> int:
+    raise AssertionError("one GPU has nobody to exchange with")
+
+
+def is_graph(row: Row) -> bool:
+    """Whether a graph held both passes."""
+    return GRAPHS[row["variant"]] != "none"
+
+
+def _is_long(row: Row) -> bool:
+    return not is_graph(row) and row["tokens"] > MOST_OF_HOSTS
+
+
+def _by_host(run: int) -> Callable[[Row], bool]:
+    return lambda row: not is_graph(row) and not _is_long(row) and row["run"] == run
+
+
+TABLE = Table(
+    name="one_gpu_steps",
+    title="Training steps of a small MoE transformer on one GPU (PyTorch), H200",
+    size="tokens",
+    bounds=(
+        Bound("eager, by the host", 15, _by_host(COSTS_RUN)),
+        Bound("eager, host of run 3", 20, _by_host(3)),
+        Bound("eager, 32,768 tokens", 10, _is_long),
+        Bound("graphs", 10, is_graph),
+    ),
+    predict=predict,
+    measured="step_ms",
+    systems=(SYSTEM,),
+    file="steps",
+    others=(
+        "busiest_over_mean", "low_ms", "high_ms", "row_ms", "host_ms", "graph_host_ms",
+        "forward_host_ms", "backward_host_ms", "optimizer_host_ms", "launches", "stream_waits",
+        "last_launch_ms", "kernels", "copies", "fills", "kernel_ms", "active_ms", "span_ms",
+        "idle_ms",
+    ),
+)  # fmt: skip

@@ -1,0 +1,344 @@
+"""The setting ``stack``: what a stack does in each stage of a layer, and what a result says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+from loops import every
+
+import hwmodel
+import replay
+import tracegen
+from replay.chains import stack_calls
+from replay.chains.preparation import make_work
+from replay.chains.stack_calls import Calls, StageCalls, stage_calls
+from replay.errors import UserError
+from replay.experiments.layer.setup import set_up
+from replay.experiments.layer.spec import RunSpec
+from replay.experiments.layer.tables.every import ranking
+from replay.model.machine.host import OUTSIDE, UNSTAGED
+from replay.model.work.batch import form_batch
+from replay.model.work.kernel_lists import KernelSizes
+from replay.model.work.layer import LayerWork
+from replay.model.work.precision import Precision
+from replay.model.work.stacks import Stack, even_sizes, facts_of
+from replay.model.work.stacks.stack import SERVED
+from replay.report.text import render, summary
+from replay.schemes import SCHEMES, find
+from replay.schemes.ep.staged import STAGES
+from tracegen.models import ModelShape
+
+Synthetic = Callable[..., tracegen.RoutingTrace]
+H100 = hwmodel.load("dgx-h100")
+SHAPE = ModelShape(
+    name="small", hidden=1024, moe_intermediate=512, num_experts=16, topk=2, num_layers=2,
+    gated=True, num_heads=8, num_kv_heads=4, head_dim=128,
+)  # fmt: skip
+TOKENS, RANKS = 64, 4
+PASSES = {"forward": False, "backward": True}
+KNOWN = ("nccl-alltoall", "deepep", "hybrid-ep")
+
+
+@cache
+def routed() -> tracegen.RoutingTrace:
+    return tracegen.generate.generate("uniform", SHAPE, ranks=RANKS, tokens_per_rank=TOKENS)
+
+
+@cache
+def works() -> Mapping[stack_calls.Pass, LayerWork]:
+    batch = form_batch(routed(), num_ranks=RANKS, phase="prefill")
+    return {
+        direction: make_work(
+            routed(), batch, layer=0, placement="contiguous", precision=Precision("bf16"),
+            is_backward=is_backward,
+        )
+        for direction, is_backward in PASSES.items()
+    }  # fmt: skip
+
+
+def sizes() -> KernelSizes:
+    return even_sizes(SHAPE, tokens=TOKENS, ranks=RANKS)
+
+
+def plain(text: str = "megatron-plain") -> Stack:
+    return Stack.of(text, H100, facts_of(SHAPE))
+
+
+def calls_of(scheme: str, stack: Stack) -> Calls:
+    return stage_calls(stack, find(scheme), sizes(), works(), H100)
+
+
+# ---- stages --------------------------------------------------------------------------------------
+
+
+@every("direction", PASSES)
+@every("scheme", KNOWN)
+def test_each_row_of_a_layer_is_in_one_group(scheme: str, direction: stack_calls.Pass) -> None:
+    """Rows arrive with the last exchange of the first part, and leave with those of the last."""
+    stack = plain().with_dispatcher(scheme)
+    assert stack is not None
+    groups = stack_calls._groups(stack, sizes(), direction)
+    parts = ("dispatch", "experts", "combine")
+    parts = parts if direction == "forward" else parts[::-1]
+    in_order = [row for part in parts for row in stack.listed(sizes(), [part], direction)]
+    assert [row for rows in groups.values() for row in rows] == in_order
+    arriving, experts, leaving, finish = groups.values()
+    ends = (arriving[-1], leaving[0], leaving[-1])
+    assert {row.kind for row in ends} == {"exchange"}
+    assert "exchange" not in {row.kind for row in (*experts, *finish)}
+    assert {row.part for row in arriving} == {parts[0]}
+
+
+@every("direction", PASSES)
+@every("scheme", KNOWN)
+def test_stages_have_what_the_list_has_beyond_the_scheme(
+    scheme: str, direction: stack_calls.Pass
+) -> None:
+    """Time is spread over launches; kernels, bytes and waits that the scheme has are not twice."""
+    stack = plain().with_dispatcher(scheme)
+    assert stack is not None
+    is_backward = PASSES[direction]
+    found = calls_of(scheme, stack)
+    host = stack_calls._host_of(find(scheme), works()[direction], H100)
+    for stages, rows in stack_calls._groups(stack, sizes(), direction).items():
+        here = [found[stage, is_backward] for stage in stages]
+        launched = sum(host.launched[stage, is_backward] for stage in stages)
+        waited = sum(host.waited[stage, is_backward] for stage in stages)
+        moved = sum(host.moved[stage, is_backward] for stage in stages)
+        products = [row for row in rows if row.kind == "gemm"]
+        small = [row for row in rows if row.kind != "gemm"]
+        others = sum(row.kernels for row in small) - max(0, launched - len(products))
+        assert here[0].others == max(0, others)
+        assert here[0].nbytes == max(0, sum(row.moves for row in small) - moved)
+        assert here[0].waits == max(0, sum(row.waits for row in rows) - waited)
+        assert {one[1:] for one in here[1:]} <= {(0, 0, 0)}
+        assert {one.launch_ps for one in here} == {here[0].launch_ps}
+        launches = launched + here[0].others
+        whole = sum(stack.costs.ps(row) for row in rows)
+        assert 0 <= whole - launches * here[0].launch_ps < max(1, launches)
+
+
+def test_deepep_waits_more_often_in_megatron_than_by_itself() -> None:
+    found = calls_of("deepep", plain())
+    waits = {stage: found[stage, False].waits for stage in STAGES}
+    # By itself it polls once. Its indices take three waits, padding three and the experts one.
+    assert waits == {"send": 0, "receive": 0, "experts": 7, "combine": 0, "finish": 0}
+    fewer = calls_of("deepep", plain("megatron-plain:pads_permute=false,experimental=true"))
+    assert sum(one.waits for one in fewer.values()) == 0
+    assert sum(calls_of("nccl-alltoall", plain())[stage, False].waits for stage in STAGES) == 0
+
+
+def test_a_fused_scheme_is_an_extension() -> None:
+    """Each launch is a call of a library, and outside of the layer operators are PyTorch's."""
+    stack = plain()
+    found = calls_of("comet", stack)
+    for direction, is_backward in PASSES.items():
+        library = StageCalls(stack.costs.call_ps("library", direction))
+        assert {found[one, is_backward] for one in (UNSTAGED, *STAGES)} == {library}
+        assert found[OUTSIDE, is_backward].launch_ps == stack.costs.call_ps("torch", direction)
+
+
+def test_an_unknown_scheme_whose_host_knows_rows_has_the_stacks_experts() -> None:
+    stack = plain()
+    found = calls_of("deepep-v2", stack)
+    rows = stack.listed(sizes(), ["experts"], "forward")
+    host = stack_calls._host_of(find("deepep-v2"), works()["forward"], H100)
+    experts = found["experts", False]
+    launches = host.launched["experts", False] + experts.others
+    assert experts.launch_ps == sum(stack.costs.ps(row) for row in rows) // launches
+    library = StageCalls(stack.costs.call_ps("library", "forward"))
+    assert {found[stage, False] for stage in STAGES if stage != "experts"} == {library}
+    # The host of nvls never waits, so that experts cannot be told their rows by it.
+    unaware = calls_of("nvls", stack)
+    assert {unaware[stage, False] for stage in STAGES} == {library}
+
+
+def test_serving_lists_know_no_dispatcher() -> None:
+    """Their experts are a scheme's own, too, and costs are without autograd."""
+    stack = plain("sglang")
+    found = stage_calls(stack, find("deepep"), sizes(), {"forward": works()["forward"]}, H100)
+    library, torch = (
+        stack.costs.call_ps("library", "forward"),
+        stack.costs.call_ps("torch", "forward"),
+    )
+    assert (library, torch) == (10_000_000, 9_000_000)
+    assert set(found.values()) == {StageCalls(library), StageCalls(torch)}
+    training = plain().costs
+    assert training.call_ps("library", "forward") == 40_000_000
+    assert training.call_ps("triton", "forward") > stack.costs.call_ps("triton", "forward")
+
+
+def test_sizes_of_experts_that_gpus_share() -> None:
+    whole, halves = sizes(), even_sizes(SHAPE, tokens=TOKENS, ranks=RANKS, sharing=2)
+    assert (halves.local, halves.inner, halves.rows) == (
+        2 * whole.local, whole.inner // 2, 2 * whole.rows,
+    )  # fmt: skip
+    assert whole.copies < halves.copies < whole.copies * 2
+    assert even_sizes(SHAPE, tokens=TOKENS, ranks=64).local == 1
+
+
+# ---- costs that are given ------------------------------------------------------------------------
+
+
+def test_costs_of_calls_can_be_given() -> None:
+    given = plain("megatron-plain:library_us=20,qk_norm=true").costs
+    assert given.call_ps("library", "forward") == given.call_ps("library", "backward") == 20_000_000
+    assert given.call_ps("torch", "forward") == plain().costs.call_ps("torch", "forward")
+    half = hwmodel.load("dgx-h100", {"host.speed": 2.0})
+    costs = Stack.of("megatron-plain:library_us=20", half).costs
+    assert costs.call_ps("library", "forward") == 10_000_000
+
+
+@every("value", ["fast", "true", "1.5", "-1"])
+def test_a_cost_is_a_whole_number(value: str) -> None:
+    with pytest.raises(UserError, match="whole microseconds"):
+        plain(f"megatron-plain:library_us={value}")
+
+
+# ---- practice ------------------------------------------------------------------------------------
+
+
+def test_practice_is_one_stack_to_train_and_several_to_serve(synthetic: Synthetic) -> None:
+    trace = synthetic(ranks=2)
+    names = ["deepep", "nccl-ep", "comet"]
+    served = replay.compare(trace, names, layer=0, baseline="deepep", stack="practice")
+    stacks = {one.scheme.name: one.stack and one.stack.name for one in served.results}
+    assert stacks == {"deepep": "sglang", "nccl-ep": "tensorrt-llm", "comet": "sglang"}
+    trained = replay.run(
+        trace, scheme="deepep", layer=0, direction="training", stack="practice:experimental=true"
+    )
+    assert trained.stack is not None
+    assert trained.stack.name == "megatron-plain:experimental=true"
+    assert trained.stack.options["dispatcher"] == "deepep"
+    assert trained.stack.knows
+    assert SERVED.keys() <= SCHEMES.keys()
+
+
+def test_practice_trains_in_fp8_with_scales_of_blocks(synthetic: Synthetic) -> None:
+    one = replay.run(
+        synthetic(ranks=2), scheme="deepep", layer=0, direction="backward", stack="practice",
+        precision="fp8",
+    )  # fmt: skip
+    assert one.stack is not None
+    assert one.stack.options["fp8"] == "blockwise"
+
+
+@every("direction", ["forward", "training"])
+@every("scheme", [*SCHEMES])
+def test_every_scheme_runs_in_practice_and_calls_that_cost_nothing_change_nothing(
+    scheme: str, direction: str, synthetic: Synthetic
+) -> None:
+    """Bare launches that cost nothing are calls that cost nothing, where no kernel is added."""
+    trace = synthetic(ranks=2)
+    system = hwmodel.load("dgx-h100", {"overheads.launch_us": 0.0})
+    if find(scheme).lacks(system):
+        pytest.skip("of another platform")
+    if direction == "training" and find(scheme).passes != {"forward", "backward"}:
+        pytest.skip("has no backward pass")
+
+    def time(stack: str | None) -> float:
+        return replay.run(
+            trace, scheme=scheme, system=system, layer=0, barrier=True, tune=False,
+            direction=direction, stack=stack,
+        ).totals.makespan_us  # fmt: skip
+
+    bare, costly = time(None), time("practice")
+    assert costly > bare or scheme == "ideal"
+    knows = direction == "training" and stack_calls.brings_experts(plain(), find(scheme), H100)
+    knows = knows or (direction == "training" and plain().with_dispatcher(scheme) is not None)
+    if not knows:
+        assert time("practice:library_us=0,torch_us=0") == bare
+
+
+# ---- what results say ----------------------------------------------------------------------------
+
+
+def test_without_a_stack_nothing_says_so(synthetic: Synthetic) -> None:
+    trace = synthetic(ranks=2)
+    bare = replay.run(trace, scheme="deepep", layer=0)
+    under = replay.run(trace, scheme="deepep", layer=0, stack="sglang")
+    assert "stack" not in json.loads(bare.to_json())
+    assert "stack" not in RunSpec().model_dump()
+    assert bare.run_id != under.run_id
+    document = json.loads(under.to_json())
+    assert document["stack"] == {
+        "name": "sglang", "knows": False,
+        "options": {"fused_qk_norm_rope": False, "fused_reduce": False},
+    }  # fmt: skip
+    assert "Launched kernel by kernel by hosts of sglang." in summary(under)
+    assert "by hosts of" not in summary(bare)
+
+
+def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic) -> None:
+    both = replay.compare(
+        synthetic(ranks=2, phase="decode"), ["deepep", "nvls"], layer=0, baseline="deepep",
+        stack="practice",
+    )  # fmt: skip
+    text = " ".join(summary(both).split())
+    assert "Launched kernel by kernel by hosts of sglang: deepep." in text
+    held = "Launched as CUDA graphs, in each layer until a host waits by hosts of"
+    assert f"{held} megatron-inference: nvls." in text
+    assert "Not in the list of sglang, so that kernels for rows are calls" in text
+    assert f"{held} megatron-inference: nvls." in " ".join(render(ranking(both)).split())
+
+
+@every(
+    ("settings", "message"),
+    [
+        ({"stack": "megatron"}, "unknown stack 'megatron'"),
+        ({"stack": "practice:nothing=1"}, "unknown option of sglang 'nothing'"),
+        ({"stack": "sglang", "direction": "training"}, "no backward pass; those that train are"),
+        ({"stack": "megatron-plain:fp8=mxfp8"}, "fp8 is mxfp8 and products are bf16"),
+        ({"stack": "deepseek"}, "products are fp8, and not bf16"),
+        ({"stack": "sglang", "communication_only": True}, "--communication-only and --stack"),
+        ({"scheme": "pangu", "stack": "sglang", "system": "atlas-800t-a2"}, "has no table [host]"),
+    ],
+)
+def test_what_no_stack_does_is_refused(
+    settings: dict[str, Any], message: str, synthetic: Synthetic
+) -> None:
+    with pytest.raises(UserError) as error:
+        replay.run(synthetic(ranks=2), **{"scheme": "deepep", "layer": 0, **settings})
+    assert message in str(error.value)
+
+
+def test_schemes_that_a_list_does_not_know_have_no_types_there(synthetic: Synthetic) -> None:
+    one = replay.run(synthetic(ranks=2), scheme="comet", layer=0, stack="deepseek")
+    assert one.stack is not None
+    assert not one.stack.knows
+
+
+def test_passes_that_overlap_have_megatrons_streams(synthetic: Synthetic) -> None:
+    for kind, overlap in (("off", "none"), ("megatron", "passes")):
+        one = replay.run(
+            synthetic(ranks=2, steps=2), scheme="deepep", direction="training", stack="practice",
+            interleave=kind,
+        )  # fmt: skip
+        assert one.stack is not None
+        assert one.stack.options["overlap"] == overlap
+
+
+def calls_under(trace: tracegen.RoutingTrace, **settings: Any) -> Calls:
+    spec = RunSpec(scheme="deepep", stack="megatron-plain", **settings)
+    calls = set_up(spec, {}).prepared(trace).calls
+    assert calls is not None
+    return calls
+
+
+def test_micro_batches_have_rows_of_their_own(synthetic: Synthetic) -> None:
+    """Kernels that a stack adds move half of the bytes in each half of a batch."""
+    whole, half = (calls_under(synthetic(ranks=2), interleave=kind) for kind in ("off", "tbo"))
+    assert half["experts", False].nbytes == pytest.approx(whole["experts", False].nbytes / 2, 0.05)
+    assert half[OUTSIDE, False] == whole[OUTSIDE, False]
+
+
+def test_gpus_that_share_experts_launch_for_twice_as_many(synthetic: Synthetic) -> None:
+    """A product of Transformer Engine is a call for each expert of a GPU."""
+    trace = synthetic(ranks=2)
+    whole, shared = (calls_under(trace, expert_tp=gpus)["experts", False] for gpus in (1, 2))
+    assert shared.others == whole.others
+    assert shared.launch_ps > 1.3 * whole.launch_ps

@@ -1,0 +1,108 @@
+"""Training steps on one GPU: what is launched, and that hosts pace what has few tokens."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections import Counter
+from importlib import resources
+
+import pytest
+
+from replay.studies.validate import one_gpu
+from replay.studies.validate.bench import Bench
+
+TABLES = resources.files("replay.studies.validate.measurements")
+STEPS = one_gpu.TABLE.rows()
+PART_OF = {"router": "experts", "dispatch": "experts", "combine": "experts"}
+
+
+def read(name):
+    return list(csv.DictReader((TABLES / f"{name}.csv").read_text("utf-8").splitlines()))
+
+
+def launched(row):
+    """Launches by pass and part."""
+    found = Counter()
+    for _, rows in one_gpu.passes(row, one_gpu.stack_of(row)):
+        for one in rows:
+            is_update = one.part == "optimizer"
+            part = "" if is_update else PART_OF.get(one.part, one.part)
+            found["optimizer" if is_update else one.direction, part] += one.kernels
+    return found
+
+
+def of_variant(variant, run=2):
+    return [row for row in STEPS if (row["variant"], row["run"]) == (variant, run)]
+
+
+def test_a_step_launches_what_was_counted_at_all_tokens_and_layers():
+    every = {
+        (one["run"], one["variant"], one["tokens"], one["layers"]): one for one in read("steps")
+    }
+    for row in of_variant("eager"):
+        seen = every["2", "eager", str(row["tokens"]), str(row["layers"])]
+        count = sum(int(seen[kind]) for kind in ("kernels", "copies", "fills"))
+        assert sum(launched(row).values()) == count == int(seen["launches"])
+    for row in of_variant("waits"):
+        seen = every["2", "waits", str(row["tokens"]), str(row["layers"])]
+        rows = [one for _, part in one_gpu.passes(row, one_gpu.stack_of(row)) for one in part]
+        assert sum(one.waits for one in rows) == int(seen["stream_waits"]) == row["layers"]
+        assert sum(one.kernels + one.copies for one in rows) == int(seen["launches"])
+
+
+@pytest.mark.parametrize("tokens", [512, 8192])
+def test_parts_of_a_layer_launch_what_the_profiler_saw(tokens):
+    (row,) = (row for row in of_variant("eager") if row["layers"] == 1)
+    setting = {**row.setting, "tokens": tokens, "sequence": min(tokens, 2048)}
+    seen = Counter(
+        (one["phase"], one["part"]) for one in read("step_kernels") if one["tokens"] == str(tokens)
+    )
+    assert launched(dataclasses.replace(row, setting=setting)) == seen
+
+
+def test_operators_are_those_that_the_profiler_saw_in_their_order():
+    """A row names its operators, of which some were seen within another one."""
+    (row,) = (row for row in of_variant("eager") if row["layers"] == 1)
+    seen = [one["operator"] for one in read("step_kernels") if one["tokens"] == "512"]
+    rows = [one for _, part in one_gpu.passes(row, one_gpu.stack_of(row)) for one in part]
+    kernels = [one for one in rows for _ in range(one.kernels)]
+    assert len(kernels) == len(seen)
+    plain = [
+        (one.source.split()[1].strip(":,"), operator)
+        for one, operator in zip(kernels, seen, strict=True)
+        if one.call == "torch" and one.kernels == 1 and "," not in one.source
+    ]
+    assert len(plain) > 70
+    named = sum(name in operator for name, operator in plain)
+    assert named > 0.9 * len(plain), [pair for pair in plain if pair[0] not in pair[1]]
+
+
+def test_few_tokens_take_as_long_as_their_host():
+    row = next(row for row in of_variant("eager") if row["tokens"] == 128)
+    stack = one_gpu.stack_of(row)
+    host = sum(stack.costs.ps(one) for _, rows in one_gpu.passes(row, stack) for one in rows)
+    found = one_gpu.predict(Bench(), row)
+    assert 0 < found - host / 1e9 < 0.6, "the optimiser's kernels end behind their launches"
+    assert found == pytest.approx(
+        one_gpu.predict(Bench(), next(r for r in of_variant("eager") if r["tokens"] == 512)),
+        rel=1e-3,
+    )
+
+
+def test_without_host_costs_eager_steps_are_those_of_graphs():
+    """A host a thousand times as fast: what is left are gaps, 0.8 us longer in a stream."""
+    free = Bench({"host.speed": 1000.0})
+    for eager, graph in zip(of_variant("eager"), of_variant("graph"), strict=True):
+        assert (eager["tokens"], eager["layers"]) == (graph["tokens"], graph["layers"])
+        without, held = one_gpu.predict(free, eager), one_gpu.predict(free, graph)
+        gaps = 0.8e-3 * sum(launched(eager).values())
+        assert without == pytest.approx(held + gaps, rel=0.02)
+        if eager["tokens"] <= 2048:
+            assert without < 0.35 * eager.measured
+
+
+def test_a_slower_host_is_seen_in_one_operator():
+    speeds = one_gpu.speeds()
+    assert speeds[one_gpu.COSTS_RUN] == 1
+    assert speeds[3] == pytest.approx(0.67, abs=0.01)
