@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Sequence
-from math import exp, log
+from math import exp, log, sqrt
 
 import replay
 
@@ -53,7 +53,7 @@ def fitted(steps: Steps) -> float:
     """Speed that makes the mean of log(predicted / published) of these steps zero."""
     low, high = SPEEDS[0] / 2, SPEEDS[-1] * 2
     for _ in range(50):
-        speed = (low * high) ** 0.5
+        speed = sqrt(low * high)
         off = sum(log(between(steps[which], speed) / PUBLISHED_S[which]) for which in steps)
         low, high = (speed, high) if off > 0 else (low, speed)
     return speed

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from math import comb
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from loops import every
 
 import hwmodel
 from replay.chains.chain import ChainLink
@@ -141,19 +142,17 @@ def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.Monk
     assert len(set(leads)) == 1
 
 
-def test_virtual_stages_call_without_waiting() -> None:
+@every("direction", ["forward", "backward"])
+def test_virtual_stages_call_without_waiting(direction: Literal["forward", "backward"]) -> None:
     """Hosts that lag anyway are longer by what they call."""
     layers = made("megatron-plain", vpp=2, layers=(1, 1, 1, 1)).layers[0]
+    behind, before = (layers[1], layers[0]) if direction == "forward" else (layers[0], layers[3])
+    longer = getattr(behind, direction).own.max() - getattr(before, direction).own.max()
     stack = Stack.of("megatron-plain", H100)
     sizes = sizes_of(models.load("qwen3-30b-a3b"), ParallelPlan(pp=2, dp=4, ep=4, vpp=2), 4096)
-    for one, first in (
-        (layers[1].forward, layers[0].forward),
-        (layers[0].backward, layers[3].backward),
-    ):
-        direction = "forward" if one is layers[1].forward else "backward"
-        calls = sum(stack.costs.ps(row) for row in stack.listed(sizes, ["hop"], direction))
-        longer = int(one.own.max() - first.own.max())
-        assert 0 < calls <= longer < calls + H100.overheads.kernel_gap_ps()
+    calls = sum(stack.costs.ps(row) for row in stack.listed(sizes, ["hop"], direction))
+    kernel = H100.overheads.kernel_gap_ps() + H100.overheads.small_kernel_ps
+        assert 0 < calls <= longer < calls + kernel  # the last may be held up, too
 
 
 def test_a_stack_without_a_hop_calls_nothing() -> None:
