@@ -259,10 +259,11 @@ def _calls(
         for is_backward in settings.passes
     }
     found = stage_calls(stack, scheme, sizes, works, system)
-    return {
+    stages = {
         stage: calls._replace(nbytes=calls.nbytes * part // max(1, whole))
-        for stage, calls in found.items()
+        for stage, calls in found.stages.items()
     }
+    return dataclasses.replace(found, stages=stages)
 
 
 # ---- the work of a layer -------------------------------------------------------------------------
