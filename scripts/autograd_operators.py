@@ -1,4 +1,4 @@
-"""Operators from rows to rows, whose host time `measure_host.py more` measures."""
+"""Operators from rows to rows, whose host time `measure_host.py more` and `mixed` measure."""
 
 # mypy: ignore-errors
 
@@ -21,34 +21,41 @@ class Nothing(nn.Module):
         return given
 
 
-def operators(calls: int) -> tuple[dict, list]:
+def operators(calls: int, device: str = "cuda", rows: tuple = ROWS) -> tuple[dict, list]:
     """Operators by name, each of (rows, number of the call), and the parameters they train.
 
     Parameters
     ----------
     calls
         Number of calls in a row that each find parameters of their own.
+    device, rows
+        Where and how many by how wide the rows are.
     """
-    kind = {"device": "cuda", "dtype": torch.bfloat16}
-    linears = [nn.Linear(WIDTH, WIDTH, bias=False, **kind) for _ in range(calls)]
+    with torch.device(device):
+        return _operators(calls, rows)
+
+
+def _operators(calls, rows):
+    kind, (num_rows, width) = {"dtype": torch.bfloat16}, rows
+    linears = [nn.Linear(width, width, bias=False, **kind) for _ in range(calls)]
     weights = [linear.weight for linear in linears]
-    frozen, constant = weights[0].detach(), torch.randn(*ROWS, **kind)
+    frozen, constant = weights[0].detach(), torch.randn(*rows, **kind)
     experts = [
-        torch.randn(EXPERTS, WIDTH, WIDTH, **kind).mul_(WIDTH**-0.5).requires_grad_()
+        torch.randn(EXPERTS, width, width, **kind).mul_(width**-0.5).requires_grad_()
         for _ in range(calls)
     ]
-    norms = [torch.ones(WIDTH, requires_grad=True, **kind) for _ in range(calls)]
-    step = NUM_ROWS // EXPERTS
-    ends = torch.arange(step, NUM_ROWS + 1, step, device="cuda", dtype=torch.int32)
-    ids = torch.randperm(NUM_ROWS, device="cuda")
+    norms = [torch.ones(width, requires_grad=True, **kind) for _ in range(calls)]
+    step = num_rows // EXPERTS
+    ends = torch.arange(step, num_rows + 1, step, dtype=torch.int32)
+    ids = torch.randperm(num_rows)
     nothing, hooked, hooked_back = Nothing(), Nothing(), Nothing()
     hooked.register_forward_hook(lambda *_given: None)
     hooked_back.register_full_backward_hook(lambda *_given: None)
 
     def attention(given, _index):
-        heads = given.view(NUM_ROWS, HEADS, WIDTH // HEADS).transpose(0, 1)[None]
+        heads = given.view(num_rows, HEADS, width // HEADS).transpose(0, 1)[None]
         found = functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-        return found[0].transpose(0, 1).reshape(ROWS)
+        return found[0].transpose(0, 1).reshape(rows)
 
     found = {
         "functional.linear, trained": lambda given, index: functional.linear(given, weights[index]),
@@ -56,12 +63,12 @@ def operators(calls: int) -> tuple[dict, list]:
         "nn.Linear": lambda given, index: linears[index](given),
         "add of a constant": lambda given, _: given + constant,
         "mul by a constant": lambda given, _: given * constant,
-        "view": lambda given, _: given.view(ROWS),
+        "view": lambda given, _: given.view(rows),
         "nn.Module of nothing": lambda given, _: nothing(given),
         "nn.Module of nothing with a forward hook": lambda given, _: hooked(given),
         "nn.Module of nothing with a backward hook": lambda given, _: hooked_back(given),
         "silu": lambda given, _: functional.silu(given),
-        "rms_norm": lambda given, index: functional.rms_norm(given, (WIDTH,), norms[index]),
+        "rms_norm": lambda given, index: functional.rms_norm(given, (width,), norms[index]),
         "softmax": lambda given, _: given.softmax(-1),
         "to float32 and back": lambda given, _: given.float().bfloat16(),
         "chunk in 2 and cat": lambda given, _: torch.cat(given.chunk(2, -1), -1),
@@ -86,7 +93,7 @@ def operators(calls: int) -> tuple[dict, list]:
 
 
 def _function():
-    scratch = torch.zeros(1, device="cuda")
+    scratch = torch.zeros(1)
 
     class OneKernel(torch.autograd.Function):
         @staticmethod
@@ -103,7 +110,7 @@ def _function():
 
 
 def _custom_operator():
-    scratch = torch.zeros(1, device="cuda")
+    scratch = torch.zeros(1)
 
     @torch.library.custom_op("measured::one_kernel", mutates_args=())
     def one_kernel(given: torch.Tensor) -> torch.Tensor:
@@ -118,8 +125,8 @@ def _custom_operator():
 def _triton_function():
     from tile_kernels import quantised
 
-    fp8 = torch.empty(*ROWS, device="cuda", dtype=torch.float8_e4m3fn)
-    scales = torch.empty(NUM_ROWS, WIDTH // 128, device="cuda")
+    fp8 = torch.empty(*ROWS, dtype=torch.float8_e4m3fn)
+    scales = torch.empty(NUM_ROWS, WIDTH // 128)
 
     class OneTritonKernel(torch.autograd.Function):
         @staticmethod
@@ -139,3 +146,77 @@ def compiled() -> dict:
     """A compiled function of two pointwise operators."""
     function = torch.compile(lambda given: functional.silu(given) * 2, dynamic=False)
     return {"torch.compile of two pointwise operators": lambda given, _: function(given)}
+
+
+def compiled_too() -> dict:
+    """Another compiled function."""
+    function = torch.compile(lambda given: functional.softplus(given) + given, dynamic=False)
+    return {"torch.compile of softplus and add": lambda given, _: function(given)}
+
+
+# Of `operators`: those of which operators.toml and costs.toml have costs.
+COSTED = (
+    "view",
+    "nn.Module of nothing",
+    "add of a constant",
+    "mul by a constant",
+    "functional.linear, trained",
+    "grouped_mm of 4",
+    "attention between transposes",
+    "rms_norm",
+    "silu",
+    "softmax",
+    "to float32 and back",
+    "chunk in 2 and cat",
+    "index_select",
+    "zeros and index_add_",
+    "autograd.Function of a Triton kernel",
+    "custom_op of add_ and empty_like",
+)
+
+
+def more_operators(device: str = "cuda", rows: tuple = ROWS) -> dict:
+    """Operators of a router that `operators` lacks; those beside the rows have no gradient."""
+    num_rows, width = rows
+    with torch.device(device):
+        ids, constant = torch.randperm(num_rows), torch.randn(*rows)
+        mask = torch.zeros(*rows, dtype=torch.bool)
+        places = torch.randint(0, width, (num_rows, EXPERTS))
+
+    def beside(call):
+        def operator(given, _index):
+            call()
+            return given
+
+        return operator
+
+    return {
+        "sum over a dimension": lambda given, _: given[None].sum(0),
+        "topk of all": lambda given, _: given.topk(width)[0],
+        "slice, beside": beside(lambda: constant[:4]),
+        "zeros, beside": beside(lambda: torch.zeros(rows, device=device)),
+        "scatter_ of True, beside": beside(lambda: mask.scatter_(1, places, True)),
+        "argsort, beside": beside(lambda: ids.argsort(stable=True)),
+        "cumsum to int32, beside": beside(lambda: ids.cumsum(0, dtype=torch.int32)),
+    }
+
+
+def modules(operators: list) -> list:
+    """Modules of eight classes that each call an operator."""
+
+    def layer(number):
+        class Layer(nn.Module):
+            def __init__(self, operator):
+                super().__init__()
+                self.operator = operator
+
+            def forward(self, given, index):
+                return self.operator(given, index)
+
+        # Code of its own: Python adapts code to what it has met.
+        code = Layer.forward.__code__
+        Layer.forward.__code__ = code.replace(co_firstlineno=code.co_firstlineno + number)
+        return Layer
+
+    layers = [layer(number) for number in range(8)]
+    return [layers[at % 8](operator) for at, operator in enumerate(operators)]

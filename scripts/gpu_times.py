@@ -81,13 +81,13 @@ class Gpu:
         """Host microseconds of one of some calls in a row, with an idle GPU before them."""
         times = []
         for turn in range(HOST_TURNS + 2):
-            self.torch.cuda.synchronize()
+            self.wait()
             begin = time.perf_counter()
             for _ in range(calls):
                 call()
             if turn > 1:
                 times.append(1e6 * (time.perf_counter() - begin) / calls)
-        self.torch.cuda.synchronize()
+        self.wait()
         return spread(times)
 
 
@@ -119,7 +119,8 @@ def print_system(gpu: Gpu) -> None:
     try:
         print("GPU:", subprocess.run(command, capture_output=True, text=True, check=False).stdout)
     except OSError as error:
-        print("GPU:", torch.cuda.get_device_name(), repr(error))
+        name = torch.cuda.get_device_name() if gpu.device == "cuda" else "none"
+        print("GPU:", name, repr(error))
     print("torch", torch.__version__, "CUDA", torch.version.cuda, "Python", sys.version.split()[0])
 
 

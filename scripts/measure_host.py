@@ -3,6 +3,7 @@
 Usage: python scripts/measure_host.py WHAT --out FILE.csv [--budget SECONDS]
     host     host time of operators, modules, waits and graphs
     more     host time of operators under autograd, forward and backward; queues filled again
+    mixed    host time of operators under autograd among others of other kinds
     layer    kernels of a MoE block of transformers, as PyTorch's profiler sees them
 
 Host times are of one of a hundred calls in a row, with an idle GPU before them. What fails is
@@ -13,19 +14,29 @@ of Hopper's kind; `layer` needs transformers.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import statistics
 import time
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from gpu_times import HOST_TURNS, SPREAD, Gpu, Row, attempt, print_system, spread, write_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    Operator = Callable[[Any, int], Any]  # of rows and the number of the call
+    Program = list[tuple[str, Operator, int]]
 
 LAYER_TOKENS = 512
 CHAIN = 32  # operators in a row
+OF_A_KIND = 4  # in a mixture
+MIXED_TURNS = 30
+FEW_ROWS = (8, 16)  # without a GPU: kernels are the host's
+SEED = 33
 REFILLS = 15
 CLOCKS_PER_US = 1_980  # of an H100 under a light load
 
@@ -399,6 +410,243 @@ def _events(gpu: Gpu) -> Iterator[Row]:
         yield from _between(gpu, name, call)
 
 
+def mixed(gpu: Gpu) -> Iterator[Row]:
+    """Host time of operators in chains of their kind, and among others."""
+    from autograd_operators import COSTED, ROWS, compiled, compiled_too, more_operators, operators
+
+    print_system(gpu)
+    torch = gpu.torch
+    rows = ROWS if gpu.device == "cuda" else FEW_ROWS
+    tiny = torch.zeros(1, device=gpu.device)
+    linear = torch.nn.Linear(16, 16, device=gpu.device)
+    every, parameters = operators(CHAIN, gpu.device, rows)
+    turns = Turns(gpu, rows, parameters)
+    more = more_operators(gpu.device, rows)
+    found = {name: every[name] for name in COSTED if name in every} | more
+
+    def add_again(setting: str) -> Iterator[Row]:
+        row = partial(_host_row, gpu, "add_ in place", lambda: tiny.add_(1), setting)
+        yield from attempt("add_", row)
+
+    yield from attempt(
+        "weight", partial(_host_row, gpu, "parameter of a module", lambda: linear.weight)
+    )
+    yield from add_again("mixed, begin")
+    yield from turns.chains({"nn.Module of nothing": every["nn.Module of nothing"]}, 1)
+    yield from turns.chains(found)
+    yield from turns.mixtures("", found)
+    yield from _adam(turns, found)
+    yield from add_again("mixed, middle")
+    later: dict[str, Operator] = {}
+    for make in (compiled, compiled_too):
+        try:
+            later |= make()
+        except Exception as error:
+            print("failed:", make.__name__, repr(error)[:300], flush=True)
+    if later:
+        yield from turns.chains(later)
+        yield from turns.mixtures(" with compiled", found | later)
+    yield from turns.chains(found | later, again=True)
+    yield from add_again("mixed, end")
+    turns.print_ratios()
+
+
+class Turns:
+    """Host time of passes through operators, each turn with an idle GPU before it.
+
+    Parameters
+    ----------
+    rows
+        Sizes of what the operators are given.
+    parameters
+        Those that they train.
+    """
+
+    def __init__(self, gpu: Gpu, rows: tuple[int, int], parameters: list[Any]) -> None:
+        self.gpu, self.rows, self.parameters = gpu, rows, parameters
+        self._found: dict[tuple[str, str], tuple[float, float]] = {}  # median and least
+        self._programs: dict[str, Program] = {}
+
+    def chains(
+        self, of: dict[str, Operator], length: int = CHAIN, *, again: bool = False
+    ) -> Iterator[Row]:
+        """Each operator in a row of its kind."""
+        setting = f"{length} in a row{' again' if again else ''}, each"
+        for name, operator in of.items():
+            program = [(name, operator, index) for index in range(length)]
+            try:
+                yield from self._whole(name, setting, program, length)
+            except Exception as error:
+                print("failed: chain of", name, repr(error)[:300], flush=True)
+
+    def mixtures(self, of: str, found: dict[str, Operator]) -> Iterator[Row]:
+        """The same operators, of which chains were taken, in several orders."""
+        from autograd_operators import modules
+
+        def program(count: int, without: tuple[str, ...] = ()) -> Program:
+            return [
+                (name, operator, index)
+                for name, operator in found.items()
+                if (name, f"forward, {CHAIN} in a row, each") in self._found and name not in without
+                for index in range(count)
+            ]
+
+        def shuffled(given: Program) -> Program:
+            return random.Random(SEED).sample(given, len(given))
+
+        plain, views = shuffled(program(OF_A_KIND)), ("view", "nn.Module of nothing")
+        held = modules([operator for _, operator, _ in plain])
+        programs = {
+            "flat": plain,
+            "in modules": [
+                (name, module, index) for module, (name, _, index) in zip(held, plain, strict=True)
+            ],
+            "without views": shuffled(program(OF_A_KIND, views)),
+            "long": shuffled(program(CHAIN)),
+            "sorted": program(CHAIN),
+        }
+        for name, one in programs.items():
+            what = f"{len(one)} operators{of}, {name}"
+            try:
+                yield from self._whole(what, "all", one)
+                self._programs[what] = one
+                yield from self._each(what, one)
+            except Exception as error:
+                print("failed:", what, repr(error)[:300], flush=True)
+
+    def _row(self, what: str, setting: str, seconds: Iterable[float], over: int = 1) -> Row:
+        row = (what, setting, *spread([1e6 * one / over for one in seconds]))
+        self._found[what, setting] = row[2:4]
+        return row
+
+    def _whole(self, what: str, setting: str, program: Program, over: int = 1) -> Iterator[Row]:
+        """Host time of whole passes, and of the waits for the GPU behind them, over a number."""
+        turns = [self.turn(program) for _ in range(MIXED_TURNS + 3)][3:]
+        without = [self.turn(program, graded=False)[0] for _ in range(MIXED_TURNS + 3)][3:]
+        forward, wait, backward, wait_too = zip(*turns, strict=True)
+        for name, found in (
+            ("forward", forward), ("backward", backward), ("no_grad forward", without)
+        ):  # fmt: skip
+            yield self._row(what, f"{name}, {setting}", found, over)
+        if setting == "all":
+            yield self._row(what, "wait behind forward", wait)
+            yield self._row(what, "wait behind backward", wait_too)
+
+    def turn(self, program: Program, *, graded: bool = True) -> tuple[float, float, float, float]:
+        """Seconds of forward, the wait behind it, backward, and the wait behind that."""
+        calls = [(operator, index) for _, operator, index in program]
+        out, gradient = self._begun(graded)
+        clock, wait = time.perf_counter, self.gpu.wait
+        with contextlib.nullcontext() if graded else self.gpu.torch.no_grad():
+            begin = clock()
+            for operator, index in calls:
+                out = operator(out, index)
+            middle = clock()
+        wait()
+        again = clock()
+        if graded:
+            out.backward(gradient)
+        end = clock()
+        wait()
+        return middle - begin, again - middle, end - again, clock() - end
+
+    def _begun(self, graded: bool) -> tuple[Any, Any]:
+        """Rows and the gradient of what comes of them, with an idle GPU and no gradients left."""
+        torch = self.gpu.torch
+        for parameter in self.parameters:
+            parameter.grad = None  # as behind zero_grad: gradients are taken, not added
+        rows, gradient = (
+            torch.randn(*self.rows, device=self.gpu.device, dtype=torch.bfloat16) for _ in range(2)
+        )
+        rows.requires_grad_(graded)
+        self.gpu.wait()
+        return rows, gradient
+
+    def _each(self, what: str, program: Program) -> Iterator[Row]:
+        """Host time of operators by name: a clock around each, backward by hooks between them."""
+        found: dict[tuple[str, str], list[float]] = {}
+        for turn in range(MIXED_TURNS + 3):
+            spent: dict[tuple[str, str], list[float]] = {}
+            self._stamp_forward(program, spent, graded=True)
+            self._stamp_forward(program, spent, graded=False)
+            self._stamp_backward(program, spent)
+            if turn > 2:
+                for key, seconds in spent.items():
+                    found.setdefault(key, []).append(statistics.mean(seconds))
+        for (name, direction), seconds in found.items():
+            yield self._row(name, f"{direction}, among {what}", seconds)
+
+    def _stamp_forward(
+        self, program: Program, spent: dict[tuple[str, str], list[float]], *, graded: bool
+    ) -> None:
+        out, _ = self._begun(graded)
+        clock, direction = time.perf_counter, "forward" if graded else "no_grad forward"
+        with contextlib.nullcontext() if graded else self.gpu.torch.no_grad():
+            for name, operator, index in program:
+                begin = clock()
+                out = operator(out, index)
+                end = clock()
+                spent.setdefault((name, direction), []).append(end - begin)
+
+    def _stamp_backward(self, program: Program, spent: dict[tuple[str, str], list[float]]) -> None:
+        out, gradient = self._begun(graded=True)
+        stamps: list[tuple[float, str]] = []
+
+        def stamp(name: str, _gradient: object) -> None:
+            stamps.append((time.perf_counter(), name))
+
+        for name, operator, index in program:
+            before, out = out, operator(out, index)
+            if out is not before:  # else it has no node
+                out.register_hook(partial(stamp, name))
+        self.gpu.wait()
+        out.backward(gradient)
+        for (begin, name), (end, _) in pairwise(stamps):
+            spent.setdefault((name, "backward"), []).append(end - begin)
+
+    def print_ratios(self) -> None:
+        """Print what mixtures take over the chains of their calls, by medians and by leasts."""
+        for what, program in self._programs.items():
+            names = [name for name, _, _ in program]
+            if what.endswith("in modules"):
+                names += ["nn.Module of nothing"] * len(program)
+            for direction in ("forward", "backward", "no_grad forward"):
+                whole = self._found[what, f"{direction}, all"]
+                chains = [
+                    self._found[name, f"{direction}, {CHAIN} in a row{again}, each"]
+                    for name in names
+                    for again in ("", " again")
+                ]
+                ratios = [2 * whole[at] / sum(one[at] for one in chains) for at in (0, 1)]
+                print(what, direction, f"over chains: {ratios[0]:.2f}, least {ratios[1]:.2f}")
+
+
+def _adam(turns: Turns, found: dict[str, Operator]) -> Iterator[Row]:
+    """Host time of AdamW's step, again and again and behind passes."""
+    program = [
+        (name, found[name], index)
+        for name in ("functional.linear, trained", "rms_norm", "grouped_mm of 4", "silu")
+        for index in range(CHAIN // 3)
+    ]
+    program = random.Random(SEED).sample(program, len(program))
+    try:
+        adam = turns.gpu.torch.optim.AdamW(turns.parameters, lr=1e-5, fused=True)
+        times = []
+        for turn in range(MIXED_TURNS + 3):
+            turns.turn(program)
+            begin = time.perf_counter()
+            adam.step()
+            end = time.perf_counter()
+            if turn > 2:
+                times.append(1e6 * (end - begin))
+        trained = sum(parameter.grad is not None for parameter in turns.parameters)
+        what = f"AdamW step, {trained} parameters, fused"
+        yield (what, "behind passes", *spread(times))
+        yield (what, "again and again", *turns.gpu.host_us(adam.step, 10))
+    except Exception as error:
+        print("failed: AdamW", repr(error)[:300], flush=True)
+
+
 def layer(gpu: Gpu) -> Iterator[Row]:
     """Kernels of one MoE layer of transformers, forward and backward."""
     torch = gpu.torch
@@ -489,6 +737,7 @@ if __name__ == "__main__":
         {
             "host": (("what", "setting", *SPREAD), host),
             "more": (("what", "setting", *SPREAD), more),
+            "mixed": (("what", "setting", *SPREAD), mixed),
             "layer": (("model", "tokens", "phase", "kernel", "launches", "gpu_us"), layer),
         },
     )

@@ -245,19 +245,25 @@ def _calls(
 ) -> Calls:
     """What a stack does around the scheme's kernels.
 
-    Lists know even work: that of the GPU with most tokens, and of the largest micro-batch, stands
-    for all.
+    Lists know even work: that of the GPU with most tokens stands for all. A micro-batch moves its
+    part of the bytes, and the largest stands for all.
     """
-    parts = [batch.source_rank[one.tokens] for one in links[0].micro_batches] or [batch.source_rank]
-    tokens = max(int(np.bincount(part, minlength=batch.num_ranks).max()) for part in parts)
+    tokens = int(np.bincount(batch.source_rank, minlength=batch.num_ranks).max())
     sizes = even_sizes(shape, tokens=tokens, ranks=batch.num_ranks, sharing=settings.expert_tp)
+    whole = len(batch.source_rank)
+    part = max((len(one.tokens) for one in links[0].micro_batches), default=whole)
     works: dict[Pass, LayerWork] = {
         "backward" if is_backward else "forward": next(
             link for link in links if link.is_backward == is_backward
         ).work()
         for is_backward in settings.passes
     }
-    return stage_calls(stack, scheme, sizes, works, system)
+    found = stage_calls(stack, scheme, sizes, works, system)
+    stages = {
+        stage: calls._replace(nbytes=calls.nbytes * part // max(1, whole))
+        for stage, calls in found.stages.items()
+    }
+    return dataclasses.replace(found, stages=stages)
 
 
 # ---- the work of a layer -------------------------------------------------------------------------

@@ -322,7 +322,10 @@ def test_a_complete_file_needs_no_base(tmp_path):
     ("text", "said"),
     [
         ("base = ", "is not a TOML file"),
-        ('base = "nowhere"', "unknown base 'nowhere'; known: atlas-800t-a2, aws-p5,"),
+        (
+            'base = "nowhere"',
+            "unknown base 'nowhere'; known: atlas-800t-a2, aws-p5, cloudmatrix384",
+        ),
         ('base = "dgx-h100"\nname = 3', "name must be text; got 3"),
         ('base = ["dgx-h100"]', r"base must be text; got \['dgx-h100'\]"),
         (

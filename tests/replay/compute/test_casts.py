@@ -251,7 +251,13 @@ def variants() -> list[tuple[str, dict[str, object]]]:
             held = getattr(scheme.options, one.name)
             others = [not held] if isinstance(held, bool) else one.examples
             if one.name != "tile_order":
-                found += [(name, {one.name: other}) for other in others if other != held]
+                # A list of kernels of a pair of passes has no layers by themselves.
+                lists = getattr(scheme, "lists", ()) if one.name == "stack" else ()
+                found += [
+                    (name, {one.name: other})
+                    for other in others
+                    if other != held and other not in lists
+                ]
     return found
 
 

@@ -248,5 +248,5 @@ def test_an_engine_around_deepep_moves_the_same_and_takes_longer() -> None:
 
 
 def test_deepep_refuses_a_stack_that_it_does_not_know() -> None:
-    with pytest.raises(UserError, match=r"stack.*'megatron'.*bare, sglang, vllm"):
+    with pytest.raises(UserError, match=r"stack.*'megatron'.*bare, deepseek, sglang, vllm"):
         SCHEMES["deepep"].with_options({"stack": "megatron"})

@@ -73,6 +73,7 @@ def read_bytes(used: CacheUse) -> int:
 MEASURED = {
     "dgx-h100": 20 << 20,
     "hgx-h800": 20 << 20,
+    "aws-p5": 20 << 20,
     "hgx-h200": 231 << 17,
     "gh200-nvl32": 231 << 17,
 }

@@ -218,3 +218,9 @@ def test_a_gpu_that_is_late_with_a_pass_holds_up_the_others_notify_kernels(trace
     waited = np.array(ends[1][2]) - ends[0][2]
     assert (waited[[0, 1, 3]] > 4_900_000_000).all()
     assert waited[2] < 1_000_000
+
+
+def test_gpus_of_pairs_may_be_late(trace) -> None:
+    first, second = prepared(trace, jitter="lognormal:40:1", jitter_seed=2).links
+    assert first.delays_ps.shape == second.delays_ps.shape == (4,)
+    assert (first.delays_ps != second.delays_ps).all()

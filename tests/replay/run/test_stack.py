@@ -15,7 +15,7 @@ import replay
 import tracegen
 from replay.chains import stack_calls
 from replay.chains.preparation import make_work
-from replay.chains.stack_calls import Calls, StageCalls, stage_calls
+from replay.chains.stack_calls import StageCalls, stage_calls
 from replay.errors import UserError
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
@@ -23,6 +23,7 @@ from replay.experiments.layer.tables.every import ranking
 from replay.model.machine.host import OUTSIDE, UNSTAGED
 from replay.model.work.batch import form_batch
 from replay.model.work.kernel_lists import KernelSizes
+from replay.model.work.kernel_lists.lists import Pass
 from replay.model.work.layer import LayerWork
 from replay.model.work.precision import Precision
 from replay.model.work.stacks import Stack, even_sizes, facts_of
@@ -68,8 +69,8 @@ def plain(text: str = "megatron-plain") -> Stack:
     return Stack.of(text, H100, facts_of(SHAPE))
 
 
-def calls_of(scheme: str, stack: Stack) -> Calls:
-    return stage_calls(stack, find(scheme), sizes(), works(), H100)
+def calls_of(scheme: str, stack: Stack) -> Mapping[tuple[str, bool], StageCalls]:
+    return stage_calls(stack, find(scheme), sizes(), works(), H100).stages
 
 
 # ---- stages --------------------------------------------------------------------------------------
@@ -160,7 +161,8 @@ def test_an_unknown_scheme_whose_host_knows_rows_has_the_stacks_experts() -> Non
 def test_serving_lists_know_no_dispatcher() -> None:
     """Their experts are a scheme's own, too, and costs are without autograd."""
     stack = plain("sglang")
-    found = stage_calls(stack, find("deepep"), sizes(), {"forward": works()["forward"]}, H100)
+    forward: Mapping[Pass, LayerWork] = {"forward": works()["forward"]}
+    found = stage_calls(stack, find("deepep"), sizes(), forward, H100).stages
     library, torch = (
         stack.costs.call_ps("library", "forward"),
         stack.costs.call_ps("torch", "forward"),
@@ -322,17 +324,23 @@ def test_passes_that_overlap_have_megatrons_streams(synthetic: Synthetic) -> Non
         assert one.stack.options["overlap"] == overlap
 
 
-def calls_under(trace: tracegen.RoutingTrace, **settings: Any) -> Calls:
+def calls_under(
+    trace: tracegen.RoutingTrace, **settings: Any
+) -> Mapping[tuple[str, bool], StageCalls]:
     spec = RunSpec(scheme="deepep", stack="megatron-plain", **settings)
     calls = set_up(spec, {}).prepared(trace).calls
     assert calls is not None
-    return calls
+    return calls.stages
 
 
 def test_micro_batches_have_rows_of_their_own(synthetic: Synthetic) -> None:
     """Kernels that a stack adds move half of the bytes in each half of a batch."""
-    whole, half = (calls_under(synthetic(ranks=2), interleave=kind) for kind in ("off", "tbo"))
-    assert half["experts", False].nbytes == pytest.approx(whole["experts", False].nbytes / 2, 0.05)
+    trace = synthetic(ranks=2, tokens_per_rank=64)
+    whole, half = (calls_under(trace, interleave=kind) for kind in ("off", "tbo"))
+    stages = ("send", False), ("experts", False), ("finish", False)
+    assert sum(whole[stage].nbytes for stage in stages) > 0
+    for stage in stages:
+        assert half[stage] == whole[stage]._replace(nbytes=whole[stage].nbytes // 2)
     assert half[OUTSIDE, False] == whole[OUTSIDE, False]
 
 

@@ -28,6 +28,8 @@ def padded(rows: np.ndarray, to: int) -> np.ndarray:
 PADDED = {
     # Every expert to whole tiles of DeepGEMM's contiguous layout, which SGLang multiplies.
     "deepep sglang": padded(ROWS, 128),
+    # Tiles of 128 rows whole, whatever is in them.
+    "megamoe-hopper": padded(ROWS, 128),
     # Whole tiles of every (expert, source): they are made before the next source's rows come.
     "flashdmoe": padded(SENT, 128).sum(axis=0),
     # Blocks of 64 rows of every (expert, source).

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hwmodel.quantity import NonNegative, Positive, Quantity
 from hwmodel.units import ps_from_us
 from replay.errors import UserError
-from replay.model.work.kernel_lists import load
+from replay.model.work.kernel_lists import load, names
 from tracegen.shared.strict import StrictDocument
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ def load_costs(kernels: str, speed: float = 1.0) -> CallCosts:
     """
     tables, operators = _read("costs.toml"), dict(_read("operators.toml"))
     slowdown = Slowdown(**operators.pop("among_others"))
-    serving = {} if load(kernels).trains else tables["serving"]
+    serves = kernels in names() and not load(kernels).trains
+    serving = tables["serving"] if serves else {}
     calls = {**tables["any"], **serving, **tables.get(kernels, {})}
     return CallCosts(_costs(calls), speed, _costs(operators), slowdown)
 
