@@ -82,7 +82,8 @@ class StageCalls(NamedTuple):
     others
         Small kernels that the stack launches there besides the scheme's own.
     nbytes
-        Bytes of device memory that these read and write, all together.
+        Bytes of device memory that these read and write, all together; without any, those that the
+        scheme's own kernels lack.
     waits
         Times that its host waits for the GPU there besides the scheme's own waits; kernels of
         `others` are spread between them.
@@ -148,9 +149,9 @@ class Host:
         What every thread has done, in order.
     last
         (rank,): the last task of each thread; None before the first.
-    launched, waited, moved
-        By stage, as of `Calls`: kernels and waits of the program, and bytes that elementwise
-        kernels read and write on the GPU with most of them.
+    launched, products, waited, moved
+        By stage, as of `Calls`: kernels, those of them that multiply rows of experts, and waits of
+        the program, and bytes that elementwise kernels read and write on the GPU with most of them.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class Host:
         ahead = None if system.spec.host is None else system.host.queue_launches.value
         self._ahead: deque[Ints] = deque(maxlen=ahead)  # kernels that were launched, as they begin
         self.launched: Counter[tuple[str, bool]] = Counter()
+        self.products: Counter[tuple[str, bool]] = Counter()
         self.waited: Counter[tuple[str, bool]] = Counter()
         self.moved: Counter[tuple[str, bool]] = Counter()
         self._launch_ps = system.overheads.launch_ps
@@ -178,6 +180,7 @@ class Host:
         self._notes = notes
         self._launch = launch
         self._is_capturing = launch == "graph"
+        self._is_within = False  # whether the graph that has begun is part of a larger one
         self._replayed: Ints | None = None  # the launch of the graph that is under way
         self._lead_ps: IntsLike | None = None if launch is None else lead.ps  # what is left of it
         self._is_free = bool(np.all(np.asarray(lead.ps) >= FREE_HOSTS.ps))
@@ -217,15 +220,25 @@ class Host:
     def moves(self, nbytes: IntsLike | MemoryTraffic) -> None:
         """Note what an elementwise kernel reads and writes."""
         both = nbytes.both if isinstance(nbytes, MemoryTraffic) else nbytes
-        self.moved[self._stage] += int(np.max(both))
+        self.moved[self._stage] += int(np.max(both, initial=0))
+
+    def multiplies(self) -> None:
+        """Note that the next kernel multiplies rows of experts."""
+        self.products[self._stage] += 1
 
     def begin_graph(self) -> None:
-        """Begin a graph that was captured: it holds what is launched until it ends."""
-        self._is_capturing, self._replayed = self._launch is not None, None
+        """Begin a graph that was captured: it holds what is launched until it ends.
+
+        Within one that holds the layer, it is a part of that.
+        """
+        self._is_within = self._is_capturing
+        if not self._is_within:
+            self._is_capturing, self._replayed = self._launch is not None, None
 
     def end_graph(self) -> None:
-        """End the graph: what follows is launched one by one."""
-        self._is_capturing, self._replayed = False, None
+        """End the graph: what follows is launched one by one, unless a larger one holds it."""
+        if not self._is_within:
+            self._is_capturing, self._replayed = False, None
 
     def begin(
         self, after: Ints, what: str | Operation, *, has_gap: bool = True, on: Bools | None = None
@@ -305,7 +318,9 @@ class Host:
             ended = self._tasks.delay(kind, whole, begun)
             return noted(ended, ended)
         ended = self._tasks.delay(kind, whole, after)
-        if self._launched(one, count) is None:
+        launched = self._launched(one, count)
+        self._ahead.extend([after] * count)  # as if all began with the first
+        if launched is None:
             return noted(ended, ended)
         assert lead_ps is not None
         # From each launch on: all launches up to it, its kernel and those behind it.

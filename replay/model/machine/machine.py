@@ -40,6 +40,8 @@ WAVE_BYTES = 2048 * 16
 """What an SM's threads load at once: 2,048 of them (CUDA C++ programming guide, compute capability
 9.0), 16 bytes each, the widest load. How finely kernels share memory, no cost of its own."""
 
+PRODUCTS = {Kind.GEMM1, Kind.GEMM2, Kind.WGRAD}
+
 __all__ = ["Ints", "IntsLike", "Machine", "MemoryTraffic", "Time"]
 
 
@@ -207,6 +209,8 @@ class Machine:
         if kind in self.graph.left_out:
             return after.copy()
         behind = after if self._pace is None else self._pace(after)
+        if kind in PRODUCTS:
+            self.host.multiplies()
         return self.host.begin(behind, what, has_gap=has_gap, on=on)
 
     def memory_kernel(
@@ -315,6 +319,10 @@ class Machine:
         calls = self.host.enter(stage, is_backward=is_backward)
         if calls is None:
             return after
+        if calls.nbytes and not calls.others:  # of kernels that the scheme has, with fewer bytes
+            self.host.moves(calls.nbytes)
+            nbytes = np.full(self.num_ranks, calls.nbytes)
+            after = self.stream(Kind.LAYOUT, nbytes, self.ranks, after)
         between = np.diff(np.arange(calls.waits + 2) * calls.others // (calls.waits + 1))
         for place, kernels in enumerate(between.tolist()):
             if place:

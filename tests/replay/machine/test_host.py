@@ -289,6 +289,38 @@ def test_a_stack_adds_kernels_bytes_and_waits() -> None:
     assert stream.begins_us()[-1] == pytest.approx(begun_us, abs=1e-6)
 
 
+def test_a_stack_moves_more_bytes_than_a_scheme_s_kernels() -> None:
+    """No kernel more: 50 MB at 5 bytes a picosecond before those that the scheme has."""
+    stream = _under({("experts", False): StageCalls(3 * US, nbytes=50_000_000)})
+    stream.end = stream.machine.enter("experts", stream.end, is_backward=False)
+    stream.kernel(1)
+    assert stream.begins_us() == [10 + 2]
+    assert stream.machine.host.launched == {("experts", False): 1}
+    assert stream.machine.host.moved == {("experts", False): 50_000_000}
+
+
+def test_kernels_in_a_row_are_in_the_queue() -> None:
+    """It takes two; the row's, which begin behind a kernel of 3 .. 53 us, fill it."""
+    stream = Stream("eager")
+    stream.machine.host._ahead = deque(maxlen=2)
+    stream.kernel(50)
+    stream.row([1, 1])
+    stream.machine.host.spend(Operation("call", host_ps=US))
+    last = stream.machine.host.last
+    assert last is not None
+    assert stream.schedule.visible_ps[last[0]] == (53 + 1) * US
+
+
+def test_a_graph_within_that_of_the_layer_is_part_of_it() -> None:
+    stream = Stream("graph")
+    stream.kernel(1)
+    stream.machine.host.begin_graph()
+    stream.kernel(1)
+    stream.machine.host.end_graph()
+    stream.kernel(1)
+    assert stream.begins_us() == [4, 6.5, 9]
+
+
 def test_no_more_launches_are_ahead_than_the_queue_takes() -> None:
     stream = Stream("eager")
     stream.machine.host._ahead = deque(maxlen=2)
