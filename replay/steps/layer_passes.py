@@ -14,7 +14,7 @@ from replay.chains.pass_pairs import ORDERS, pair_times
 from replay.chains.replay import Replay
 from replay.measure.activity import Activity, waiting
 from replay.model.compute.dense_kernels import BF16, Kernels
-from replay.model.machine.host import FREE_HOSTS
+from replay.model.machine.host import FREE_HOSTS, OUTSIDE
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.context import Context
@@ -164,18 +164,18 @@ class LayerPasses:
                 after = parts.hop(machine, self.context, after)
             return self._own(machine, after, parts, is_mtp=is_mtp, again=again)
 
-        before = self._replayed(add, NO_TIME)
-        part = self._met(link, before.lead)
-        own = self._replayed(add, Time(self._tiled(part.lead.ps + 0 * part.met)))
-        if part.is_held_up and np.any(own.lead.ps > np.asarray(before.lead.ps)):
+        first = _met_lead(self._replayed(add, NO_TIME))
+        part = self._met(link, first)
+        own = self._replayed(add, self._through(part))
+        lead, made = _met_lead(own), add
+        if part.is_held_up and np.any(lead.ps > first.ps):
             # Layer after layer hosts get further ahead, as long as nothing stops them.
-            part = self._met(link, own.lead)
-        made = add
+            part = self._met(link, lead)
         if behind_hop:
-            lead, made = own.lead, functools.partial(add, hop=True)
-            own = self._replayed(made, lead)
-            if np.any(own.lead.ps != lead.ps):
-                part = self._met(link, own.lead)
+            made = functools.partial(add, hop=True)
+            own = self._replayed(made, self._through(part))
+            if np.any(_met_lead(own).ps != lead.ps):
+                part = self._met(link, _met_lead(own))
         causes = _added(own.causes, self._all_tiled(part.causes))
         activity = own.activity + part.activity.of(self._tiled(np.arange(len(part.met))))
         free = self._replayed(made, FREE_HOSTS) if self._pays(own) else own
@@ -191,6 +191,10 @@ class LayerPasses:
         """The MoE part, with hosts ahead by `lead` (rank,)."""
         of_ranks = Time(np.broadcast_to(lead.ps, self.num_ranks)[: link.work().num_ranks])
         return replay_moe(link, self.system, self.scheme, self.launch, of_ranks, self.calls)
+
+    def _through(self, part: MoePart) -> Time:
+        """(rank,): by how much each host is ahead of its GPU behind the MoE part."""
+        return Time(self._tiled(part.lead.ps + 0 * part.met))
 
     def _tiled(self, of_ranks: Ints) -> Ints:
         """Times of one group of experts for all GPUs: the groups do alike."""
@@ -213,6 +217,7 @@ class LayerPasses:
         ends: dict[Cause, Ints] = {}
         if again is not None:
             ends["experts"], after = self._again(machine, after, again).values()
+        machine.host.enter(OUTSIDE, is_backward=parts.is_backward)
         found = parts.layer(machine, self.context, after, is_dense=False)
         ends["attention"], ends["dense"] = found["attention"], found["dense"]
         if is_mtp:
@@ -336,6 +341,7 @@ class LayerPasses:
                 after = parts.hop(machine, self.context, after)
             if selective:
                 after = self.parts.again(machine, self.context, after, is_dense=True)
+            machine.host.enter(OUTSIDE, is_backward=is_backward)
             found = parts.layer(machine, self.context, after, is_dense=True)
             return {"attention": found["attention"], "dense": found["dense"]}
 
@@ -354,6 +360,12 @@ class LayerPasses:
     def _replayed(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
         ranks = num_ranks or self.num_ranks
         return replay_stretch(self.system, ranks, add, self.launch, lead, self.calls)
+
+
+def _met_lead(own: Stretch) -> Time:
+    """(rank,): each host's lead when the last GPU has come; it goes on while its own one waits."""
+    took = _sum(own.causes)
+    return own.lead + Time(took.max() - took)
 
 
 def alone(causes: Mapping[Cause, Ints], activity: Activity) -> Timed:

@@ -10,13 +10,16 @@ import pytest
 from loops import every
 
 import hwmodel
-from replay.model.machine.host import Launch
+from replay.measure.activity import Activity
+from replay.model.machine.host import OUTSIDE, Calls, Launch, StageCalls
+from replay.model.machine.times import Time
 from replay.model.work.stacks import Stack
 from replay.steps import layer_passes
 from replay.steps.layer_passes import LayerPasses, with_hosts
 from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
-from replay.steps.times import PassTimes, Timed
+from replay.steps.stretches import Stretch
+from replay.steps.times import Cause, PassTimes, Timed
 from tracegen.models import ModelShape
 
 RANKS, TOKENS = 4, 64
@@ -149,3 +152,16 @@ def test_causes_by_hand() -> None:
     assert {cause: times.tolist() for cause, times in found.items()} == {
         "experts": [11, 10], "exchange": [3, 1], "host": [5, 0],
     }  # fmt: skip
+
+
+def test_kernels_outside_of_layers_cost_what_their_pass_costs() -> None:
+    calls = Calls({(OUTSIDE, False): StageCalls(0), (OUTSIDE, True): StageCalls(100_000_000)})
+    for one in replayed(launch="eager", calls=calls):
+        assert (one.backward.own - one.forward.own >= 1e9).all()  # ten launches at least
+
+
+def test_a_host_goes_on_while_its_gpu_waits_for_others() -> None:
+    nothing = Activity(*np.zeros((3, 2), np.int64))
+    causes: dict[Cause, Any] = {"attention": np.array([10, 20]), "dense": np.array([0, 10])}
+    own = Stretch(causes, Time(np.array([5, -5])), nothing, pays_host=True)
+    assert layer_passes._met_lead(own).ps.tolist() == [25, -5]  # type: ignore[union-attr]

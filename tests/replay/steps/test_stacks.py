@@ -16,6 +16,7 @@ from replay.errors import UserError
 from replay.experiments import train
 from replay.experiments.train.spec import TrainSpec
 from replay.experiments.train.tables import notes
+from replay.model.machine.host import FREE_HOSTS
 from replay.model.machine.times import Time
 from replay.model.work.stacks import Stack, facts_of
 from replay.schemes import find
@@ -23,7 +24,7 @@ from replay.steps.kernel_sizes import check_stack, facts_of_step, sizes_of, tens
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
-from replay.steps.stretches import MoePart
+from replay.steps.stretches import MoePart, Stretch
 from replay.steps.times import StepTimes
 from tracegen import models
 from tracegen.models import ModelShape
@@ -140,6 +141,28 @@ def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.Monk
     replays("megatron-tuned:graphs=attention").under("ideal")
     assert len(leads) == 4  # a layer, one behind a hop backward, and one forward
     assert len(set(leads)) == 1
+
+
+def test_a_hop_begins_with_the_lead_behind_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass by itself first, and then as layers follow one another, behind a hop or not."""
+    begun: list[list[int]] = []
+    left: list[list[int]] = []
+    replayed, met = LayerPasses._replayed, LayerPasses._met
+
+    def stretch(self: LayerPasses, add: Any, lead: Time, ranks: int | None = None) -> Stretch:
+        begun.append(np.broadcast_to(lead.ps, self.num_ranks).tolist())
+        return replayed(self, add, lead, ranks)
+
+    def moe(self: LayerPasses, link: ChainLink, lead: Time) -> MoePart:
+        found = met(self, link, lead)
+        left.append(found.lead.ps.tolist())  # type: ignore[union-attr]
+        return found
+
+    monkeypatch.setattr(LayerPasses, "_replayed", stretch)
+    monkeypatch.setattr(LayerPasses, "_met", moe)
+    replays("megatron-plain", vpp=2, layers=(1, 1, 1, 1)).under("nccl-alltoall")
+    free = [FREE_HOSTS.ps] * 4
+    assert {tuple(lead) for lead in begun} <= {tuple(one) for one in (*left, [0] * 4, free)}
 
 
 @every("direction", ["forward", "backward"])
