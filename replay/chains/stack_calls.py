@@ -65,12 +65,13 @@ def stage_calls(
         if known is not None:
             groups = _groups(known, sizes, direction)
         elif has_experts:
-            experts = stack.listed(sizes, ["experts"], direction)
-            groups = {EXPERTS: experts}
+            groups = {EXPERTS: stack.experts(sizes, direction, shared=False)}
         else:
             continue
         host = _host_of(scheme, work, system)
         for stages, rows in groups.items():
+            if not rows:  # kernels there are the scheme's own
+                continue
             found |= _spread(stack, stages, rows, host, is_backward=is_backward)
     return Calls(found)
 
@@ -110,9 +111,8 @@ def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> dict[Stages, L
     Gradients go the way of the results first, and that of the rows behind the experts.
     """
     there, back = ("dispatch", "combine") if direction == "forward" else ("combine", "dispatch")
-    first, experts, last = (
-        stack.listed(sizes, [part], direction) for part in (there, "experts", back)
-    )
+    first, last = (stack.listed(sizes, [part], direction) for part in (there, back))
+    experts = stack.experts(sizes, direction, shared=False)
     arrived = 1 + max((i for i, row in enumerate(first) if row.kind == "exchange"), default=-1)
     leaves = next((i for i, row in enumerate(last) if row.kind == "exchange"), 0)
     past = 1 + max((i for i, row in enumerate(last) if row.kind == "exchange"), default=-1)
@@ -135,10 +135,9 @@ def _spread(
     own = sum(host.launched[stage, is_backward] for stage in stages)
     waited = sum(host.waited[stage, is_backward] for stage in stages)
     moved = sum(host.moved[stage, is_backward] for stage in stages)
-    # A product is one kernel of the scheme's, however many calls it takes.
-    products = sum(row.kind == "gemm" for row in rows)
+    products = sum(host.products[stage, is_backward] for stage in stages)
     small = [row for row in rows if row.kind != "gemm"]
-    others = max(0, sum(row.kernels for row in small) - max(0, own - products))
+    others = max(0, sum(row.kernels for row in small) - (own - products))
     nbytes = max(0, sum(row.moves for row in small) - moved)
     waits = max(0, sum(row.waits for row in rows) - waited)
     each = sum(stack.costs.ps(row) for row in rows) // max(1, own + others)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ATTENTION, LATENT_ATTENTION = "attention", "latent attention"
 WEIGHTS = "attention's weights"
+SHARED = "shared"
 HOP = "hop"
 
 
@@ -59,7 +60,7 @@ class ListedParts(Between):
 
     def shared_experts(self, machine: Machine, context: Context, after: Ints) -> Ints:
         """Add the shared experts: (rank,) tasks; `after` if there are none."""
-        return self._section(machine, context, after, ("shared",), is_dense=False)
+        return self._section(machine, context, after, (SHARED,), is_dense=False)
 
     def layer(
         self, machine: Machine, context: Context, after: Ints, *, is_dense: bool
@@ -82,7 +83,7 @@ class ListedParts(Between):
     def again(self, machine: Machine, context: Context, after: Ints, *, is_dense: bool) -> Ints:
         """Add what the list has that a backward pass makes again; as of `Between.again`."""
         forward = dataclasses.replace(self, is_backward=False, weights="with")
-        parts = [*forward._parts_of_attention(is_dense=is_dense), "dense" if is_dense else "shared"]
+        parts = [*forward._parts_of_attention(is_dense=is_dense), "dense" if is_dense else SHARED]
         rows = [row for part in parts for row in forward._listed(part, is_dense=is_dense)]
         kept = [row for row in rows if row.again]
         return forward._ran(machine, context, after, kept)
@@ -104,15 +105,23 @@ class ListedParts(Between):
 
     def _listed(self, part: str, *, is_dense: bool) -> tuple[ListedOperation, ...]:
         """Rows of a part; none where the model or the list has no such part."""
+        if part == SHARED and not self.stack.kernels.has(SHARED):
+            return self._among_experts
         if not self.stack.kernels.has(part, self._direction):
             return ()
-        without = {ATTENTION: "heads", LATENT_ATTENTION: "heads", "shared": "shared"}.get(part)
+        without = {ATTENTION: "heads", LATENT_ATTENTION: "heads", SHARED: "shared"}.get(part)
         if without and not getattr(self.sizes, without):
             return ()
         sizes = self.sizes
         if is_dense:
             sizes = dataclasses.replace(sizes, experts=0, topk=0, local=0, rows=0, copies=0)
         return self.stack.listed(sizes, [part], self._direction)
+
+    @property
+    def _among_experts(self) -> tuple[ListedOperation, ...]:
+        """Rows of shared experts that the list has among the kernels of routed ones."""
+        has_some = self.sizes.shared and self.stack.kernels.has("experts")
+        return self.stack.experts(self.sizes, self._direction, shared=True) if has_some else ()
 
     @cached_property
     def _attention_rows(self) -> tuple[tuple[ListedOperation, ...], int]:
@@ -130,10 +139,11 @@ class ListedParts(Between):
         """Add parts, those that the list lacks as without a stack."""
         rows: list[ListedOperation] = []
         for part in parts:
-            rows += self._listed(part, is_dense=is_dense)
-            if part in ("shared", "dense") and not self.stack.kernels.has(part):
+            found = self._listed(part, is_dense=is_dense)
+            rows += found
+            if part in (SHARED, "dense") and not (found or self.stack.kernels.has(part)):
                 plain = self._kernels(machine, after)
-                (self._shared if part == "shared" else self._dense)(plain, context)
+                (self._shared if part == SHARED else self._dense)(plain, context)
                 after = plain.end
         return self._ran(machine, context, after, rows)
 

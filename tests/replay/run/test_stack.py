@@ -41,7 +41,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 TOKENS, RANKS = 64, 4
 PASSES = {"forward": False, "backward": True}
-KNOWN = ("nccl-alltoall", "deepep", "hybrid-ep")
+KNOWN = ("nccl-alltoall", "megatron", "deepep", "hybrid-ep")
 
 
 @cache
@@ -110,9 +110,11 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(
         launched = sum(host.launched[stage, is_backward] for stage in stages)
         waited = sum(host.waited[stage, is_backward] for stage in stages)
         moved = sum(host.moved[stage, is_backward] for stage in stages)
-        products = [row for row in rows if row.kind == "gemm"]
+        # Experts multiply twice, and backward twice for each; one scheme calls each by itself.
+        calls = RANKS if scheme == "megatron" else 1
+        products = calls * sum(row.kind == "gemm" for row in rows)
         small = [row for row in rows if row.kind != "gemm"]
-        others = sum(row.kernels for row in small) - max(0, launched - len(products))
+        others = sum(row.kernels for row in small) - (launched - products)
         assert here[0].others == max(0, others)
         assert here[0].nbytes == max(0, sum(row.moves for row in small) - moved)
         assert here[0].waits == max(0, sum(row.waits for row in rows) - waited)
@@ -121,6 +123,42 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(
         launches = launched + here[0].others
         whole = sum(stack.costs.ps(row) for row in rows)
         assert 0 <= whole - launches * here[0].launch_ps < max(1, launches)
+
+
+def test_shared_experts_are_not_launched_with_routed_ones() -> None:
+    """DeepSeek's list has them among their kernels, and gradients of weights as a part."""
+    stack = plain("deepseek")
+    forward, backward = (stack_calls._groups(stack, sizes(), way) for way in PASSES)
+    for groups in (forward, backward):
+        rows = groups[stack_calls.EXPERTS]
+        assert not any(row.shared or "shared" in row.name for row in rows)
+    assert sum(row.weights for row in backward[stack_calls.EXPERTS]) == 4
+    shared = [stack.experts(sizes(), way, shared=True) for way in PASSES]
+    products = [[row.name for row in rows if row.gemm] for rows in shared]
+    assert products == [
+        ["shared up", "shared down"],
+        [
+            "shared down, gradient of input", "shared up, gradient of input",
+            "shared down, gradient of weight", "shared up, gradient of weight",
+        ],
+    ]  # fmt: skip
+
+
+def test_kernels_of_a_scheme_that_its_list_lacks_are_an_extension_s() -> None:
+    """DeepSeek's list has nothing behind the combine."""
+    stack = plain("deepseek")
+    assert not stack_calls._groups(stack, sizes(), "forward")[stack_calls.FINISH]
+    call = stack.costs.call_ps("library", "forward")
+    assert calls_of("deepep", stack)["finish", False] == StageCalls(call)
+
+
+def test_a_copy_that_is_waited_for_is_in_the_wait() -> None:
+    stack = plain("megatron-plain:dispatcher=deepep")
+    rows = stack.listed(sizes(), ["dispatch"], "forward")
+    row = next(row for row in rows if row.waits and row.copies)
+    assert stack.costs.ps(row) == stack.costs.ps(row._replace(copies=0))
+    copy = stack.costs.ps(row._replace(waits=0)) - stack.costs.ps(row)
+    assert copy == stack.costs.call_ps("copy", "forward")
 
 
 def test_deepep_waits_more_often_in_megatron_than_by_itself() -> None:

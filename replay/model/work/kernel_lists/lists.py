@@ -91,6 +91,8 @@ class Row(StrictDocument):
         Whether it is in the graph that holds its part; if not, it is launched before.
     again
         Whether selective recomputation launches it again in the backward pass.
+    shared
+        Whether it is of shared experts, in a list that has them among the kernels of routed ones.
     when
         Condition in sizes and options under which it is there.
     source
@@ -120,6 +122,7 @@ class Row(StrictDocument):
     peers: int | str = 0
     captured: bool = True
     again: bool = False
+    shared: bool = False
     when: str = "1"
     source: str
 
@@ -159,7 +162,7 @@ class ListedOperation(NamedTuple):
         Of the part that it is in.
     kernels, moves, law, gemm, groups, calls, tensors, copies, waits, events, peers, adds
         As of `Row`, as numbers.
-    operator, collective, types, weights, captured, again
+    operator, collective, types, weights, captured, again, shared
         As of `Row`.
     is_routed
         Whether a product has rows of routed experts.
@@ -193,6 +196,7 @@ class ListedOperation(NamedTuple):
     operator: str = ""
     calls: int = 1
     is_routed: bool = False
+    shared: bool = False
 
 
 class KernelList(StrictDocument):
@@ -379,7 +383,7 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         collective=row.collective, types=row.types,
         weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
         law=law, groups=number(row.groups), operator=row.operator, calls=number(row.calls),
-        is_routed=any("rows" in one for one in names),
+        is_routed=any("rows" in one for one in names), shared=row.shared,
     )  # fmt: skip
 
 

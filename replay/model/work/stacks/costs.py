@@ -136,8 +136,9 @@ class CallCosts:
         us = calls.us(direction, one.kernels, bool(one.kernels))
         # An operator of PyTorch makes its result itself.
         tensors = max(0, one.tensors - one.kernels) if one.call == "torch" else one.tensors
+        copies = max(0, one.copies - one.waits)  # what is waited for is in overheads.host_sync_us
         for count, what in (
-            (tensors, "tensor"), (one.copies, "copy"), (one.events, "event"), (one.peers, "peer"),
+            (tensors, "tensor"), (copies, "copy"), (one.events, "event"), (one.peers, "peer"),
         ):  # fmt: skip
             us += count * self.calls[what].us(direction)
         return ps_from_us(us / self.speed)

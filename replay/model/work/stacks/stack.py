@@ -205,6 +205,14 @@ class Stack:
         """What it launches for parts of a pass, in order."""
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
 
+    def experts(
+        self, sizes: KernelSizes, direction: Pass, *, shared: bool
+    ) -> tuple[ListedOperation, ...]:
+        """What it launches for routed experts, or for shared ones among their kernels."""
+        parts = [part for part in ("experts", "experts' weights") if self.kernels.has(part)]
+        rows = self.listed(sizes, parts, direction)
+        return tuple(row for row in rows if row.shared == shared)
+
     def each_ps(self, row: ListedOperation) -> int:
         """What each kernel of a row takes the host: an equal share of the row's time."""
         return self.costs.ps(row) // max(1, row.kernels)
