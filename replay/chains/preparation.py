@@ -28,7 +28,7 @@ from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.map_arrays import WhichLayer
 from replay.model.work.placement import FITTED, PER_STEP, Placement, place
 from replay.model.work.sliced import num_groups, sliced
-from replay.model.work.stacks import PRACTICE, Stack, even_sizes, facts_of
+from replay.model.work.stacks import PRACTICE, Stack, even_sizes, facts_of, facts_of_place
 from replay.model.work.step_plan import plan_step
 from replay.model.work.thinned import choose, thinned
 
@@ -216,7 +216,8 @@ def stack_of(
         )
         raise UserError(message)
     name, _, options = settings.stack.partition(":")
-    facts: dict[str, Value] = {**facts_of(trace.model_shape)}
+    ranks = trace.num_ranks or settings.ranks or system.num_gpus
+    facts: dict[str, Value] = {**facts_of(trace.model_shape), **facts_of_place(system, ranks)}
     gemm = settings.number_types(trace).gemm
     if settings.interleave == "megatron":
         facts["overlap"] = "passes"

@@ -15,7 +15,7 @@ from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.spec import CODE, TrainSpec
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
-from replay.model.work.stacks import Stack
+from replay.model.work.stacks import Stack, facts_of_place
 from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
@@ -113,7 +113,8 @@ class Setup:
         routing = parse(spec.routing)
         stack = None
         if spec.stack is not None:
-            stack = Stack.of(spec.stack, system, facts_of_step(shape, schedule.beside))
+            facts = {**facts_of_step(shape, schedule.beside), **facts_of_place(system, plan.ep)}
+            stack = Stack.of(spec.stack, system, facts)
         replays = StepReplays(
             shape, system, plan,
             sequence=sequence, precision=precision.name, trace=trace, routing=routing,

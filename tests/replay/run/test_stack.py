@@ -26,7 +26,7 @@ from replay.model.work.kernel_lists import KernelSizes
 from replay.model.work.kernel_lists.lists import Pass
 from replay.model.work.layer import LayerWork
 from replay.model.work.precision import Precision
-from replay.model.work.stacks import Stack, even_sizes, facts_of
+from replay.model.work.stacks import Stack, even_sizes, facts_of, facts_of_place
 from replay.model.work.stacks.stack import SERVED
 from replay.report.text import render, summary
 from replay.schemes import SCHEMES, find
@@ -210,6 +210,23 @@ def test_serving_lists_know_no_dispatcher() -> None:
     training = plain().costs
     assert training.call_ps("library", "forward") == 40_000_000
     assert training.call_ps("triton", "forward") > stack.costs.call_ps("triton", "forward")
+
+
+def test_nothing_goes_between_nodes_where_experts_are_within_one() -> None:
+    """Hybrid-EP copies tokens for a network only where it sends over one."""
+    found = [
+        Stack.of(f"megatron-tuned{given}", H100, facts_of_place(H100, ranks)).options["nodes"]
+        for given, ranks in (("", 8), ("", 16), (":nodes=nixl", 8))
+    ]
+    assert found == ["one", "doca", "nixl"]
+
+
+def test_a_run_within_a_node_has_no_kernels_between_nodes(synthetic: Synthetic) -> None:
+    one = replay.run(
+        synthetic(ranks=2), scheme="hybrid-ep", direction="training", stack="megatron-tuned"
+    )
+    assert one.stack is not None
+    assert one.stack.options["nodes"] == "one"
 
 
 def test_sizes_of_experts_that_gpus_share() -> None:

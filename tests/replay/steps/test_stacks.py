@@ -14,6 +14,7 @@ import hwmodel
 from replay.chains.chain import ChainLink
 from replay.errors import UserError
 from replay.experiments import train
+from replay.experiments.train.setup import Setup
 from replay.experiments.train.spec import TrainSpec
 from replay.experiments.train.tables import notes
 from replay.model.machine.host import FREE_HOSTS
@@ -304,3 +305,11 @@ def test_a_pair_of_passes_runs_the_list_of_a_stack_that_has_one() -> None:
     assert found._listed(other) is other  # whose pairs the list does not know
     bare = StepReplays(shape, H100, plan, 128, "fp8", layers=1, beside="dualpipe")
     assert bare._listed(deepep) is deepep
+
+
+def test_a_step_whose_experts_are_within_a_node_has_no_kernels_between_nodes() -> None:
+    given: dict[str, Any] = {"model": "olmoe-1b-7b", "sequence": 512, "stack": "megatron-tuned"}
+    nodes = [
+        Setup.of(TrainSpec(plan=f"dp={size},ep={size}", **given)).replays.stack for size in (8, 16)
+    ]
+    assert [one.options["nodes"] for one in nodes if one is not None] == ["one", "doca"]

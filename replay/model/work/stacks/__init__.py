@@ -4,6 +4,7 @@ from replay.model.work.stacks.costs import CallCosts as CallCosts
 from replay.model.work.stacks.costs import load_costs as load_costs
 from replay.model.work.stacks.sizes import even_sizes as even_sizes
 from replay.model.work.stacks.sizes import facts_of as facts_of
+from replay.model.work.stacks.sizes import facts_of_place as facts_of_place
 from replay.model.work.stacks.stack import PRACTICE as PRACTICE
 from replay.model.work.stacks.stack import STACKS as STACKS
 from replay.model.work.stacks.stack import Stack as Stack

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from replay.model.work.kernel_lists import KernelSizes
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from tracegen.models import ModelShape
 
 
@@ -75,3 +76,8 @@ def facts_of(shape: ModelShape) -> Mapping[str, bool]:
         "sinks": "sinks" in shape.biases,
         "biases": "experts" in shape.biases,
     }
+
+
+def facts_of_place(system: System, ranks: int) -> Mapping[str, str]:
+    """Options of stacks that where experts are decides: within one node nothing goes between."""
+    return {"nodes": "one"} if ranks <= system.fabric.gpus_per_domain else {}
