@@ -11,7 +11,8 @@ kernel can, so that a wait ends the captured stretch. Kernels behind it are laun
 next layer, whose sizes are fixed again, begins another stretch.
 
 A GPU takes so many launches ahead (``[host] queue_launches``): the next one is made when the first
-of these kernels has begun.
+of these kernels has begun. Kernels of layers before the last one are forgotten, as chains of any
+length forget what is over: launches do not wait for them.
 """
 
 from __future__ import annotations
@@ -168,8 +169,10 @@ class Host:
         self._calls = NO_CALLS if calls is None else calls
         self._paces: npt.NDArray[np.float64] | None = None
         self._stage = (OUTSIDE, False)
-        ahead = None if system.spec.host is None else system.host.queue_launches.value
-        self._ahead: deque[Ints] = deque(maxlen=ahead)  # kernels that were launched, as they begin
+        ahead = 0 if system.spec.host is None else system.host.queue_launches.value
+        # Kernels that were launched, as they begin, with the number of their layer.
+        self._ahead: deque[tuple[int, Ints]] = deque(maxlen=ahead)
+        self._layer = 0
         self.launched: Counter[tuple[str, bool]] = Counter()
         self.products: Counter[tuple[str, bool]] = Counter()
         self.waited: Counter[tuple[str, bool]] = Counter()
@@ -202,6 +205,7 @@ class Host:
         same_graph
             Whether a graph can go on from the layer before; a step has one of its own.
         """
+        self._layer += 1
         if self._launch == "graph":
             self._is_capturing = True
             if not same_graph:
@@ -278,7 +282,7 @@ class Host:
         begins = after.copy()
         begins[ranks] = begun
         if graph is None:
-            self._ahead.append(begins)
+            self._ahead.append((self._layer, begins))
         return begins
 
     def row(self, kind: Kind, times: Time, after: Ints, what: str | Operation) -> Ints:
@@ -319,7 +323,7 @@ class Host:
             return noted(ended, ended)
         ended = self._tasks.delay(kind, whole, after)
         launched = self._launched(one, count)
-        self._ahead.extend([after] * count)  # as if all began with the first
+        self._ahead.extend([(self._layer, after)] * count)  # as if all began with the first
         if launched is None:
             return noted(ended, ended)
         assert lead_ps is not None
@@ -366,8 +370,10 @@ class Host:
         time = Time(np.maximum(0, time_ps - self._lead_ps))
         self._lead_ps = np.maximum(0, self._lead_ps - time_ps)
         issued = self._do(Kind.HOST, time)
-        if len(self._ahead) == self._ahead.maxlen:
-            self._tasks.order(self._ahead[0], issued)
+        if self._ahead and len(self._ahead) == self._ahead.maxlen:
+            layer, begun = self._ahead[0]
+            if layer >= self._layer - 1:
+                self._tasks.order(begun, issued)
         return issued
 
     def _later(self, begun: Ints, launched: Ints, ranks: Ints) -> Ints:

@@ -8,7 +8,10 @@ import pytest
 
 import replay
 import tracegen
+from replay.chains.results import Makespan
+from replay.engine import schedule
 from replay.errors import UserError
+from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.report.text import summary
 
@@ -85,3 +88,14 @@ def test_a_spec_without_the_setting_reads_as_before() -> None:
     assert "launch" not in RunSpec(scheme="deepep").to_toml()
     with pytest.raises(UserError, match=r"launch.*eager.*graph"):
         RunSpec(launch="greph")
+
+
+def test_launches_of_many_layers_are_ahead_in_chains_that_forget_what_is_over(
+    synthetic: Synthetic,
+) -> None:
+    """Sixty launches are those of three layers; what launches wait for is never so old."""
+    trace, few = synthetic(ranks=2, layers=6), {"host.queue_launches": 60}
+    ready = set_up(RunSpec(scheme="hybrid-ep", launch="eager", overrides=few), {}).prepared(trace)
+    streamed = Makespan()
+    ready.stream(streamed)
+    assert streamed.ps == schedule(ready.build().built.graph).makespan_ps

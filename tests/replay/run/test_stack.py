@@ -40,7 +40,7 @@ SHAPE = ModelShape(
     gated=True, num_heads=8, num_kv_heads=4, head_dim=128,
 )  # fmt: skip
 TOKENS, RANKS = 64, 4
-PASSES = {"forward": False, "backward": True}
+PASSES: Mapping[Pass, bool] = {"forward": False, "backward": True}
 KNOWN = ("nccl-alltoall", "megatron", "deepep", "hybrid-ep")
 
 
@@ -50,7 +50,7 @@ def routed() -> tracegen.RoutingTrace:
 
 
 @cache
-def works() -> Mapping[stack_calls.Pass, LayerWork]:
+def works() -> Mapping[Pass, LayerWork]:
     batch = form_batch(routed(), num_ranks=RANKS, phase="prefill")
     return {
         direction: make_work(
@@ -78,7 +78,7 @@ def calls_of(scheme: str, stack: Stack) -> Mapping[tuple[str, bool], StageCalls]
 
 @every("direction", PASSES)
 @every("scheme", KNOWN)
-def test_each_row_of_a_layer_is_in_one_group(scheme: str, direction: stack_calls.Pass) -> None:
+def test_each_row_of_a_layer_is_in_one_group(scheme: str, direction: Pass) -> None:
     """Rows arrive with the last exchange of the first part, and leave with those of the last."""
     stack = plain().with_dispatcher(scheme)
     assert stack is not None
@@ -96,9 +96,7 @@ def test_each_row_of_a_layer_is_in_one_group(scheme: str, direction: stack_calls
 
 @every("direction", PASSES)
 @every("scheme", KNOWN)
-def test_stages_have_what_the_list_has_beyond_the_scheme(
-    scheme: str, direction: stack_calls.Pass
-) -> None:
+def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction: Pass) -> None:
     """Time is spread over launches; kernels, bytes and waits that the scheme has are not twice."""
     stack = plain().with_dispatcher(scheme)
     assert stack is not None
