@@ -31,6 +31,7 @@ from replay.model.work.sliced import num_groups, sliced
 from replay.model.work.stacks import PRACTICE, Stack, even_sizes, facts_of, facts_of_place
 from replay.model.work.step_plan import plan_step
 from replay.model.work.thinned import choose, thinned
+from replay.schemes.ep.staged import ListedExchanges
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -213,6 +214,12 @@ def stack_of(
         message = (
             f"--communication-only and --stack {settings.stack}: what a host does is spread "
             "over the kernels of a whole layer"
+        )
+        raise UserError(message)
+    if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
+        message = (
+            f"--stack {settings.stack} and option stack={scheme.kernel_list} of scheme "
+            f"{scheme.name!r}: both say what is launched around the exchanges; give one of them"
         )
         raise UserError(message)
     name, _, options = settings.stack.partition(":")

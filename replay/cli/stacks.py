@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replay.cli.screen import show
+from replay.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.stacks import Stack
+    from tracegen.models import ModelShape
     from tracegen.shared.display.content import Table
 
 MODEL, SYSTEM, RANKS, TOKENS = "qwen3-30b-a3b", "dgx-h100", 8, 4096
@@ -29,12 +31,15 @@ def stacks(
     system: Annotated[str, typer.Option(metavar="NAME", help="Machine of the host.")] = SYSTEM,
     ranks: Annotated[int, typer.Option(min=1, max=4096, help="GPUs of the experts.")] = RANKS,
     tp: Annotated[int, typer.Option(min=1, max=64, help="GPUs that slice attention.")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 24, help="Tokens of a GPU.")] = TOKENS,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=1 << 24, help="Tokens of a GPU, or of those of --tp together.")
+    ] = TOKENS,
     kernels: Annotated[bool, typer.Option("--kernels", help="Every operation, in order.")] = False,
 ) -> None:
     """List software stacks; say what STACK launches for a layer, and what that takes its host."""
     from replay.model.work.kernel_lists import load
     from replay.model.work.stacks import STACKS, Stack, even_sizes, facts_of
+    from replay.report.comparisons import tables_group
     from tracegen.shared.display.content import Column, Table
 
     if stack is None:
@@ -44,13 +49,15 @@ def stacks(
         ]
         columns = [Column("stack"), Column("runs"), Column("what it is")]
         show(Table("stacks", "Software stacks", columns, rows), "")
-        print("moereplay stacks STACK counts what one launches; --kernels lists it.")
+        print("moereplay stacks STACK counts what one launches, with options; --kernels lists it.")
         return
     import hwmodel
     import tracegen.models
 
     shape, machine = tracegen.models.load(model), hwmodel.load(system)
     found = Stack.of(stack, machine, facts_of(shape))
+    found.check_model(shape, tp)
+    _check_sizes(shape, ranks=ranks, tp=tp, tokens=tokens)
     sizes = even_sizes(shape, tokens=tokens // tp, ranks=ranks, tp=tp)
     listed = [
         row
@@ -59,12 +66,17 @@ def stacks(
         for row in found.listed(sizes, [part.name], part.direction)
         if row.direction == part.direction
     ]
-    title = f"{found.kernels.title}: a layer of {model} on {ranks} GPUs, {tokens:,} tokens each"
-    show((_every if kernels else _counted)(title, found, listed), "")
-    options = ", ".join(f"{name}={_text(value)}" for name, value in found.options.items())
-    if options:
-        print(f"Options: {options}.")
-    print(f"Host: {machine.host.processor.value}. Exchanges of rows are the scheme's.")
+    each = "each" if tp == 1 else f"for {tp} of them together"
+    title = (
+        f"{found.kernels.title}: a layer of {shape.name}, experts on {ranks:,} GPUs, "
+        f"{tokens:,} tokens {each}"
+    )
+    lines = [f"Host: {machine.host.processor.value}. Exchanges of rows are the scheme's."]
+    if not found.kernels.trains:
+        lines.append("Host times: kernels launched one by one; a CUDA graph of all is one launch.")
+    if found.options and not kernels:
+        lines += ["", "Options, behind the name and a colon:", *_options(found)]
+    show(tables_group(title, [(_every if kernels else _counted)(found, listed)], lines))
 
 
 ELSEWHERE = frozenset({"embedding", "head", "optimizer", "hop", "dense", "nodes"})
@@ -75,16 +87,35 @@ def _is_there(part: str, sizes: KernelSizes) -> bool:
     """Whether a layer with experts of such a model has a part."""
     if part in ELSEWHERE or (part == "shared" and not sizes.shared):
         return False
+    if "attention" in part and not sizes.heads:
+        return False
     return (part != "latent attention" or sizes.kv_rank > 0) and (
         part != "attention" or not sizes.kv_rank
     )
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _check_sizes(shape: ModelShape, **sizes: int) -> None:
+    """Refuse sizes that do not divide what is spread over them."""
+    for name, what, count in (
+        ("ranks", f"experts of {shape.name}", shape.num_ffn_experts),
+        ("tp", f"attention heads of {shape.name}", shape.num_heads or 0),
+        ("tp", "tokens", sizes["tokens"]),
+    ):
+        if count % sizes[name]:
+            raise UserError(f"--{name} {sizes[name]} does not divide the {count:,} {what}")
 
 
-def _counted(title: str, stack: Stack, listed: Sequence[ListedOperation]) -> Table:
+def _options(stack: Stack) -> Iterator[str]:
+    """A line for every option: its value here, others that it may have, and what it says."""
+    from replay.model.work.kernel_lists.expressions import in_words
+
+    for name, option in stack.kernels.options.items():
+        value = stack.options[name]
+        others = ", ".join(in_words(one) for one in option.choices if one != value)
+        yield f"{name}={in_words(value)} (or {others}): {option.meaning}."
+
+
+def _counted(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
     """Sums by part and pass, and of all."""
     from tracegen.shared.display.content import Column, Table
 
@@ -101,7 +132,7 @@ def _counted(title: str, stack: Stack, listed: Sequence[ListedOperation]) -> Tab
     ]  # fmt: skip
     rows = [(*key, *_sums(stack, part)) for key, part in groups.items()]
     rows.append(("all", "", *_sums(stack, listed)))
-    return Table("stack", title, columns, rows)
+    return Table("stack", "Launched in each pass", columns, rows)
 
 
 def _sums(stack: Stack, rows: Sequence[ListedOperation]) -> tuple[int, int, int, float, float]:
@@ -119,14 +150,17 @@ def _is_captured(stack: Stack, row: ListedOperation) -> bool:
     return row.captured and stack.captures(row.graph)
 
 
-def _every(title: str, stack: Stack, listed: Sequence[ListedOperation]) -> Table:
+def _every(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
     """One row for each operation, in the order of launches."""
     from tracegen.shared.display.content import Column, Table
 
     columns = [
-        Column("part"), Column("pass"), Column("operation"), Column("call", rank=1),
-        Column("bound by", rank=2), Column("kernels", form=",d"),
-        Column("MB", form=",.2f", rank=1), Column("host", "us", form=",.1f"),
+        Column("part"), Column("pass"), Column("operation"),
+        Column("call", rank=1, says="what launches it, on which its host time depends"),
+        Column("bound by", rank=2, says="map: rows to places; rows: bring them; tiny: nothing"),
+        Column("kernels", form=",d", says="0 where the host copies or waits"),
+        Column("MB", form=",.2f", rank=1, says="of device memory"),
+        Column("host", "us", form=",.1f", says="without waiting, and as if in no graph"),
         Column("source", rank=3),
     ]  # fmt: skip
     rows = [
@@ -136,4 +170,4 @@ def _every(title: str, stack: Stack, listed: Sequence[ListedOperation]) -> Table
         )
         for row in listed
     ]  # fmt: skip
-    return Table("operations", title, columns, rows)
+    return Table("operations", "Operations, in order", columns, rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from replay.errors import UserError
 from replay.model.work.stacks import facts_of
 from replay.model.work.stacks.sizes import even_sizes
 
@@ -70,13 +69,5 @@ def check_stack(stack: Stack, shape: ModelShape, plan: ParallelPlan, precision: 
         If the list has no backward pass, is of another type of products or other attention, or
         knows no slices.
     """
-    kernels, name = stack.kernels, stack.name
     stack.check(is_training=True, precision=precision)
-    if plan.tp > 1 and not kernels.speaks_of("tp"):
-        message = f"stack {name}: plan has tp {plan.tp}; the stack's list knows no slices, so tp=1"
-        raise UserError(message)
-    latent = kernels.has("latent attention") or kernels.speaks_of("kv_rank", ["attention"])
-    grouped = not kernels.speaks_of("kv_rank", ["attention"])
-    if shape.num_heads and not (latent if shape.kv_lora_rank else grouped):
-        message = f"stack {name}: its list has no attention as of {shape.name}"
-        raise UserError(message)
+    stack.check_model(shape, plan.tp)

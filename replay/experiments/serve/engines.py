@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hwmodel.units import PS_PER_US
-from replay.errors import UserError
+from replay.errors import UserError, shown
 
 HOST_US = 900.0
 """Of a step, beside its launch: Megatron-LM's engine on GB200, 64 requests per GPU (its ledger of
@@ -146,10 +146,10 @@ def _sizes(text: str) -> tuple[int, ...]:
     if text == "any":
         return ()
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) <= 2**16 for part in parts):
+    if not all(part.isdecimal() and len(part) < 9 and 0 < int(part) <= 2**16 for part in parts):
         message = (
-            f"--captured {text}: expected batch sizes from 1 to {2**16} with commas between them, "
-            "such as 1,2,4,8, or any"
+            f"--captured {shown(text)}: expected batch sizes from 1 to {2**16} with commas between "
+            "them, such as 1,2,4,8, or any"
         )
         raise UserError(message)
     return tuple(sorted({int(part) for part in parts}))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -112,7 +113,7 @@ class Layers:
         assert self._launch is not None
         return self._launch
 
-    @property
+    @cached_property
     def kernels(self) -> int:
         """Kernels of an MoE layer, as the scheme launches them."""
         return num_kernels(typical_program(self.setup.scheme, system=self.setup.system) or ())

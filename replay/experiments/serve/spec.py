@@ -111,7 +111,8 @@ class InferSpec(Spec):
     )
     engine: Literal["sglang", "vllm", "tensorrt-llm", "megatron"] | None = Field(
         None,
-        description="Engine whose host and captured batch sizes are heeded [none: hosts take no "
+        description="Engine whose host and captured batch sizes are heeded: sglang, vllm, "
+        "tensorrt-llm or megatron [none: hosts take no "
         "time, and every size has a graph].",
     )
     engine_host_us: float | None = Field(

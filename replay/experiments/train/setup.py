@@ -112,6 +112,11 @@ class Setup:
         memory = schedule.memory(shape, plan, system, recipe, sequence, must_fit=spec.fit)
         routing = parse(spec.routing)
         stack = None
+        if spec.stack is None and spec.host_spread:
+            message = (
+                f"--host-spread {spec.host_spread:g}: hosts under a stack spread; give --stack"
+            )
+            raise UserError(message)
         if spec.stack is not None:
             facts = {**facts_of_step(shape, schedule.beside), **facts_of_place(system, plan.ep)}
             stack = Stack.of(spec.stack, system, facts)

@@ -235,7 +235,9 @@ def notes(compared: TrainComparison) -> Iterator[str]:
         f"{result.spec.trace or result.spec.routing}, {facts['tokens_per_gpu']:,} tokens per GPU."
     )
     if result.spec.stack is not None:
-        yield f"Kernels are launched by hosts of {result.spec.stack}."
+        spread = result.spec.host_spread
+        pace = f", each at its own pace (spread {spread:g})" if spread else ""
+        yield f"Kernels are launched by hosts of {result.spec.stack}{pace}."
     if left_out := _list(facts["left_out"]):
         yield f"No time is charged for: {', '.join(map(str, left_out))}."
     apart = [label(one) for one in compared.results if not one.is_paired]

@@ -8,6 +8,7 @@ from loops import every
 from typer.testing import CliRunner
 
 from replay.cli.app import app
+from replay.errors import UserError
 from replay.model.work.stacks import STACKS
 
 
@@ -52,3 +53,63 @@ def test_slices_of_attention_bring_collectives() -> None:
     sliced = said("megatron-plain", "--kernels", "--tp", "8")
     assert "all-gather of rows" in sliced
     assert "all-gather of rows" not in alone
+
+
+def refused(*words: str) -> str:
+    found = CliRunner().invoke(app, ["stacks", *words], env={"COLUMNS": "200"})
+    assert isinstance(found.exception, UserError), found.output
+    return str(found.exception)
+
+
+@every(
+    ("words", "message"),
+    [
+        (["--ranks", "256"], "--ranks 256 does not divide the 128 experts of qwen3-30b-a3b"),
+        (["--ranks", "7"], "--ranks 7 does not divide the 128 experts"),
+        (["--tp", "3"], "--tp 3 does not divide the 32 attention heads"),
+        (["--tp", "2", "--tokens", "1"], "--tp 2 does not divide the 1 tokens"),
+        (["--model", "nobody"], "unknown model 'nobody'"),
+        (["--system", "cloudmatrix384"], "has no table [host]"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(words: list[str], message: str) -> None:
+    assert message in refused("megatron-plain", *words)
+
+
+@every(
+    ("stack", "message"),
+    [
+        ("practice", "unknown stack 'practice'"),
+        ("megatron-plain:graphs", "option 'graphs' has no value"),
+        ("megatron-plain:graphs=none,graphs=router", "option 'graphs' is given twice"),
+        ("megatron-plain:qk_norm=1", "qk_norm is 1; possible are false, true"),
+        ("megatron-plain:qk_norm=yes", "qk_norm is 'yes'; possible are false, true"),
+        ("megatron-plain:main_bytes=true", "main_bytes is True; possible are 2, 4"),
+        ("megatron-plain:libary_us=2", "'libary_us' (did you mean 'library_us'?)"),
+        (
+            "megatron-plain:library_us=1000001",
+            "possible are whole microseconds, from 0 to 1,000,000",
+        ),
+        (f"megatron-plain:library_us={'9' * 5000}", "possible are whole microseconds"),
+    ],
+)
+def test_options_that_there_are_not_are_refused_in_a_line(stack: str, message: str) -> None:
+    told = refused(stack)
+    assert message in told
+    assert len(told) < 400
+
+
+def test_a_list_without_the_models_attention_is_refused() -> None:
+    assert "has that of latent queries" in refused("deepseek")
+    assert "has that of grouped queries" in refused("automodel", "--model", "deepseek-v3")
+    assert "knows no slices" in refused("automodel", "--tp", "2")
+    assert "attention " not in said("vllm", "--model", "flashdmoe").split("Options")[0]
+
+
+def test_options_are_listed_with_their_values_and_others() -> None:
+    shown = said("megatron-plain:graphs=router")
+    assert "graphs=router (or none, attention): what Transformer" in shown
+    assert "qk_norm=true (or false): norms of queries and keys." in shown
+    assert "tensors: allocations of device memory." in shown
+    assert "one launch" not in shown
+    assert "a CUDA graph of all is one launch" in said("sglang")

@@ -179,7 +179,7 @@ def test_kernels_beside_rows_compute_on_what_these_leave(trace) -> None:
     ("given", "message"),
     [
         ({"interleave": "megatron"}, "launches pairs in the order dualpipe"),
-        ({"interleave": "off"}, "is of a pair of layers"),
+        ({"interleave": "off"}, "is of a pair of layers: .* --schedule dualpipe --stack deepseek"),
         ({"precision": "bf16"}, "are FP8"),
     ],
 )

@@ -337,13 +337,34 @@ def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic)
     assert "Launched kernel by kernel by hosts of sglang: deepep." in text
     held = "Launched as CUDA graphs, in each layer until a host waits by hosts of"
     assert f"{held} megatron-inference: nvls." in text
-    assert "Not in the list of sglang, so that kernels for rows are calls" in text
+    end = "so that kernels for rows are calls of an extension"
+    assert f"Not in the list of sglang, megatron-inference, {end}: all that they launch." in text
     assert f"{held} megatron-inference: nvls." in " ".join(render(ranking(both)).split())
+
+
+def test_schemes_that_a_list_does_not_know_are_named_beside_those_that_it_does(
+    synthetic: Synthetic,
+) -> None:
+    both = replay.compare(
+        synthetic(ranks=2), ["deepep", "nvls"], layer=0, baseline="deepep", stack="megatron-plain"
+    )
+    text = " ".join(summary(both).split())
+    assert "Not in the list of megatron-plain, " in text
+    assert "are calls of an extension: nvls." in text
+
+
+def test_two_lists_around_the_same_exchanges_are_refused(synthetic: Synthetic) -> None:
+    with pytest.raises(UserError, match=r"option stack=deepseek .* give one of them"):
+        replay.run(
+            synthetic(ranks=2, steps=2), scheme="deepep", direction="training",
+            interleave="dualpipe", options={"stack": "deepseek"}, stack="deepseek",
+        )  # fmt: skip
 
 
 @every(
     ("settings", "message"),
     [
+        ({"stack": "practice:dispatcher=deepep", "direction": "training"}, "the scheme says who"),
         ({"stack": "megatron"}, "unknown stack 'megatron'"),
         ({"stack": "practice:nothing=1"}, "unknown option of sglang 'nothing'"),
         ({"stack": "sglang", "direction": "training"}, "no backward pass; those that train are"),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
+from replay.chains.host_program import typical_program
 from replay.errors import UserError
+from replay.experiments.serve import layers
 from replay.experiments.serve.engines import ENGINES, NODE_NS, REPLAY_US, Engine, engine_of
 from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.iteration import Load, PromptPiece
 from replay.experiments.serve.setup import Setup
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.serve.times import ReplayedTimes
+from replay.model.machine.host import Operation
+from replay.schemes import Scheme
 from tests.replay.serve.serving import RANKS, times
 
 US = 1_000_000
@@ -53,6 +58,20 @@ def test_a_host_beside_its_gpus_is_waited_for_where_it_is_longer() -> None:
     launch = round((REPLAY_US + NODE_NS / 1000 * kernels(DECODE)) * US)
     assert under(Engine(1e5)).time_ps(DECODE) == 100 * MS + launch
     assert under(Engine(1e5)).spent_ps(DECODE)["host"] == 100 * MS + launch - step
+
+
+def test_kernels_of_a_layer_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+
+    def program(scheme: Scheme, **given: Any) -> tuple[Operation, ...] | None:
+        counted.append(scheme.name)
+        return typical_program(scheme, **given)
+
+    monkeypatch.setattr(layers, "typical_program", program)
+    fresh = {name: dataclasses.replace(one) for name, one in times().layers.items()}
+    found = under(Engine(900), layers=fresh)
+    assert found.time_ps(DECODE) == found.time_ps(DECODE)
+    assert len(counted) == 1
 
 
 def test_a_host_that_takes_no_time_leaves_the_gpus_their_own() -> None:
@@ -131,8 +150,10 @@ def test_settings_go_before_the_engine_s_own() -> None:
     assert engine_of("vllm", 100, False, "8, 4,4") == Engine(100, False, (4, 8))
     assert engine_of(None, 100, None, None) == Engine(100)
     assert engine_of("sglang", None, None, "any").captured == ()
-    for text in ("0", "4,x", "", "4,,8", "-4", "65537"):
-        with pytest.raises(UserError, match=r"--captured .*: expected batch sizes from 1 to 65536"):
+    for text in ("0", "4,x", "", "4,,8", "-4", "65537", "9" * 5000):
+        with pytest.raises(
+            UserError, match=r"--captured '.*: expected batch sizes from 1 to 65536"
+        ):
             engine_of(None, None, None, text)
 
 

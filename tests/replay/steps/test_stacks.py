@@ -20,6 +20,7 @@ from replay.experiments.train.tables import notes
 from replay.model.machine.host import FREE_HOSTS
 from replay.model.machine.times import Time
 from replay.model.work.stacks import Stack, facts_of
+from replay.report.text import summary
 from replay.schemes import find
 from replay.steps.kernel_sizes import check_stack, facts_of_step, sizes_of, tensors_of
 from replay.steps.layer_passes import LayerPasses
@@ -262,6 +263,24 @@ def test_a_spec_without_a_stack_is_as_before_there_were_any() -> None:
     assert TrainSpec(stack="automodel").model_dump()["stack"] == "automodel"
 
 
+def test_hosts_spread_under_a_stack_alone() -> None:
+    given: dict[str, Any] = {
+        "model": "olmoe-1b-7b", "plan": "dp=8,ep=8", "sequence": 128, "layers_sampled": 1,
+        "host_spread": 0.25,
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"--host-spread 0\.25: .* give --stack"):
+        train.run(scheme="deepep", **given)
+    compared = train.compare(schemes=["deepep"], stack="automodel", **given)
+    pace = "Kernels are launched by hosts of automodel, each at its own pace (spread 0.25)."
+    assert pace in notes(compared)
+
+
+@every("stack", ["megatron-plain:dispatcher=hybridep", "megatron-tuned:dispatcher=alltoall"])
+def test_a_dispatcher_is_the_schemes(stack: str) -> None:
+    with pytest.raises(UserError, match="the scheme says who brings rows to experts"):
+        train.run(stack=stack, scheme="deepep", model="olmoe-1b-7b", plan="dp=8,ep=8")
+
+
 def test_a_step_under_a_stack() -> None:
     given: dict[str, Any] = {
         "model": "olmoe-1b-7b", "plan": "pp=2,dp=4,ep=4,micro_batches=2", "sequence": 512,
@@ -274,6 +293,7 @@ def test_a_step_under_a_stack() -> None:
     compared = train.compare(schemes=[scheme], stack="megatron-plain", **given)
     plain = compared[scheme]
     assert "Kernels are launched by hosts of megatron-plain." in notes(compared)
+    assert "other: head and end: embedding, output head" in " ".join(summary(compared).split())
     assert bare.step_us < graphed.step_us < plain.step_us
     assert len({one.run_id for one in (bare, plain, graphed)}) == 3
     replayed: Any = graphed.replayed

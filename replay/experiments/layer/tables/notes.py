@@ -101,6 +101,7 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
     """How kernels were launched, and for which schemes if that differs."""
     used: dict[str, list[str]] = {}
     outside: dict[str, list[str]] = {}
+    knowing = {one.stack.name for one in results if one.stack is not None and one.stack.knows}
     for result in results:
         how, stack, name = LAUNCHES[result.launch], result.stack, result.scheme.name
         if stack is not None:
@@ -110,6 +111,14 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
         names = used.setdefault(how, [])
         if name not in names:
             names.append(name)
+    alone = [stack for stack in outside if stack not in knowing]
+    strange = {
+        stack: ", ".join(dict.fromkeys(names))
+        for stack, names in outside.items()
+        if stack in knowing
+    }
+    if alone:
+        strange[", ".join(alone)] = "all that they launch" if alone[1:] else "all"
     return [
         *(
             f"Launched {how}{': ' + ', '.join(names) if len(used) > 1 else ''}."
@@ -117,8 +126,8 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
         ),
         *(
             f"Not in the list of {stack}, so that kernels for rows are calls of an extension: "
-            f"{', '.join(dict.fromkeys(names))}."
-            for stack, names in outside.items()
+            f"{names}."
+            for stack, names in strange.items()
         ),
     ]
 

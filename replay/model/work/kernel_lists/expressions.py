@@ -32,6 +32,11 @@ COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 Value = int | bool | str
 
 
+def in_words(value: Value) -> str:
+    """A value as one writes it: true, not True."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True)
 class Expression:
     """Text of a count, of bytes or of a condition.

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from replay.errors import UserError, listed, unknown
-from replay.model.work.kernel_lists.expressions import Expression, Value
+from replay.errors import UserError, listed, shown, unknown
+from replay.model.work.kernel_lists.expressions import Expression, Value, in_words
 from replay.model.work.kernel_lists.sizes import NAMES, KernelSizes
 from tracegen.shared.strict import StrictDocument
 
@@ -265,9 +265,11 @@ class KernelList(StrictDocument):
         for name, value in given.items():
             if name not in self.options:
                 raise unknown(f"option of {self.name}", name, self.options)
-            if value not in self.options[name].choices:
-                choices = listed(str(choice) for choice in self.options[name].choices)
-                raise UserError(f"{what}: {name} is {value!r}; possible are {choices}")
+            choices = self.options[name].choices
+            # 1 is equal to true.
+            if not any(type(value) is type(one) and value == one for one in choices):
+                possible = listed(map(in_words, choices))
+                raise UserError(f"{what}: {name} is {shown(value)}; possible are {possible}")
 
     def chosen(self, preset: str = "", **given: Value) -> dict[str, Value]:
         """Every option's value: its default, then the preset's, then what is given.

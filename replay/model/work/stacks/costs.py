@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodel.quantity import NonNegative, Positive, Quantity
 from hwmodel.units import ps_from_us
-from replay.errors import UserError
+from replay.errors import UserError, shown
 from replay.model.work.kernel_lists import load, names
 from tracegen.shared.strict import StrictDocument
 
 if TYPE_CHECKING:
     from replay.model.work.kernel_lists import ListedOperation
     from replay.model.work.kernel_lists.lists import Pass
+
+
+MOST_US = 1_000_000
+"""Of one call."""
 
 
 class CallCost(StrictDocument):
@@ -106,12 +110,15 @@ class CallCosts:
         Raises
         ------
         UserError
-            If a time is no whole number.
+            If a time is no whole number, or more than `MOST_US`.
         """
         calls = dict(self.calls)
         for setting, value in us.items():
-            if isinstance(value, bool) or not isinstance(value, int):
-                message = f"{setting} is {value!r}; possible are whole microseconds, from 0 on"
+            if isinstance(value, bool) or not isinstance(value, int) or value > MOST_US:
+                message = (
+                    f"{setting} is {shown(value)}; possible are whole microseconds, from 0 to "
+                    f"{MOST_US:,}"
+                )
                 raise UserError(message)
             name = self.settings[setting]
             each: Quantity[NonNegative] = Quantity(

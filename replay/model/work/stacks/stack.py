@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from replay.errors import UserError, listed, unknown
+from replay.errors import UserError, listed, shown, unknown
 from replay.model.work.kernel_lists import KernelList, load
 from replay.model.work.stacks.costs import CallCosts, load_costs
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.kernel_lists.expressions import Value
     from replay.model.work.kernel_lists.lists import Pass
+    from tracegen.models import ModelShape
 
 STACKS: Mapping[str, tuple[str, str]] = {
     "megatron-plain": ("megatron", "plain"),
@@ -56,6 +57,10 @@ DISPATCHERS: Mapping[str, str] = {
     "hybrid-ep": "hybridep",
 }
 """Schemes that Megatron's list knows as dispatchers."""
+
+
+MOST_DIGITS = 19
+"""From which on a number among options is text, that nothing takes."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +112,15 @@ class Stack:
         for part in filter(None, settings.split(",")):
             key, equals, value = part.partition("=")
             if not equals or key in given:
-                message = (
-                    f"stack {name!r}: {part!r} is no option as graphs=router, or is given twice"
-                )
+                wrong = "is given twice" if equals else "has no value, as library_us=20 has one"
+                message = f"stack {name!r}: option {shown(key)} {wrong}"
                 raise UserError(message)
             given[key] = _value(value)
         decided = {name: value for name, value in (facts or {}).items() if name in kernels.options}
         costs = load_costs(of, system.host.speed.value)
+        for key in given:
+            if key.endswith("_us") and key not in {*kernels.options, *costs.settings}:
+                raise unknown("time of a kind of call", key, costs.settings)
         us = {key: given.pop(key) for key in list(given) if key in costs.settings}
         options = kernels.chosen(preset, **{**decided, **given})
         return cls(text, kernels, options, costs.changed(us))
@@ -154,8 +161,15 @@ class Stack:
         Raises
         ------
         UserError
-            If the list has no backward pass, or is of another type of products.
+            If the list has no backward pass, or is of another type of products; or if a dispatcher
+            is given, which is the scheme's.
         """
+        if "dispatcher=" in self.name:
+            message = (
+                f"stack {self.name}: the scheme says who brings rows to experts; only `moereplay "
+                "stacks` takes a dispatcher"
+            )
+            raise UserError(message)
         if is_training and not self.kernels.trains:
             trained = listed(name for name, (of, _) in STACKS.items() if load(of).trains)
             message = (
@@ -176,6 +190,29 @@ class Stack:
                 f"{choices}"
             )
             raise UserError(message)
+
+    def check_model(self, shape: ModelShape, tp: int) -> None:
+        """Refuse a model, or slices, that its list has no kernels of.
+
+        Parameters
+        ----------
+        tp
+            GPUs that slice attention.
+
+        Raises
+        ------
+        UserError
+            If the list has other attention, or knows no slices.
+        """
+        if tp > 1 and not self.kernels.speaks_of("tp"):
+            message = f"stack {self.name}: tp is {tp}; the stack's list knows no slices, so tp=1"
+            raise UserError(message)
+        of_latent = self.kernels.speaks_of("kv_rank", ["attention"])
+        is_latent = self.kernels.has("latent attention") or of_latent
+        if shape.num_heads and not (is_latent if shape.kv_lora_rank else not of_latent):
+            message = f"stack {self.name}: its list has no attention as of {shape.name}"
+            other = "grouped" if shape.kv_lora_rank else "latent"
+            raise UserError(f"{message}; it has that of {other} queries, keys and values")
 
     @property
     def facts(self) -> dict[str, object]:
@@ -221,4 +258,4 @@ class Stack:
 def _value(text: str) -> Value:
     if text in ("true", "false"):
         return text == "true"
-    return int(text) if text.isdecimal() and text.isascii() else text
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < MOST_DIGITS else text

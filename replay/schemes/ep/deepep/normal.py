@@ -219,7 +219,8 @@ class DeepEp(ListedExchanges):
         if self.kernel_list:
             message = (
                 f"option stack={self.kernel_list} of scheme {self.name!r} is of a pair of layers: "
-                "--pass training --interleave dualpipe"
+                "--pass training --interleave dualpipe, and in a step --schedule dualpipe --stack "
+                f"{self.kernel_list}"
             )
             raise LayerRefusedError(message)
         beyond = work.num_ranks - NODE_GPUS
