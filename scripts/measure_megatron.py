@@ -52,8 +52,8 @@ def layer(gpu: Gpu) -> Iterator[Row]:
                         ("NCCL_SOCKET_IFNAME", "lo"), ("GLOO_SOCKET_IFNAME", "lo")):  # fmt: skip
         os.environ.setdefault(name, value)
     torch.distributed.init_process_group("nccl" if gpu.device == "cuda" else "gloo")
-    from megatron.core import parallel_state  # type: ignore[import-not-found]
-    from megatron.core.tensor_parallel.random import (  # type: ignore[import-not-found]
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import (
         model_parallel_cuda_manual_seed,
     )
 
@@ -72,16 +72,16 @@ def layer(gpu: Gpu) -> Iterator[Row]:
 def _built(gpu: Gpu, fused: bool) -> tuple[Any, Any]:
     """Give the layer and its rotary embedding."""
     torch = gpu.torch
-    from megatron.core.models.common.embeddings.rotary_pos_embedding import (  # type: ignore[import-not-found]
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import (
         RotaryEmbedding,
     )
-    from megatron.core.models.gpt.gpt_layer_specs import (  # type: ignore[import-not-found]
+    from megatron.core.models.gpt.gpt_layer_specs import (
         get_gpt_layer_local_spec,
     )
-    from megatron.core.transformer.spec_utils import (  # type: ignore[import-not-found]
+    from megatron.core.transformer.spec_utils import (
         build_module,
     )
-    from megatron.core.transformer.transformer_config import (  # type: ignore[import-not-found]
+    from megatron.core.transformer.transformer_config import (
         TransformerConfig,
     )
 

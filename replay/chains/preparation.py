@@ -14,10 +14,10 @@ from replay.chains.chain import ChainLink, MicroBatch
 from replay.chains.host_program import can_be_captured, typical_program
 from replay.chains.jitter import read
 from replay.chains.kernel_streams import staged
+from replay.chains.layer_stacks import calls_of, stack_of
 from replay.chains.micro_batches import DBO, SBO, MicroBatchTurns
 from replay.chains.pass_pairs import ORDERS
 from replay.chains.replay import ONE_BATCH, Replay, Strategy
-from replay.chains.stack_calls import brings_experts, stage_calls
 from replay.errors import UserError
 from replay.model.compute.dense import Between
 from replay.model.machine.domains import Domains
@@ -28,24 +28,19 @@ from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.map_arrays import WhichLayer
 from replay.model.work.placement import FITTED, PER_STEP, Placement, place
 from replay.model.work.sliced import num_groups, sliced
-from replay.model.work.stacks import PRACTICE, Stack, even_sizes, facts_of, facts_of_place
 from replay.model.work.step_plan import plan_step
 from replay.model.work.thinned import choose, thinned
-from replay.schemes.ep.staged import ListedExchanges
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.settings import ChainSettings
-    from replay.model.machine.host import Calls, Launch
+    from replay.model.machine.host import Launch
     from replay.model.machine.machine import Ints
     from replay.model.work.batch import Batch
-    from replay.model.work.kernel_lists.expressions import Value
-    from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.precision import Precision
     from replay.schemes import Scheme
     from replay.schemes.ep.staged import Interleave, Releases
     from tracegen import RoutingTrace
-    from tracegen.models import ModelShape
 
 
 def prepare(
@@ -79,7 +74,7 @@ def prepare(
     stack = stack_of(settings, trace, system, scheme)
     calls = None
     if stack is not None:
-        calls = _calls(stack, settings, links, trace.model_shape, batches[0], scheme, system)
+        calls = calls_of(stack, settings, links, trace.model_shape, batches[0], scheme, system)
     return Replay(
         links,
         system,
@@ -196,82 +191,6 @@ def _launch(settings: ChainSettings, scheme: Scheme, system: System, batch: Batc
     programs = (typical_program(scheme, is_backward=one, system=system) for one in settings.passes)
     captured = batch.phase == "decode" and all(map(can_be_captured, programs))
     return "graph" if captured else "eager"
-
-
-def stack_of(
-    settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme
-) -> Stack | None:
-    """Find the software around a scheme's kernels, with it as the dispatcher if the list knows it.
-
-    Raises
-    ------
-    UserError
-        If there is no such stack, it has no such pass or products, or experts are left out.
-    """
-    if settings.stack is None:
-        return None
-    if settings.communication_only:
-        message = (
-            f"--communication-only and --stack {settings.stack}: what a host does is spread "
-            "over the kernels of a whole layer"
-        )
-        raise UserError(message)
-    if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
-        message = (
-            f"--stack {settings.stack} and option stack={scheme.kernel_list} of scheme "
-            f"{scheme.name!r}: both say what is launched around the exchanges; give one of them"
-        )
-        raise UserError(message)
-    name, _, options = settings.stack.partition(":")
-    ranks = trace.num_ranks or settings.ranks or system.num_gpus
-    facts: dict[str, Value] = {**facts_of(trace.model_shape), **facts_of_place(system, ranks)}
-    gemm = settings.number_types(trace).gemm
-    if settings.interleave == "megatron":
-        facts["overlap"] = "passes"
-    is_training = any(settings.passes)
-    if name == PRACTICE:
-        scales = {"fp8": "blockwise"} if gemm == "fp8" else {}
-        stack = Stack.in_practice(
-            scheme.name, system, {**facts, **scales}, is_training=is_training, settings=options
-        )
-    else:
-        stack = Stack.of(settings.stack, system, facts)
-    known = stack.with_dispatcher(scheme.name)
-    has_rows = known is not None or brings_experts(stack, scheme, system)
-    stack.check(is_training=is_training, precision=gemm if has_rows else None)
-    return known or stack
-
-
-def _calls(
-    stack: Stack,
-    settings: ChainSettings,
-    links: Sequence[ChainLink],
-    shape: ModelShape,
-    batch: Batch,
-    scheme: Scheme,
-    system: System,
-) -> Calls:
-    """What a stack does around the scheme's kernels.
-
-    Lists know even work: that of the GPU with most tokens stands for all. A micro-batch moves its
-    part of the bytes, and the largest stands for all.
-    """
-    tokens = int(np.bincount(batch.source_rank, minlength=batch.num_ranks).max())
-    sizes = even_sizes(shape, tokens=tokens, ranks=batch.num_ranks, sharing=settings.expert_tp)
-    whole = len(batch.source_rank)
-    part = max((len(one.tokens) for one in links[0].micro_batches), default=whole)
-    works: dict[Pass, LayerWork] = {
-        "backward" if is_backward else "forward": next(
-            link for link in links if link.is_backward == is_backward
-        ).work()
-        for is_backward in settings.passes
-    }
-    found = stage_calls(stack, scheme, sizes, works, system)
-    stages = {
-        stage: calls._replace(nbytes=calls.nbytes * part // max(1, whole))
-        for stage, calls in found.stages.items()
-    }
-    return dataclasses.replace(found, stages=stages)
 
 
 # ---- the work of a layer -------------------------------------------------------------------------

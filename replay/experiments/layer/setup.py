@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from replay.chains.preparation import prepare, stack_of
+from replay.chains.layer_stacks import stack_of
+from replay.chains.preparation import prepare
 from replay.chains.settings import ChainSettings
 from replay.errors import UserError, check_kind, listed
 from replay.experiments.base.experiment import NOTHING, Given
