@@ -6,6 +6,8 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda_check.cuh"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,15 +15,6 @@
 #include <functional>
 #include <string>
 #include <vector>
-
-#define CHECK(call)                                                                      \
-    do {                                                                                 \
-        cudaError_t error = (call);                                                      \
-        if (error != cudaSuccess) {                                                      \
-            std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error));          \
-            std::exit(1);                                                                \
-        }                                                                                \
-    } while (0)
 
 __global__ void empty() {}
 

@@ -7,20 +7,13 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda_check.cuh"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
-
-#define CHECK(call)                                                                      \
-    do {                                                                                 \
-        cudaError_t error = (call);                                                      \
-        if (error != cudaSuccess) {                                                      \
-            std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error));          \
-            std::exit(1);                                                                \
-        }                                                                                \
-    } while (0)
 
 __global__ void spin(long long cycles, float *out, int writes) {
     long long begun = clock64();

@@ -7,6 +7,8 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda_check.cuh"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -14,15 +16,6 @@
 #include <functional>
 #include <string>
 #include <vector>
-
-#define CHECK(call)                                                                      \
-    do {                                                                                 \
-        cudaError_t error = (call);                                                      \
-        if (error != cudaSuccess) {                                                      \
-            std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error));          \
-            std::exit(1);                                                                \
-        }                                                                                \
-    } while (0)
 
 constexpr int kShared = 200 * 1024;  // so that a block has its SM for itself
 extern __shared__ __align__(1024) char ring[];
