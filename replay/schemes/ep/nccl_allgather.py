@@ -4,7 +4,7 @@ So vLLM exchanges rows by default (``allgather_reducescatter``,
 ``distributed/device_communicators/all2all.py``): rows, ids and weights are gathered in a group,
 which is one kernel of NCCL's, and sums of all tokens are scattered by another. Megatron-Core's
 inference dispatcher without the switch gathers them by three (``token_dispatcher_inference.py``,
-``NCCLAllGatherDispatcher``). The experts between are those of `replay.schemes.ep.nvls`. Nobody
+``NCCLAllGatherDispatcher``). What lies between is `replay.schemes.ep.dense_exchange`. Nobody
 waits for counts, so that a CUDA graph can hold a layer; in return all ranks have as many tokens.
 What NCCL takes, rings or the switch, is its own choice.
 """
@@ -12,34 +12,33 @@ What NCCL takes, rings or the switch, is its own choice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
 from replay.model.machine.kinds import COMBINE, DISPATCH
-from replay.schemes.ep.nvls import (
+from replay.schemes.ep.dense_exchange import (
     ALL_GATHER,
     GATHERS,
     ID_BYTES,
     SUM,
     WEIGHT_BYTES,
-    Nvls,
-    NvlsOptions,
+    DenseExchange,
 )
-from replay.schemes.options import option
+from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.collectives.algorithm import Collective
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
 
 @dataclass(frozen=True)
-class NcclAllGatherOptions(NvlsOptions):
+class NcclAllGatherOptions(Options):
     """Options of the dense exchange, by another library."""
 
     gathers_at_once: bool = option(
@@ -49,17 +48,14 @@ class NcclAllGatherOptions(NvlsOptions):
     )
 
 
-class NcclAllGather(Nvls):
+class NcclAllGather(DenseExchange):
     """NCCL's all-gather, experts, NCCL's reduce-scatter; dense buffers."""
 
     name = "nccl-allgather"
     summary = "NCCL's all-gather and reduce-scatter of all tokens, as vLLM has them"
     source = "Megatron-Core token_dispatcher_inference.py, NCCLAllGatherDispatcher; vLLM all2all.py"
-    needs = frozenset()
     traffic = "ring"
-    network = ""
-    full_nodes = ""
-    candidates = MappingProxyType({})
+    validity = "inference; gradients are assumed to take the same kernels"
     interleaves = frozenset()
     options: NcclAllGatherOptions = NcclAllGatherOptions()
 
@@ -73,9 +69,13 @@ class NcclAllGather(Nvls):
             return "its ranks have equally many tokens"
         return super().refuses(work)
 
+    def _sms(self, machine: Machine) -> Split:
+        return self.split(machine, ring_channels=machine.system.nccl.ring_channels)
+
     def _all_gather(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
         if machine.num_ranks == 1:
-            return super()._all_gather(work, machine, after)
+            machine.notes.follow("sent", np.arange(work.num_tokens), after[work.source_rank])
+            return after
         tokens, choices = work.num_tokens, work.num_tokens * work.whole_choices
         rows, meta = tokens * work.dispatch_row_bytes, (ID_BYTES * choices, WEIGHT_BYTES * choices)
         at_once = self.options.gathers_at_once and not work.is_backward
@@ -95,7 +95,8 @@ class NcclAllGather(Nvls):
 
     def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
         if machine.num_ranks == 1:
-            return super()._reduce_scatter(work, machine, after)
+            machine.notes.follow("combined", np.arange(work.num_tokens), after[work.source_rank])
+            return after
         nbytes = work.num_tokens * work.combine_row_bytes
         begun = machine.kernel(after, SUM)
         done = self._run(machine, COMBINE, "reduce_scatter", nbytes, begun)

@@ -32,36 +32,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.compute.casts import cast_before_dispatch, cast_received
-from replay.model.compute.experts import separate_kernels
-from replay.model.compute.shared import shared_kernels
 from replay.model.machine import multimem
-from replay.model.machine.host import Operation
-from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
+from replay.model.machine.kinds import COMBINE, DISPATCH, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
-from replay.schemes.ep import memory
-from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.dense_exchange import (
+    ALL_GATHER,
+    GATHERS,
+    ID_BYTES,
+    SUM,
+    WEIGHT_BYTES,
+    DenseExchange,
+)
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Stages
-
-ID_BYTES = 8  # of each of a token's experts, as torch.topk gives them
-WEIGHT_BYTES = 4  # FP32
-COUNT_BYTES = 4  # of each expert
-GATHERS = ("all-gather of rows", "all-gather of expert ids", "all-gather of gate weights")
-ALL_GATHER = "all-gather of rows, ids and weights"
-COUNT = Operation("count of rows", moves="expert ids of all tokens")
-OFFSETS = Operation("offsets of experts", moves="a count for each own expert, twice")
-PERMUTE = Operation("permute", moves="ids and weights of all tokens, own copies, own rows")
-ZERO = Operation("zeroes", moves="a row for each of all tokens")
-ADD = Operation("scatter-add", moves="own rows, own sums twice")
-SUM = "reduce-scatter"
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,7 @@ class NvlsOptions(Options):
     )
 
 
-class Nvls(StagedScheme):
+class Nvls(DenseExchange):
     """All-gather by multicast, experts, reduce-scatter by in-switch reduction; dense buffers."""
 
     name = "nvls"
@@ -107,52 +96,11 @@ class Nvls(StagedScheme):
         """Those that issue multimem instructions."""
         return self.options.num_sms
 
-    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
-        """Two symmetric buffers of all tokens, which stay, and the own experts' rows."""
-        received, slots = memory.received(work), work.whole_choices
-        gathered = work.dispatch_row_bytes + slots * (ID_BYTES + WEIGHT_BYTES)
-        sums = work.num_tokens * work.combine_row_bytes
-        return (
-            *memory.cast_tokens(work),
-            Buffer("gathered tokens", memory.on_each(work, work.num_tokens * gathered), stays=True),
-            Buffer("rows by expert", received * work.dispatch_row_bytes),
-            *memory.cast_received(work, received),
-            Buffer("sums of all tokens", memory.on_each(work, sums), stays=True),
-        )
-
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
-        """Add all-gathers, permute, experts, zeroing, scatter-add, reduce-scatter."""
-        rows = work.matrix("pairs").sum(axis=0)
-        copies = work.matrix("copies").sum(axis=0)
-        b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
-        slots = work.num_tokens * work.whole_choices
-        every = np.ones(machine.num_ranks, np.int64)
-
-        cast = yield cast_before_dispatch(machine, work, start)
-        gathered = yield self._all_gather(work, machine, cast)
-        # Every rank looks through all tokens' expert ids, twice, and copies its experts' rows.
-        if not work.is_backward:
-            counted = machine.memory_kernel(Kind.LAYOUT, slots * ID_BYTES * every, gathered, COUNT)
-            local = np.bincount(work.placement.expert_rank, minlength=machine.num_ranks)
-            nbytes = 2 * COUNT_BYTES * local
-            gathered = machine.memory_kernel(Kind.LAYOUT, nbytes, counted, OFFSETS)
-        looked = slots * (ID_BYTES + WEIGHT_BYTES)
-        moved = MemoryTraffic(looked + copies * b_d, rows * b_d, rows)
-        permuted = machine.memory_kernel(Kind.PERMUTE, moved, gathered, PERMUTE)
-        # Of the tokens that were gathered, only those copied out are wanted.
-        permuted = cast_received(machine, work, rows, permuted)
-        sms = machine.sms.for_kernels()
-        permuted = shared_kernels(machine, work, self.split(machine, "num_sms"), start, permuted)
-        done = separate_kernels(machine, work, sms, permuted)
-        # The dense buffer: zeros for all tokens, to which the own experts' rows are added.
-        zeroes = MemoryTraffic(0 * every, work.num_tokens * b_c * every)
-        zeroed = machine.memory_kernel(Kind.UNPERMUTE, zeroes, done, ZERO)
-        added = MemoryTraffic((rows + copies) * b_c, copies * b_c)
-        summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, zeroed, ADD)
-        return (yield self._reduce_scatter(work, machine, summed))
+    def _sms(self, machine: Machine) -> Split:
+        return self.split(machine, "num_sms")
 
     def _pool(self, machine: Machine) -> Ints:
-        return self.split(machine, "num_sms").pool("nvls-sm", self.options.num_sms)
+        return self._sms(machine).pool("nvls-sm", self.options.num_sms)
 
     def _blocks(self, work: LayerWork, grain: int) -> tuple[Ints, Ints]:
         """(block,): owner and rows of each block of up to `grain` consecutive tokens."""
