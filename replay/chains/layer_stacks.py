@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.chains.stack_calls import brings_experts, stage_calls
-from replay.errors import UserError
+from replay.errors import UserError, listed
 from replay.model.work.stacks import PRACTICE, Stack, even_sizes, facts_of, facts_of_place
 from replay.schemes.ep.staged import ListedExchanges
 
@@ -65,6 +65,13 @@ def stack_of(
         )
     else:
         stack = Stack.of(settings.stack, system, facts)
+    given = {part.partition("=")[0] for part in options.split(",")}
+    if idle := sorted(given & stack.kernels.options.keys()) if not stack.kernels.trains else []:
+        message = (
+            f"--stack {settings.stack}: {listed(idle)} changes no layer, since lists of stacks "
+            "that serve have no rows around a scheme's kernels; costs of calls do, as library_us=20"
+        )
+        raise UserError(message)
     known = stack.with_dispatcher(scheme.name)
     has_rows = known is not None or brings_experts(stack, scheme, system)
     stack.check(is_training=is_training, precision=gemm if has_rows else None)

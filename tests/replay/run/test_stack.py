@@ -424,3 +424,11 @@ def test_gpus_that_share_experts_launch_for_twice_as_many(synthetic: Synthetic) 
     whole, shared = (calls_under(trace, expert_tp=gpus)["experts", False] for gpus in (1, 2))
     assert shared.others == whole.others
     assert shared.launch_ps > 1.3 * whole.launch_ps
+
+
+def test_options_that_change_no_layer_are_refused(synthetic: Synthetic) -> None:
+    trace = synthetic(ranks=2)
+    with pytest.raises(UserError, match=r"fused_reduce changes no layer.*library_us=20"):
+        replay.run(trace, scheme="deepep", layer=0, stack="sglang:fused_reduce=true")
+    one = replay.run(trace, scheme="deepep", layer=0, stack="sglang:library_us=20")
+    assert one.stack is not None
