@@ -116,7 +116,8 @@ class Step:
             self._backward()
             if phases == len(PHASES):
                 self.adam.step()
-        return graph.replay  # type: ignore[no-any-return]
+        replay: Callable[[], object] = graph.replay
+        return replay
 
     def __call__(self) -> list[float]:
         """Take a step: the milliseconds of the host in each phase."""

@@ -659,8 +659,9 @@ class Paced:
             begin.record()
             if call is None:
                 torch.cuda._sleep(5_000_000)
-            for _ in range(repeats if call is not None else 0):
-                call()  # type: ignore[misc]
+            else:
+                for _ in range(repeats):
+                    call()
             end.record()
             self._flag.fill_(1)
         torch.cuda.synchronize()
