@@ -28,9 +28,10 @@ from replay.model.compute.calls import gradient_calls
 from replay.model.compute.dense_kernels import Kernels
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.listed_parts import ListedParts
 from replay.model.compute.row_tiles import padded_rows
 from replay.model.compute.weight_gradients import DOWN, UP
-from replay.model.machine.host import Operation
+from replay.model.machine.host import UNSTAGED, Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.kernel_lists import KernelList, KernelSizes, ListedOperation, load
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Ints
     from replay.model.work.context import Context
     from replay.model.work.layer import LayerWork
+    from replay.model.work.stacks import Stack
     from tracegen import ModelShape
 
 LAYOUT = "contiguous"
@@ -82,17 +84,21 @@ class ListedRow(NamedTuple):
         (rank, 3): rows, columns and inner dimension of each product; no use if it is none.
     rows
         (rank,): rows of the GPU's experts, padding included.
+    host_ps
+        What each launch takes the host; None for a bare one.
     """
 
     of: ListedOperation
     moves: Ints
     gemm: Ints
     rows: Ints
+    host_ps: int | None = None
 
     @property
     def operation(self) -> Operation:
         """As a host's program has it."""
-        return Operation(self.of.name, max(self.of.kernels, 1), source=self.of.source)
+        launches = max(self.of.kernels, 1)
+        return Operation(self.of.name, launches, source=self.of.source, host_ps=self.host_ps)
 
 
 def sizes_of(shape: ModelShape, work: LayerWork, context: Context) -> list[KernelSizes]:
@@ -113,9 +119,20 @@ def sizes_of(shape: ModelShape, work: LayerWork, context: Context) -> list[Kerne
 
 
 def rows_of(
-    found: KernelList, part: str, sizes: Sequence[KernelSizes], *, is_backward: bool
+    found: KernelList,
+    part: str,
+    sizes: Sequence[KernelSizes],
+    *,
+    is_backward: bool,
+    stack: Stack | None = None,
 ) -> list[ListedRow]:
-    """Rows of a part in one pass, computed for the GPUs of these sizes."""
+    """Rows of a part in one pass, computed for the GPUs of these sizes.
+
+    Parameters
+    ----------
+    stack
+        Whose hosts launch them; None for bare launches.
+    """
 
     @functools.cache
     def on(one: KernelSizes) -> tuple[ListedOperation, ...]:
@@ -130,6 +147,7 @@ def rows_of(
             np.array([one.moves for one in alike], np.int64),
             np.array([one.gemm or (0, 0, 0) for one in alike], np.int64),
             rows,
+            None if stack is None else stack.each_ps(alike[0]),
         )
         for alike in zip(*each, strict=True)
     ]
@@ -165,6 +183,7 @@ class ListedProgram(LaunchProgram):
         self._exchanges, self._list = scheme, load(scheme.kernel_list)
         self._sizes: list[KernelSizes] = []
         self._times: dict[tuple[object, ...], int] = {}
+        self._stack: Stack | None = None
 
     def come_to(self, link: ChainLink, context: Context | None, work: LayerWork) -> None:
         """Go on to the next layer; see `LaunchProgram`."""
@@ -173,6 +192,7 @@ class ListedProgram(LaunchProgram):
         assert context is not None
         check(self._list, link.between.shape, work)
         self._sizes = sizes_of(link.between.shape, work, context)
+        self._stack = link.between.stack if isinstance(link.between, ListedParts) else None
 
     def add(self, part: PairPart) -> None:
         """Add the kernels of a part."""
@@ -182,7 +202,9 @@ class ListedProgram(LaunchProgram):
         if found is None:
             return
         name, of = found
-        rows = rows_of(self._list, name, self._sizes, is_backward=self._link.is_backward)
+        rows = rows_of(
+            self._list, name, self._sizes, is_backward=self._link.is_backward, stack=self._stack
+        )
         if of == "rows":
             self._move(rows, is_back=part == "combine")
             return
@@ -204,6 +226,7 @@ class ListedProgram(LaunchProgram):
         exchange = self._exchanges.combine if is_back else self._exchanges.dispatch
 
         def moved(begun: Ints) -> Ints:
+            self.machine.host.enter(UNSTAGED, is_backward=self._link.is_backward)
             return exchange(self._work, self.machine, begun)
 
         self.ends = self._streams.move(self._walk(before, offered), moved)

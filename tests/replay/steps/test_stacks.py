@@ -333,3 +333,22 @@ def test_a_step_whose_experts_are_within_a_node_has_no_kernels_between_nodes() -
         Setup.of(TrainSpec(plan=f"dp={size},ep={size}", **given)).replays.stack for size in (8, 16)
     ]
     assert [one.options["nodes"] for one in nodes if one is not None] == ["one", "doca"]
+
+
+def test_hosts_pay_for_a_pair_of_passes_of_a_list() -> None:
+    """What hosts of a quarter of the speed add is on the host's account alone."""
+    shape, found = models.load("deepseek-v3"), []
+    for speed in (1.0, 0.25):
+        system = hwmodel.load("dgx-h100", {"host.speed": speed})
+        stack = Stack.of("deepseek", system, facts_of(shape))
+        steps = StepReplays(
+            shape, system, ParallelPlan(dp=8, ep=8, pp=2), 128, "fp8",
+            layers=1, stack=stack, beside="dualpipe",
+        )  # fmt: skip
+        beside = steps.under("deepep").layers[0][-1].beside
+        assert beside is not None
+        found.append(beside)
+    quick, slow = found
+    assert (slow.causes["host"] > 4 * quick.causes["host"]).all()
+    for cause in quick.causes.keys() - {"host"}:
+        assert (slow.causes[cause] == quick.causes[cause]).all(), cause
