@@ -22,6 +22,7 @@ from replay.model.collectives.ring_chunks import (
     STEP_OF_BUFFER,
     block_times,
     message_ps,
+    most_channels,
     pieces_of,
     told,
 )
@@ -58,7 +59,7 @@ def run(
     channels
         Channels at most; 0 for those that NCCL opens for rings.
     """
-    most = machine.system.nccl.ring_channels
+    most = most_channels(machine)
     used = max(1, min(channels or most, most, nbytes // LEAST_BYTES))
     protocol = min(
         machine.system.nccl.protocols, key=lambda one: _estimate_ps(machine, one, nbytes, used)

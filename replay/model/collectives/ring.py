@@ -33,6 +33,7 @@ from replay.model.collectives.ring_chunks import (
     block_times,
     cut,
     message_ps,
+    most_channels,
     pieces_of,
     share_of,
     told,
@@ -54,7 +55,7 @@ def ways(call: CollectiveCall) -> list[Way]:
     """The ring under every protocol."""
     machine, part = call.machine, part_of(call)
     steps = steps_of(call.collective, machine.num_ranks)
-    channels = call.blocks or machine.system.nccl.ring_channels
+    channels = call.blocks or most_channels(machine)
     return [
         Way(
             f"ring {protocol.name}",

@@ -28,6 +28,11 @@ LARGEST_PIECE = 512 * 1024
 not to count beside latencies."""
 
 
+def most_channels(machine: Machine) -> int:
+    """Channels that NCCL opens for rings in a domain, each a block on an SM."""
+    return machine.system.nccl.ring_channels
+
+
 def cut(nbytes: int, channels: int) -> tuple[int, int, int]:
     """Channels used, loops of each, and bytes of a loop of all of them."""
     used = max(1, min(channels, nbytes // LEAST_BYTES))

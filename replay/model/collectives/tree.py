@@ -26,6 +26,7 @@ from replay.model.collectives.ring_chunks import (
     STEP_OF_BUFFER,
     block_times,
     message_ps,
+    most_channels,
     pieces_of,
     told,
 )
@@ -43,7 +44,7 @@ LARGEST_HALVED = 128 * 1024, 32 * 1024
 def ways(call: CollectiveCall) -> list[Way]:
     """The chain under every protocol."""
     machine, nbytes = call.machine, call.nbytes
-    most = call.blocks or machine.system.nccl.ring_channels
+    most = call.blocks or most_channels(machine)
     used = max(1, min(most, nbytes // LEAST_BYTES))
     return [
         Way(

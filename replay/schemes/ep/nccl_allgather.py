@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
+from replay.model.collectives.ring_chunks import most_channels
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.schemes.ep.dense_exchange import (
     ALL_GATHER,
@@ -70,7 +71,7 @@ class NcclAllGather(DenseExchange):
         return super().refuses(work)
 
     def _sms(self, machine: Machine) -> Split:
-        return self.split(machine, ring_channels=machine.system.nccl.ring_channels)
+        return self.split(machine, ring_channels=most_channels(machine))
 
     def _all_gather(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
         if machine.num_ranks == 1:
