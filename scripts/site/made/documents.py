@@ -21,6 +21,8 @@ FOLDERS = ("hwmodel", "replay", "tracegen", "traces")
 SINGLE = (
     "README.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
+    "CONTRIBUTING.md",
     "SECURITY.md",
     "tests/bench/README.md",
     "tests/fuzz/README.md",
