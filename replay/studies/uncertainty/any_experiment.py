@@ -32,7 +32,7 @@ from replay.experiments.layer.setup import load_trace
 from replay.studies.uncertainty.assess import EVERYTHING, assess, held
 from replay.studies.uncertainty.bands import Draw, Row, check, summary
 from replay.studies.uncertainty.draws import deviation
-from replay.studies.uncertainty.parts import WITHOUT_ERROR
+from replay.studies.uncertainty.parts import UNREAL
 from replay.studies.uncertainty.sureness import Race, Sureness
 
 if TYPE_CHECKING:
@@ -199,9 +199,7 @@ class _Again:
         """Names of those whose schemes are bounds."""
         if not isinstance(self.experiment, SchemeExperiment):
             return set()
-        return {
-            one.name for one in self.results if {each.name for each in one.schemes} <= WITHOUT_ERROR
-        }
+        return {one.name for one in self.results if {each.name for each in one.schemes} <= UNREAL}
 
     def times(self, results: Sequence[Any]) -> Times:
         """Times of all results."""

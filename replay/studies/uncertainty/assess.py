@@ -18,7 +18,7 @@ from replay.schemes.outside import is_file
 from replay.studies.uncertainty import routing
 from replay.studies.uncertainty.bands import Draw, Row, check, rivals_of, summary
 from replay.studies.uncertainty.draws import deviation, share
-from replay.studies.uncertainty.parts import WITHOUT_ERROR, factors, parts_of
+from replay.studies.uncertainty.parts import UNREAL, factors, parts_of
 from replay.studies.uncertainty.timing import Timer
 from tracegen import RoutingTrace
 
@@ -117,7 +117,7 @@ def _rows(results: Sequence[Result]) -> list[Row]:
             one.scheme.name,
             one.placement,
             one.totals.makespan_us,
-            one.scheme.name in WITHOUT_ERROR,
+            one.scheme.name in UNREAL,
         )
         for one in results
     ]
