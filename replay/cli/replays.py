@@ -81,7 +81,9 @@ def run(
         setup = call.setup()
         if not call.is_dry(setup):
             with _kept_in(out):
-                result = call.carry_out(setup, unit="step", folder=out, jobs=jobs or _cores())
+                result = call.carry_out(
+                    setup, unit="step", folder=out, jobs=_cores() if jobs is None else jobs
+                )
             show(call.experiment.shown(result, details=True))
             call.tell_difference(result)
         return

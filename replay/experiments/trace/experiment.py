@@ -36,7 +36,7 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
     usual_jobs = "of whole traces the cores, else 2 if there is much to do"
     details = LAYER.details
     code = CODE
-    lacking: ClassVar[Words] = dict.fromkeys(("diff", "explain", "uncertainty"), ONE_STEP)
+    lacking: ClassVar[Words] = dict.fromkeys(("explain", "uncertainty"), ONE_STEP)
 
     def setup(self, spec: TraceSpec, given: Given[TraceSetup] = NOTHING) -> TraceSetup:
         """A trace, a system and a scheme may be given as objects."""

@@ -26,8 +26,8 @@ from replay.experiments.base.crews.work import Work
 from replay.experiments.base.crews.worker import Job
 from replay.experiments.layer.replay import entered
 from replay.experiments.serve.measures import percentiles
-from replay.experiments.trace.result import Imbalance, SampledMean, TraceResult
-from replay.experiments.trace.task import Step, make_task
+from replay.experiments.trace.result import Imbalance, SampledMean, Step, TraceResult
+from replay.experiments.trace.task import make_task
 
 if TYPE_CHECKING:
     from replay.chains.replay import Replay

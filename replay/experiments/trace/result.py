@@ -14,8 +14,35 @@ from replay.experiments.base.names import UNREAL, row_names
 from replay.experiments.layer.result import TracedComparison, TracedResult
 from replay.experiments.serve.measures import Percentiles
 from replay.experiments.trace.spec import TraceSpec
-from replay.experiments.trace.task import Step
 from tracegen.shared.strict import Strict
+
+
+class Step(Strict):
+    """Times of one step.
+
+    Attributes
+    ----------
+    step
+        Its place in the trace.
+    makespan_us
+        Of all its layers.
+    layers_us
+        Of each layer and pass, in order: mean over the GPUs of the time from its beginning to its
+        end, waiting for others included; of a layer by itself, its makespan.
+    imbalance
+        Of each: rows of the busiest GPU over the mean.
+    """
+
+    format: Literal["moereplay-step/1"] = "moereplay-step/1"
+    step: int
+    makespan_us: float
+    layers_us: list[float]
+    imbalance: list[float]
+
+    @property
+    def mean_imbalance(self) -> float:
+        """Mean over the layers."""
+        return sum(self.imbalance) / len(self.imbalance)
 
 
 class Imbalance(Strict):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from replay.errors import check_kind
 from replay.experiments.base.experiment import NOTHING, Given
-from replay.experiments.base.identity import code_of, identity
+from replay.experiments.base.identity import identity_of
 from replay.experiments.layer.normal_form import changed_options
 from replay.experiments.layer.setup import TracedSetup
 from replay.experiments.trace.spec import CODE, TraceSpec
@@ -73,7 +73,7 @@ class TraceSetup:
         if steps[0]:
             ready = dataclasses.replace(ready, spec=ready.spec.changed(step=steps[0]))
             begin = TracedSetup.on(ready, begin.trace)
-        made = type(spec)(**{**own, "step": 0, "steps": spec.steps})
+        made = spec.changed(**{**own, "step": 0, "steps": spec.steps})
         kept = {name: given.objects.get(name) for name in ("system", "scheme")}
         objects = {name: one for name, one in kept.items() if one is not None}
         return cls(made, begin, steps, sample, number, objects)
@@ -81,8 +81,8 @@ class TraceSetup:
     @property
     def run_id(self) -> str:
         """Identity of the result."""
-        replay, steps = self.first.run_id, list(self.steps)
-        return identity({"replay": replay, "steps": steps, "code": code_of(CODE)})
+        entered = {"replay": self.first.run_id, "steps": list(self.steps)}
+        return identity_of(CODE, self.spec, entered)
 
     def tuned(self) -> tuple[Replay, list[Trial]]:
         """Make the first step ready, and choose the scheme's options on it where they are tuned.

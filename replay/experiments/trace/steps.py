@@ -56,7 +56,7 @@ def _range(found: re.Match[str]) -> str | None:
 
 
 def _list(found: re.Match[str]) -> str | None:
-    steps = sorted({int(one) for one in found[0].split(",")})
+    steps = sorted({int(one) for one in found[0].split(",") if one})
     return None if steps[-1] > MOST else ",".join(map(str, steps)) + "," * (len(steps) == 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hwmodel.units import PS_PER_US
 from replay.chains.step_times import step_times
@@ -13,40 +13,12 @@ from replay.errors import UnreadableError, UserError
 from replay.experiments.base.identity import code_of, identity
 from replay.experiments.layer.setup import Setup, load_trace, set_up
 from replay.experiments.layer.spec import RunSpec
+from replay.experiments.trace.result import Step
 from replay.experiments.trace.spec import CODE
-from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
-
-
-class Step(Strict):
-    """Times of one step.
-
-    Attributes
-    ----------
-    step
-        Its place in the trace.
-    makespan_us
-        Of all its layers.
-    layers_us
-        Of each layer and pass, in order: mean over the GPUs of the time from its beginning to its
-        end, waiting for others included; of a layer by itself, its makespan.
-    imbalance
-        Of each: rows of the busiest GPU over the mean.
-    """
-
-    format: Literal["moereplay-step/1"] = "moereplay-step/1"
-    step: int
-    makespan_us: float
-    layers_us: list[float]
-    imbalance: list[float]
-
-    @property
-    def mean_imbalance(self) -> float:
-        """Mean over the layers."""
-        return sum(self.imbalance) / len(self.imbalance)
 
 
 @dataclass(frozen=True)
