@@ -27,7 +27,7 @@ from replay.experiments.base.crews.worker import Job
 from replay.experiments.layer.replay import entered
 from replay.experiments.serve.measures import percentiles
 from replay.experiments.trace.result import Imbalance, SampledMean, Step, TraceResult
-from replay.experiments.trace.task import make_task
+from replay.experiments.trace.task import AskedStep, make_task
 
 if TYPE_CHECKING:
     from replay.chains.replay import Replay
@@ -51,7 +51,7 @@ def carry_out(
     Parameters
     ----------
     setups
-        By what their results are known by; of one trace.
+        By what their results are known by; of one trace and its same steps.
     folder
         Where finished steps are kept, and taken from; None for one that goes again.
     jobs
@@ -77,20 +77,24 @@ def carry_out(
         temporary = Path(stack.enter_context(TemporaryDirectory()))
         reference = _reference(next(iter(setups.values())), temporary)
         ready = {key: setup.tuned() for key, setup in setups.items()}
-        wanted = {
-            (key, step): Job.of(make_task(asked, True), asked, make_task)
-            for step in dict.fromkeys(step for one in setups.values() for step in one.steps)
-            for key, setup in setups.items()
-            for asked in [setup.asked(step, ready[key][0], reference)]
-        }
+        asked = {key: setup.asked(ready[key][0], reference) for key, setup in setups.items()}
+        wanted = _jobs(next(iter(setups.values())).steps, asked)
         store = Store(temporary if folder is None else folder, Step)
         leases = stack.enter_context(Leases(store.folder, report))
         crew = stack.enter_context(workers_for(jobs, None, None, report))
-        found = _outcomes(Work([*_different(wanted)], store, leases, crew), store, wanted, progress)
+        work = Work(_different(wanted), store, leases, crew)
+        found = _outcomes(work, wanted, progress, None if folder is None else report)
     return {
         key: _result(setup, *ready[key], [found[wanted[key, step].id] for step in setup.steps])
         for key, setup in setups.items()
     }
+
+
+def _jobs(steps: Sequence[int], asked: Mapping[int, AskedStep]) -> dict[tuple[int, int], Job]:
+    """Jobs by what asks and step, step after step: references are followed once for all steps."""
+    tasks = {key: make_task(one, allow_code=True) for key, one in asked.items()}
+    every = {(key, step): asked[key].at(step) for step in steps for key in asked}
+    return {at: Job.of(tasks[at[0]].at(one), one, make_task) for at, one in every.items()}
 
 
 def _reference(setup: TraceSetup, folder: Path) -> str:
@@ -108,9 +112,17 @@ def _different(wanted: Mapping[Any, Job]) -> list[Job]:
 
 
 def _outcomes(
-    work: Work, store: Store, wanted: Mapping[Any, Job], progress: Callable[[], object]
+    work: Work,
+    wanted: Mapping[Any, Job],
+    progress: Callable[[], object],
+    report: Report | None,
 ) -> dict[str, Step | str]:
     """By identity, what came of each step: its times, or why the scheme refuses it.
+
+    Parameters
+    ----------
+    report
+        Told what the folder held already.
 
     Raises
     ------
@@ -120,6 +132,7 @@ def _outcomes(
     places = {job.id: (job, step) for (_, step), job in wanted.items()}
     times = Counter(job.id for job in wanted.values())
     found: dict[str, Step | str] = {}
+    num_there = 0
     for finished in work.outcomes():
         outcome = finished.outcome
         if outcome.failed is not None:
@@ -131,8 +144,11 @@ def _outcomes(
             found[finished.id] = str(outcome.refused)
         else:
             found[finished.id] = Step(**outcome.result)
+        num_there += finished.is_found
         for _ in range(times[finished.id]):
             progress()
+    if report is not None and num_there:
+        report(f"{len(found) - num_there:,} steps replayed, {num_there:,} used again")
     return found
 
 

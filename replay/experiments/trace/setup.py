@@ -84,6 +84,12 @@ class TraceSetup:
         entered = {"replay": self.first.run_id, "steps": list(self.steps)}
         return identity_of(CODE, self.spec, entered)
 
+    @property
+    def has_one_phase(self) -> bool:
+        """Whether all steps are of one phase, so that all launch kernels alike."""
+        phases = self.first.trace.tokens.phase
+        return self.first.trace.tokens.rank is None or bool((phases == phases[0]).all())
+
     def tuned(self) -> tuple[Replay, list[Trial]]:
         """Make the first step ready, and choose the scheme's options on it where they are tuned.
 
@@ -91,8 +97,8 @@ class TraceSetup:
         """
         return self.first.setup.prepared(self.first.trace).tuned(self.spec.tune)
 
-    def asked(self, step: int, ready: Replay, reference: str | None) -> AskedStep:
-        """Give what asks for a step, by itself.
+    def asked(self, ready: Replay, reference: str | None) -> AskedStep:
+        """Give what asks for the first step, by itself.
 
         Parameters
         ----------
@@ -102,8 +108,10 @@ class TraceSetup:
             To the trace.
         """
         scheme, spec = ready.scheme, self.first.setup.spec
-        changes: dict[str, Any] = {"step": step, "trace": reference}
+        changes: dict[str, Any] = {"trace": reference}
         given = dict(self.given)
+        if self.has_one_phase:  # else each step finds out, by a layer, how kernels are launched
+            changes["launch"] = ready.launch
         if scheme is not self.first.setup.scheme:  # tuning chose
             changes |= {"options": changed_options(scheme), "tune": False}
             given |= {"scheme": scheme} if "scheme" in given else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +36,10 @@ class AskedStep:
 
     spec: RunSpec
     given: Mapping[str, Any] = field(default_factory=dict)
+
+    def at(self, step: int) -> AskedStep:
+        """Ask for another step."""
+        return dataclasses.replace(self, spec=self.spec.changed(step=step))
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -84,6 +89,11 @@ class StepTask:
     """
 
     setup: Setup
+
+    def at(self, asked: AskedStep) -> StepTask:
+        """Take another step; all else is the same."""
+        spec = self.setup.spec.changed(step=asked.spec.step)
+        return StepTask(dataclasses.replace(self.setup, spec=spec))
 
     @cached_property
     def id(self) -> str:
