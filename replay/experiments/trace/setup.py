@@ -12,8 +12,9 @@ from replay.experiments.base.identity import identity_of
 from replay.experiments.layer.normal_form import changed_options
 from replay.experiments.layer.setup import TracedSetup
 from replay.experiments.trace.spec import CODE, TraceSpec
-from replay.experiments.trace.steps import chosen, number_of
+from replay.experiments.trace.steps import chosen
 from replay.experiments.trace.task import AskedStep
+from replay.model.work.batch import steps_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ class TraceSetup:
         check_kind("spec", spec, TraceSpec, "a TraceSpec")
         like = None if given.like is None else given.like.first
         begin = TracedSetup.of(spec.of_step(0), Given(given.objects, like, given.allow_code))
-        number = number_of(begin.trace, begin.first)
+        number = steps_in(begin.trace, begin.first)
         steps, sample = chosen(spec.steps, number)
         ready = begin.setup
         own = {name: getattr(ready.spec, name) for name in type(ready.spec).model_fields}

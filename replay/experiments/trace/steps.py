@@ -1,4 +1,4 @@
-"""Steps of a trace: how many there are, and which of them are replayed."""
+"""Which steps of a trace are replayed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING
 from replay.chains.layer_sampling import choose
 from replay.errors import UserError
 from replay.experiments.base.spec import MOST
-from replay.model.work.batch import DECODE_ROW, tokens_of_each
 
 if TYPE_CHECKING:
     from replay.chains.layer_sampling import LayerSample
-    from replay.model.work.batch import Batch
-    from tracegen import RoutingTrace
 
 POSSIBLE = (
     "a number of steps as one chain (10); or steps one by one: all, FROM:TO (without TO), "
@@ -70,23 +67,6 @@ _FORMS: Mapping[str, Callable[[re.Match[str]], str | None]] = {
     rf"{NUMBER},|{NUMBER}(?:,{NUMBER})+": _list,
     rf"sample:({NUMBER})": _sample,
 }
-
-
-def number_of(trace: RoutingTrace, first: Batch) -> int:
-    """Count the steps of a trace: those that were recorded, or as many as its tokens fill.
-
-    Parameters
-    ----------
-    first
-        The batch of its first step; later ones are as large, where they are made.
-    """
-    if trace.tokens.rank is not None:
-        return trace.num_steps
-    if first.phase == "prefill":
-        each = first.origin.tokens_per_rank
-        return tokens_of_each(trace, first.num_ranks) // each if each else 1
-    tokens = int((trace.tokens.phase == DECODE_ROW).sum())
-    return max(tokens // max(first.num_tokens, 1), 1)
 
 
 def chosen(steps: str, number: int) -> tuple[list[int], LayerSample | None]:

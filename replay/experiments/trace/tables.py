@@ -44,7 +44,8 @@ def heading(compared: TraceComparison) -> str:
 def steps_text(result: TraceResult) -> str:
     """Which steps of how many."""
     steps, layers = result.steps, len(result.steps[0].layers_us)
-    of = f"{layers} layer" + "s" * (layers > 1)
+    one = result.spec.layer
+    of = f"MoE layer {one}" if isinstance(one, int) else f"{layers} layer" + "s" * (layers > 1)
     if len(steps) == result.num_steps:
         return f"all {len(steps):,} steps, each by itself ({of})"
     kind = "a sample of " if result.estimate is not None else ""
