@@ -15,7 +15,7 @@ from replay.report.comparisons import (
     schemes_table,
     versions,
 )
-from replay.report.pages import filled_page
+from replay.report.pages import filled_page, there
 from replay.report.provenance import IN_MEMORY, SEVERAL, assumptions, preset, provenance
 from replay.report.words import schemes_text
 from replay.schemes import supported
@@ -98,7 +98,7 @@ def _sections(compared: TraceComparison, words: str) -> Iterator[Section]:
     )  # fmt: skip
     yield Section("Over time", [times_plot(drawn), imbalance_plot(compared)])
     if len(compared.results) > 1:
-        yield Section("Who is the fastest", [wins_bars(compared), wins_plot(compared)])
+        yield Section("Who is the fastest", there(wins_bars(compared), wins_plot(compared)))
     yield Section("Distribution", [quantiles_plot(drawn)])
     layers = tables.layers_table(compared)
     yield Section("Layer by layer", [layers_plot(drawn), layers] if len(layers.rows) > 1 else [])
@@ -183,21 +183,18 @@ def wins_bars(compared: TraceComparison) -> Bars:
     return Bars("wins", "Steps in which a scheme is the fastest", list(shares), parts, "%")
 
 
-def wins_plot(compared: TraceComparison) -> Plot:
-    """Which is the fastest when."""
-    wins = {name: steps for name, steps in compared.wins().items() if steps}
-    return Plot(
-        "wins-over-time",
-        "The fastest in each step",
-        Axis("step", from_zero=False),
-        Axis("rank over all steps"),
-        [
-            Line(name, [float(step) for step in steps], [float(place)] * len(steps), form="points")
-            for place, (name, steps) in enumerate(
-                sorted(wins.items(), key=lambda pair: -len(pair[1])), 1
-            )
-        ],
-    )
+def wins_plot(compared: TraceComparison) -> Plot | None:
+    """Which is the fastest when; None where it is always the same."""
+    wins = {name: set(steps) for name, steps in compared.wins().items() if steps}
+    if len(wins) < 2:
+        return None
+    lines = []
+    for name, steps in wins.items():
+        own = [one for one in compared[name].steps if one.step in steps]
+        x, y = [float(one.step) for one in own], [one.makespan_us for one in own]
+        lines.append(Line(name, x, y, form="points"))
+    axes = Axis("step", from_zero=False), Axis("us", from_zero=False)
+    return Plot("wins-over-time", "The fastest in each step, and its time", *axes, lines)
 
 
 def quantiles_plot(drawn: dict[str, TraceResult]) -> Plot:
