@@ -33,7 +33,6 @@ class Step(Strict):
         Of each: rows of the busiest GPU over the mean.
     """
 
-    format: Literal["moereplay-step/1"] = "moereplay-step/1"
     step: int
     makespan_us: float
     layers_us: list[float]

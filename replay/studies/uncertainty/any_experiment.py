@@ -22,7 +22,7 @@ from replay.errors import RefusedError, UserError, check_jobs
 from replay.experiments.base.estimate import duration_text
 from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
 from replay.experiments.base.load import load_result
-from replay.experiments.base.names import row_names
+from replay.experiments.base.names import UNREAL, row_names
 from replay.experiments.base.outcomes import Asked, carried_out
 from replay.experiments.base.result import ComparisonBase, ResultBase, allowed_by
 from replay.experiments.base.schemed import SchemeExperiment
@@ -32,7 +32,6 @@ from replay.experiments.layer.setup import load_trace
 from replay.studies.uncertainty.assess import EVERYTHING, assess, held
 from replay.studies.uncertainty.bands import Draw, Row, check, summary
 from replay.studies.uncertainty.draws import deviation
-from replay.studies.uncertainty.parts import UNREAL
 from replay.studies.uncertainty.sureness import Race, Sureness
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from replay.experiments.base.names import row_names
-from replay.studies.uncertainty.parts import UNREAL, parts_of
+from replay.experiments.base.names import UNREAL, row_names
+from replay.studies.uncertainty.parts import parts_of
 from replay.studies.uncertainty.residuals import UNVALIDATED, row_counts, table
 from tracegen.shared.display.content import Column, Table
 
