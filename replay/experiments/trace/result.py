@@ -101,7 +101,9 @@ class TraceResult(TracedResult):
 
     def _rows(self) -> list[dict[str, Any]]:
         """One for each step."""
-        same = {"scheme": self.scheme.name, "system": self.system.name}
+        same = {
+            "scheme": self.scheme.name, "system": self.system.name, "placement": self.placement,
+        }  # fmt: skip
         return [
             {
                 **same, "step": one.step, "makespan_us": one.makespan_us,

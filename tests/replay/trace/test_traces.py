@@ -162,6 +162,16 @@ def test_each_step_is_the_replay_of_that_step(asked: dict[str, Any]) -> None:
         assert one.layers_us == pytest.approx(layers, rel=1e-12)
 
 
+def test_steps_of_two_phases_are_launched_each_in_its_own_way() -> None:
+    tokens = trace().tokens
+    phase = (tokens.step >= 2).astype(np.uint8)
+    mixed = dataclasses.replace(trace(), tokens=dataclasses.replace(tokens, phase=phase))
+    whole = replay.run(mixed, scheme="deepep-ll", layer=0, steps="1:3")
+    alone = [replay.run(mixed, scheme="deepep-ll", layer=0, step=step) for step in (1, 2)]
+    assert [one.launch for one in alone] == ["eager", "graph"]
+    assert [one.makespan_us for one in whole.steps] == [one.headline_us for one in alone]
+
+
 def test_what_is_out_of_order_is_read_off_the_whole_schedule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -389,6 +399,8 @@ def test_placements_stand_beside_each_other(tmp_path: Path) -> None:
     )
     assert list(both.wins()) == ["deepep-ll, contiguous", "deepep-ll, round-robin"]
     assert both.base_name == "deepep-ll, contiguous"
+    rows = [row for one in both.results for row in one._rows()]
+    assert [row["placement"] for row in rows] == ["contiguous"] * 2 + ["round-robin"] * 2
 
 
 # ---- the command ---------------------------------------------------------------------------------
