@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from replay.experiments.serve.arrivals.spec import ArrivalSpec
     from replay.experiments.serve.result import InferComparison, InferResult
     from replay.experiments.serve.spec import InferSpec
+    from replay.experiments.trace.result import TraceComparison, TraceResult
+    from replay.experiments.trace.spec import TraceSpec
     from replay.experiments.train.result import TrainComparison, TrainResult
     from replay.experiments.train.spec import TrainSpec
     from replay.report.text import summary
@@ -67,6 +69,9 @@ __all__ = [
     "TensorComparison",
     "TensorResult",
     "TensorSpec",
+    "TraceComparison",
+    "TraceResult",
+    "TraceSpec",
     "TrainComparison",
     "TrainResult",
     "TrainSpec",
@@ -105,6 +110,9 @@ _HOMES = {
     "TensorComparison": "replay.experiments.dense.result",
     "TensorResult": "replay.experiments.dense.result",
     "TensorSpec": "replay.experiments.dense.spec",
+    "TraceComparison": "replay.experiments.trace.result",
+    "TraceResult": "replay.experiments.trace.result",
+    "TraceSpec": "replay.experiments.trace.spec",
     "TrainComparison": "replay.experiments.train.result",
     "TrainResult": "replay.experiments.train.result",
     "TrainSpec": "replay.experiments.train.spec",

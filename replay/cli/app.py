@@ -66,7 +66,7 @@ app.command()(replay.cli.sweep.sweep)
 app.command()(replay.cli.training.train)
 app.command()(replay.cli.choose.choose)
 app.add_typer(replay.cli.tensor.app, name="tensor")
-OWN = {"layer", "dense", "collective", "place", "train", "serve", "arrivals", "choose"}
+OWN = {"layer", "trace", "dense", "collective", "place", "train", "serve", "arrivals", "choose"}
 """Experiments whose commands are written out; of others the experiment makes it."""
 for _name in sorted(set(EXPERIMENTS) - OWN):
     app.command(EXPERIMENTS[_name].command)(command_of(_name))

@@ -26,15 +26,6 @@ def infer(call: ComparisonCall) -> None:
 
 def _arrive(call: ComparisonCall) -> bool:
     """Whether requests arrive: as the command line says, or the file that is run again."""
-    from replay.experiments.base.documents import format_of, read_document
-    from replay.files import parse_toml, read_text
-
-    path = call.words["spec"]
-    if "arrivals" in call.given or path is None:
-        return "arrivals" in call.given
-    if path.suffix != ".toml":
-        return format_of(read_document(path)[1]).startswith("moereplay-arrivals")
-    try:
-        return bool(set(OF_ARRIVALS) & set(parse_toml(read_text(path))))
-    except (OSError, ValueError):
-        return False  # which reading the spec says
+    return "arrivals" in call.given or call.runs_again(
+        "moereplay-arrivals", lambda settings: bool(set(OF_ARRIVALS) & set(settings))
+    )

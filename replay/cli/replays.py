@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from replay.chains.settings import PASSES
+from replay.cli.crews import going_on_later
 from replay.cli.experiments import ComparisonCall, compares
 from replay.cli.exports import (
     ExportOption,
@@ -18,12 +22,17 @@ from replay.cli.exports import (
     check_token,
     parse_exports,
 )
-from replay.cli.results import ResultCall, asks
+from replay.cli.options import MOST_DIGITS
+from replay.cli.results import Call, ResultCall, asks
 from replay.cli.screen import progress, show
+from replay.errors import UserError
+from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.spec import RunSpec
+from replay.experiments.trace.experiment import EXPERIMENT as TRACE
+from tracegen.cli.outputs import folder_option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from replay.experiments.layer.result import Result
     from tracegen import RoutingTrace
@@ -32,7 +41,16 @@ MANY_LAYERS = 96
 PLACEMENT_HELP = str(RunSpec.model_fields["placement"].description)
 
 
-@asks("layer", defaults={"compare_barrier": True})
+ONE_BY_ONE = "steps one by one, as --steps all asks for them"
+OutOption = Annotated[
+    Path | None,
+    folder_option(
+        "-o", "--out", help="Of --steps all and the like: folder of the steps, used again."
+    ),
+]
+
+
+@asks("trace", defaults={"compare_barrier": True, "steps": "1"})
 def run(
     call: ResultCall,
     trace_events: TraceEventsOption = None,
@@ -47,10 +65,28 @@ def run(
             "one, which the result names].",
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", help="Of --steps all and the like: processes [the cores]."),
+    ] = None,
+    out: OutOption = None,
 ) -> None:
     """Replay a trace under one scheme."""
     from replay.experiments.layer.tables import tables
 
+    is_whole, call = _parted(call, out, jobs)
+    if is_whole:
+        given = {"trace-events": trace_events, "export": export, "trace-token": trace_token}
+        _refuse_with_steps(given)
+        setup = call.setup()
+        if not call.is_dry(setup):
+            with _kept_in(out):
+                result = call.carry_out(
+                    setup, unit="step", folder=out, jobs=_cores() if jobs is None else jobs
+                )
+            show(call.experiment.shown(result, details=True))
+            call.tell_difference(result)
+        return
     one_graph = call.spec.makes_one_graph
     exports = parse_exports(
         trace_events, export or [], window, max_events, is_one_graph=one_graph, token=trace_token
@@ -66,7 +102,7 @@ def run(
     call.tell_difference(result)
 
 
-@compares("layer", leave_out=["placement"])
+@compares("trace", leave_out=["placement"], defaults={"steps": "1"})
 def compare(
     call: ComparisonCall,
     placement: Annotated[
@@ -93,29 +129,105 @@ def compare(
     uncertainty_seed: Annotated[
         int | None, typer.Option("--uncertainty-seed", help="What the draws come from [0].")
     ] = None,
+    out: OutOption = None,
 ) -> None:
     """Replay a trace under several schemes and compare them, the fastest first."""
     from replay.experiments.ask import compare as compared
     from replay.experiments.layer.setup import load_trace
 
     drawn = _drawn(uncertainty, uncertainty_of, uncertainty_seed)
+    is_whole, call = _parted(call, out)
+    if is_whole:
+        _refuse_with_steps({"uncertainty": uncertainty})
     wanted = call.wanted()
     asked: Any = wanted.spec
     trace, spec = load_trace(None, asked)
     if placement is None and call.before is not None:
         specs: Sequence[Any] = call.before.specs
         placement = list(dict.fromkeys(one.placement for one in specs))
-    found = call.carry_out(
-        dataclasses.replace(wanted, spec=spec),
-        compare=partial(compared, trace, placements=placement or None),
-        then=lambda one: one if drawn is None else _assessed(one, trace, drawn),
-        objects={"trace": trace},
-        steps=len(set(placement or [""])) * num_layers(spec, trace),
-        unit="layer",
-        jobs=_worth_two(spec, trace),
-    )
-    if found is not None:
+    more = {"folder": out} if is_whole else {}
+    with _kept_in(out):
+        found = call.carry_out(
+            dataclasses.replace(wanted, spec=spec),
+            compare=partial(compared, trace, placements=placement or None, **more),
+            then=lambda one: one if drawn is None else _assessed(one, trace, drawn),
+            objects={"trace": trace},
+            steps=len(set(placement or [""]))
+            * (_num_steps(spec, trace) if is_whole else num_layers(spec, trace)),
+            unit="step" if is_whole else "layer",
+            jobs=_cores() if is_whole else _worth_two(spec, trace),
+        )
+    if found is not None and not is_whole:
         _show_tuned(found.results, name_all=bool(spec.tune))
+
+
+AnyCall = TypeVar("AnyCall", bound=Call)
+
+
+def _parted(call: AnyCall, out: Path | None, jobs: int | None = None) -> tuple[bool, AnyCall]:
+    """Whether steps are replayed one by one, and the call of the experiment that does it.
+
+    Raises
+    ------
+    UserError
+        If nothing is replayed that could be kept in a folder.
+    """
+    steps = call.given.get("steps")
+    is_number = steps is not None and steps.isdecimal() and len(steps) <= MOST_DIGITS
+    if (steps is not None and not is_number) or (
+        steps is None
+        and call.runs_again(
+            "moereplay-trace", lambda settings: isinstance(settings.get("steps"), str)
+        )
+    ):
+        defaults = {name: one for name, one in call.defaults.items() if name not in ONE_GRAPH}
+        return True, dataclasses.replace(call, experiment=TRACE, defaults=defaults)
+    for name, one in (("out", out), ("jobs", jobs)):
+        if one is not None:
+            message = f"--{name} can only be given with {ONE_BY_ONE}"
+            raise UserError(message)
+    given = {**call.given, "steps": int(steps)} if steps is not None else call.given
+    defaults = {name: one for name, one in call.defaults.items() if name != "steps"}
+    return False, dataclasses.replace(call, experiment=LAYER, given=given, defaults=defaults)
+
+
+ONE_GRAPH = ("steps", "compare_barrier")
+"""Defaults that steps one by one do not have."""
+
+
+def _refuse_with_steps(given: Mapping[str, Any]) -> None:
+    """Refuse what is of one replay.
+
+    Raises
+    ------
+    UserError
+        Saying what, and how one step is replayed.
+    """
+    for name, one in given.items():
+        if one is not None:
+            message = f"--{name} does not go with {ONE_BY_ONE}; --step N replays one"
+            raise UserError(message)
+
+
+def _kept_in(out: Path | None) -> AbstractContextManager[None]:
+    """What is said where a replay is interrupted that keeps steps in a folder."""
+    return nullcontext() if out is None else going_on_later(out)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _num_steps(spec: Any, trace: RoutingTrace) -> int:
+    """Steps that one scheme replays."""
+    import hwmodel
+    from replay.chains.settings import ChainSettings
+    from replay.experiments.trace.steps import chosen
+    from replay.model.work.batch import steps_in
+
+    system = hwmodel.load(spec.system, spec.overrides)
+    first = ChainSettings.of(spec.of_step(0)).batch(trace, system, 0)
+    return len(chosen(spec.steps, steps_in(trace, first))[0])
 
 
 def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any] | None:
@@ -126,7 +238,6 @@ def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any
     UserError
         If a draw is described and none is asked for.
     """
-    from replay.errors import UserError
     from replay.studies.uncertainty.assess import EVERYTHING
     from replay.studies.uncertainty.bands import check
 

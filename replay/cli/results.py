@@ -132,6 +132,29 @@ class Call:
             raise UserError(message) from None
         return Before([self.experiment.spec.from_toml(text, str(path))])
 
+    def runs_again(self, made: str, settings: Callable[[Mapping[str, Any]], bool]) -> bool:
+        """Whether the file of ``--spec`` is of a certain experiment, of those of one command.
+
+        Parameters
+        ----------
+        made
+            Begin of the formats of its results.
+        settings
+            Tells whether settings of a TOML file are its own.
+        """
+        from replay.experiments.base.documents import format_of, read_document
+        from replay.files import parse_toml, read_text
+
+        path = self.words["spec"]
+        if path is None:
+            return False
+        if path.suffix != ".toml":
+            return format_of(read_document(path)[1]).startswith(made)
+        try:
+            return settings(parse_toml(read_text(path)))
+        except (OSError, ValueError):
+            return False  # which reading the spec says
+
     @property
     def max_memory(self) -> int | None:
         """Bytes that may be taken; None for what the machine has left."""
@@ -194,7 +217,9 @@ class ResultCall(Call):
             return True
         return False
 
-    def carry_out(self, setup: Any, *, observe: Observer | None = None, unit: str = "row") -> Any:
+    def carry_out(
+        self, setup: Any, *, observe: Observer | None = None, unit: str = "row", **more: Any
+    ) -> Any:
         """Carry out what was set up, save it and deliver it.
 
         Parameters
@@ -203,6 +228,8 @@ class ResultCall(Call):
             As of `Watch`.
         unit
             What progress counts.
+        more
+            Further parameters of `Experiment.carry_out`.
         """
         with progress(self.experiment.steps(setup), unit) as bar:
             result = self.experiment.carry_out(
@@ -211,6 +238,7 @@ class ResultCall(Call):
                 observe=observe,
                 max_memory=self.max_memory,
                 report=tell,
+                **more,
             )
         for line in getattr(observe, "report", ()):
             print(line, file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from replay.cli.progress import Progress
 from tracegen.shared import screen
 
 
@@ -18,16 +19,13 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def progress(total: int, unit: str) -> Any:
-    """Make a bar over replays, if someone is watching and it takes longer than a second.
+def progress(total: int, unit: str) -> Progress:
+    """Make a bar over replays that take longer than a second; parameters as of `Progress`.
 
     It also says when the engine has to be compiled first, which no bar would show.
     """
-    from tqdm import tqdm
-
     announce_compiling()
-    file = screen.terminal(sys.stderr)
-    return tqdm(total=total, unit=unit, delay=1, leave=False, disable=not file.isatty(), file=file)
+    return Progress(total, unit)
 
 
 def announce_compiling() -> None:

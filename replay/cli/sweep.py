@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,12 +16,12 @@ from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option, folder_option
 
 if TYPE_CHECKING:
+    from replay.cli.progress import Progress
     from replay.studies.sweeps.plan import Plan
     from replay.studies.sweeps.result import SweepResult
 
 SOME_REFUSED = 3
 SOME_FAILED = 4
-LINE_S = 60.0  # between lines about progress
 
 
 @delivers
@@ -106,7 +105,7 @@ def sweep(
             scheduler=scheduler,
             cluster=cluster,
             shard=shard,
-            progress=_Progress(bar),
+            progress=_Counted(bar),
             report=tell,
         )
     if json_ is not None:
@@ -135,32 +134,19 @@ def _read_page(path: Path, plan: Plan) -> str:
     return replaced(text, plan.tables, str(path))
 
 
-class _Progress:
-    """Shows progress and the time left: as a bar, or as a line a minute where nobody watches.
+class _Counted:
+    """Tells a bar how many replays are done, of which the first were in the folder."""
 
-    What was in the folder already says nothing about the time left.
-    """
-
-    def __init__(self, bar: Any) -> None:
+    def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._begun = self._said = 0.0
-        self._found: int | None = None
+        self._done: int | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.time()
-        if self._found is None:
-            self._found, self._begun, self._said = done, now, now
-            self._bar.total = total
-            self._bar.initial = self._bar.n = self._bar.last_print_n = done
-            self._bar.start_t = self._bar.last_print_t = now
-            self._bar.smoothing = 0  # replays come in batches
-            return
-        self._bar.update(done - self._bar.n)
-        if self._bar.disable and now - self._said >= LINE_S:
-            self._said = now
-            seconds = (now - self._begun) * (total - done) / (done - self._found)
-            left = f"about {self._bar.format_interval(seconds)} left"
-            print(f"{done}/{total} replays, {left}", file=sys.stderr, flush=True)
+        if self._done is None:
+            self._bar.found(done, total)
+        else:
+            self._bar.update(done - self._done)
+        self._done = done
 
 
 def _conclude(result: SweepResult, out: Path) -> None:

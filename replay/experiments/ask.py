@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from replay.errors import UserError, shown
-from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment
+from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, Given
 from replay.experiments.base.names import short_placement
 from replay.experiments.base.outcomes import Asked
 from replay.experiments.base.schemed import (
@@ -22,6 +22,8 @@ from replay.experiments.base.spec import Spec
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.setup import SCHEME_KINDS, spec_of
 from replay.experiments.layer.spec import RunSpec
+from replay.experiments.trace.experiment import EXPERIMENT as TRACE
+from replay.experiments.trace.spec import TraceSpec
 from replay.model.work.placement import PLACEMENTS, placement_name
 from replay.schemes import Scheme, find
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from replay.experiments.serve.arrivals.spec import ArrivalSpec
     from replay.experiments.serve.result import InferComparison, InferResult
     from replay.experiments.serve.spec import InferSpec
+    from replay.experiments.trace.result import TraceComparison, TraceResult
     from replay.experiments.train.result import TrainComparison, TrainResult
     from replay.experiments.train.spec import TrainSpec
     from replay.measure.replayed import Replayed
@@ -50,6 +53,18 @@ if TYPE_CHECKING:
 MORE_SCHEMES = f"{SCHEME_KINDS}, or a list of them; a system is given as system=..."
 
 
+@overload
+def run(
+    trace: RoutingTrace | str | Path | None = None, *, steps: str, **settings: Any
+) -> TraceResult: ...
+@overload
+def run(
+    trace: RoutingTrace | str | Path | None, spec: TraceSpec, **settings: Any
+) -> TraceResult: ...
+@overload
+def run(
+    trace: RoutingTrace | str | Path | None = None, spec: RunSpec | None = None, **settings: Any
+) -> Result: ...
 def run(
     trace: RoutingTrace | str | Path | None = None,
     spec: RunSpec | None = None,
@@ -60,11 +75,14 @@ def run(
     report: Callable[[str], object] | None = None,
     allow_code: AllowCode = False,
     **settings: Any,
-) -> Result:
+) -> Result | TraceResult:
     """Replay a trace under one scheme.
 
     One layer of one step is replayed by itself. Several are chained: each GPU goes on when its own
     tokens are combined, after the attention, norms, gate and shared experts of the next layer.
+
+    With ``steps="all"``, or what else `TraceSpec` has for them, each of many steps is replayed by
+    itself, and the result is a `TraceResult`.
 
     Parameters
     ----------
@@ -87,7 +105,8 @@ def run(
         A set of SHA-256s allows files that have one of them. One that `settings` name is executed.
     settings
         Fields of `RunSpec` by name, in place of the spec's: ``scheme="deepep"``, ``ranks=8``. A
-        system may also be a `hwmodel.System`, and a scheme a `replay.Scheme`.
+        system may also be a `hwmodel.System`, and a scheme a `replay.Scheme`. Of a whole trace
+        also ``jobs`` and ``folder``, as of `replay.experiments.trace.replay.carry_out`.
 
     Raises
     ------
@@ -96,16 +115,46 @@ def run(
     UnfitError
         If it takes more memory than there is.
     """
+    spec = _of_whole_trace(spec, settings)
+    more = {name: settings.pop(name) for name in OF_WHOLE_TRACES if name in settings}
     made, system, scheme = spec_of(spec, settings)
+    given = {"trace": trace, "system": system, "scheme": scheme}
+    allow_code = allow_code or "scheme" in settings
+    if isinstance(made, TraceSpec):
+        setup = TRACE.setup(made, Given(given, allow_code=allow_code))
+        return TRACE.carry_out(
+            setup, progress=progress, observe=observe, max_memory=max_memory, report=report, **more
+        )
+    _check_one_step(more)
     return LAYER.run(
         made,
-        given={"trace": trace, "system": system, "scheme": scheme},
+        given=given,
         progress=progress,
         observe=observe,
         max_memory=max_memory,
         report=report,
-        allow_code=allow_code or "scheme" in settings,
+        allow_code=allow_code,
     )
+
+
+OF_WHOLE_TRACES = ("jobs", "folder")
+"""What a replay of a whole trace takes beside its settings."""
+
+
+def _of_whole_trace(spec: RunSpec | None, settings: Mapping[str, Any]) -> RunSpec | None:
+    """A spec of a whole trace where its steps are asked for in words."""
+    if not isinstance(settings.get("steps"), str) or isinstance(spec, TraceSpec):
+        return spec
+    if spec is None:
+        return TraceSpec()
+    own = {name: getattr(spec, name) for name in type(spec).model_fields if name != "steps"}
+    return TraceSpec(**own)
+
+
+def _check_one_step(more: Mapping[str, Any]) -> None:
+    for name in more:
+        message = f'{name} goes with a whole trace, as steps="all" asks for it'
+        raise UserError(message)
 
 
 def dense(spec: TensorSpec | None = None, **settings: Any) -> TensorResult:
@@ -185,6 +234,16 @@ def choose(spec: ChooseSpec | None = None, **settings: Any) -> SearchResult:
 
 @overload
 def compare(
+    trace: TraceSpec | RoutingTrace | str | Path | None = None,
+    schemes: Several = None,
+    *,
+    steps: str,
+    **settings: Any,
+) -> TraceComparison: ...
+@overload
+def compare(trace: TraceSpec, schemes: Several = None, **settings: Any) -> TraceComparison: ...
+@overload
+def compare(
     trace: RoutingTrace | RunSpec | str | Path | None = None,
     schemes: Several = None,
     spec: RunSpec | None = None,
@@ -255,7 +314,7 @@ def compare_layers(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     placements: str | Path | Sequence[str | Path] | None = None,
     **settings: Any,
-) -> Comparison:
+) -> Comparison | TraceComparison:
     """Replay a trace under several schemes, and with several placements.
 
     Parameters
@@ -289,7 +348,8 @@ def compare_layers(
     UnfitError
         If a replay takes more memory than there is; nothing is replayed then.
     """
-    how = {name: settings.pop(name) for name in HOW if name in settings}
+    how = {name: settings.pop(name) for name in (*HOW, "folder") if name in settings}
+    spec = _of_whole_trace(spec, settings)
     named = None if schemes is None else several("schemes", schemes, (str, Scheme), MORE_SCHEMES)
     if "scheme" in settings:
         message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
@@ -308,6 +368,9 @@ def compare_layers(
         for placement in placed
     ]
     objects = {**given, "trace": trace}
+    if isinstance(shared, TraceSpec):
+        return TRACE.compared(rows, objects, must=named is not None, baseline=baseline, **how)
+    _check_one_step({name: how[name] for name in ("folder",) if name in how})
     return LAYER.compared(rows, objects, must=named is not None, baseline=baseline, **how)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 WORDS: dict[str, str] = {
     # ---- times ----
     "speed-up": "the baseline's time over this one",
+    "first in": "share of the steps in which it is the fastest",
+    "first of built": "the same among those that need no proposed hardware",
     "exposed": "communication and waiting that no computation hides; mean over the GPUs",
     "bound": "a time that no schedule of this work can beat",
     "bound/time": "how much of the time the bound explains",

@@ -311,6 +311,50 @@ class Estimate(Need):
         return f"--barrier, or about {layers} at a time (--layer, --steps)"
 
 
+@dataclass(frozen=True)
+class Repeated(Need):
+    """What replays take that are there one at a time, each as large as the first.
+
+    Attributes
+    ----------
+    first, times
+        What the first takes, and how many there are.
+    """
+
+    first: Need
+    times: int
+    unit: str  # type: ignore[misc]  # of each of them another
+
+    @property
+    def scheme(self) -> str:  # type: ignore[override]  # that of all
+        """Its name."""
+        return self.first.scheme
+
+    @property
+    def number(self) -> int:
+        """How many there are."""
+        return self.times
+
+    @property
+    def tasks(self) -> float:
+        """Those of all."""
+        return self.times * self.first.tasks
+
+    @property
+    def memory_bytes(self) -> float:
+        """That of one."""
+        return self.first.memory_bytes
+
+    @property
+    def seconds(self) -> float:
+        """That of all."""
+        return self.times * self.first.seconds
+
+    def what_fits(self, most_bytes: float) -> str:
+        """Say what of one would fit."""
+        return self.first.what_fits(most_bytes)
+
+
 def summed(found: Sequence[Need], replays: float = 1, jobs: int = 1) -> str:
     """Give what several replays take, in a line.
 

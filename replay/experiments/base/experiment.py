@@ -488,6 +488,16 @@ class Registry(Mapping[str, AnyExperiment]):
 
 
 EXPERIMENTS = Registry(
-    ("layer", "dense", "collective", "place", "train", "serve", "serve.arrivals", "choose")
+    (
+        "layer",
+        "trace",
+        "dense",
+        "collective",
+        "place",
+        "train",
+        "serve",
+        "serve.arrivals",
+        "choose",
+    )
 )
 """Every experiment: a folder below `replay.experiments` each, whose ``experiment.py`` has it."""

@@ -16,6 +16,10 @@ LACKING = "*"
 """What follows the name of a scheme where the system lacks what the scheme proposes."""
 
 
+UNREAL = frozenset({"ideal"})
+"""Schemes that are bounds and model no kernels."""
+
+
 class NamedScheme(Protocol):
     """What a result says of its scheme, as far as names are made of it."""
 

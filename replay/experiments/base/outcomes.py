@@ -79,17 +79,7 @@ def carried_out(
     allow_code
         Whether files of schemes that specs name may be executed.
     """
-    setups: dict[int, Any] = {}
-    found: dict[int, Outcome] = {}
-    for at, one in enumerate(asked):
-        like = next(iter(setups.values()), None)
-        try:
-            own = Given({**given, **one.given}, like, allow_code)
-            setups[at] = experiment.setup(one.spec, own)
-        except RefusedError as error:
-            if must:
-                raise
-            found[at] = error
+    setups, found = set_up_all(experiment, asked, given, must=must, allow_code=allow_code)
     schemes = {asked[at].scheme: setup for at, setup in setups.items()}  # of several alike one
     jobs = max(min(jobs, len(setups)), 1)
     experiment.check_fit(
@@ -114,6 +104,34 @@ def carried_out(
             except RefusedError as error:
                 found[at] = error
     return [found[at] for at in range(len(asked))]
+
+
+def set_up_all(
+    experiment: AnyExperiment,
+    asked: Sequence[Asked],
+    given: Mapping[str, Any],
+    *,
+    must: bool,
+    allow_code: AllowCode = False,
+) -> tuple[dict[int, Any], dict[int, Outcome]]:
+    """Set up each of what is asked for; parameters as of `carried_out`.
+
+    Returns
+    -------
+    By their places: what is set up, and what cannot be.
+    """
+    setups: dict[int, Any] = {}
+    refused: dict[int, Outcome] = {}
+    for at, one in enumerate(asked):
+        like = next(iter(setups.values()), None)
+        try:
+            own = Given({**given, **one.given}, like, allow_code)
+            setups[at] = experiment.setup(one.spec, own)
+        except RefusedError as error:
+            if must:
+                raise
+            refused[at] = error
+    return setups, refused
 
 
 def _answer(request: tuple[AnyExperiment, Spec, dict[str, Any]]) -> Outcome:

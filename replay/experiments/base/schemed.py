@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from replay.errors import RefusedError, UserError, check_jobs, check_kind, shown, unknown
 from replay.experiments.base.experiment import AnySetup, AnySpec, Experiment, execute
-from replay.experiments.base.outcomes import Asked, carried_out
+from replay.experiments.base.outcomes import Asked, Outcome, carried_out
 from replay.experiments.base.result import AnyTimed, ComparisonBase, Document
 
 if TYPE_CHECKING:
@@ -118,6 +118,12 @@ class SchemeExperiment(
         """Tables of a result, or of a comparison, for the screen: those of its `tables.py`."""
         home = type(self).__module__.rpartition(".")[0]
         return importlib.import_module(f"{home}.tables").tables(result, details=details)
+
+    def outcomes(
+        self, asked: Sequence[Asked], given: Mapping[str, Any], **how: Any
+    ) -> Sequence[Outcome]:
+        """Carry out each of what is asked for; parameters as of `carried_out`."""
+        return carried_out(self, asked, given, **how)
 
     def documents(self) -> tuple[type[Document], ...]:
         """Give the classes of a result and of several."""
@@ -230,6 +236,7 @@ class SchemeExperiment(
         max_memory: float | None = None,
         report: Report | None = None,
         allow_code: AllowCode = False,
+        **more: Any,
     ) -> AnyCompared:
         """Carry out what is asked for and put it beside each other.
 
@@ -241,15 +248,17 @@ class SchemeExperiment(
             Whether none may be refused, because all were named.
         jobs, progress, observe, max_memory, report
             As of `replay.experiments.base.outcomes.carried_out`.
+        more
+            What `outcomes` of the experiment takes beside.
         """
         check_jobs(jobs)
         if baseline is not None:
             check_kind("baseline", baseline, str, "the name of one of the schemes")
             if not any(baseline in (one.name, one.scheme) for one in asked):
                 raise unknown("baseline", baseline, [one.name for one in asked])
-        outcomes = carried_out(
-            self, asked, given, must=must, jobs=jobs, progress=progress, observe=observe,
-            max_memory=max_memory, report=report, allow_code=allow_code,
+        outcomes = self.outcomes(
+            asked, given, must=must, jobs=jobs, progress=progress, observe=observe,
+            max_memory=max_memory, report=report, allow_code=allow_code, **more,
         )  # fmt: skip
         results: list[Any] = []
         left_out = {}

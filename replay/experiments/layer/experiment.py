@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from replay.experiments.base.experiment import NOTHING, Given, Older, Watch
+from replay.experiments.base.experiment import NOTHING, AnySetup, Given, Older, Watch
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.layer.first_schema import result_of_first
-from replay.experiments.layer.result import Comparison, Result
+from replay.experiments.layer.result import AnyTraced, Comparison, Result, TracedComparison
 from replay.experiments.layer.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -16,23 +16,20 @@ if TYPE_CHECKING:
     from replay.experiments.layer.setup import TracedSetup
 
 
-class Layer(SchemeExperiment[RunSpec, "TracedSetup", Result, Comparison]):
-    """Layers of a trace: each by itself, or chained."""
+AnyTracedSpec = TypeVar("AnyTracedSpec", bound=RunSpec)
+AnyCompared = TypeVar("AnyCompared", bound=TracedComparison[Any])
 
-    name = "layer"
-    command = "run"
-    title = "layers of a trace"
-    spec = RunSpec
-    result = Result
+
+class Traced(
+    SchemeExperiment[AnyTracedSpec, AnySetup, AnyTraced, AnyCompared],
+    Generic[AnyTracedSpec, AnySetup, AnyTraced, AnyCompared],
+):
+    """What is replayed of a trace, under schemes of expert parallelism."""
+
     objects = ("trace", "system", "scheme")
-    headline = "totals.makespan_us"
-    comparison = Comparison
     scheme_help = str(RunSpec.model_fields["scheme"].description)
     usual = "all supported"
-    usual_jobs = "2 if there is much to do"
     usual_baseline = "deepep-ll for decode, deepep otherwise"
-    details = "Also what each scheme waits for, reads, moves, launches and keeps in memory"
-    older: ClassVar[Older] = {"moereplay-result/1": result_of_first}
 
     BASELINES: ClassVar[Mapping[str, Sequence[str]]] = {
         "prefill": ("deepep", "nccl-alltoall"),
@@ -40,19 +37,34 @@ class Layer(SchemeExperiment[RunSpec, "TracedSetup", Result, Comparison]):
     }
     """Names of baselines by the phase of the batch, by preference."""
 
-    def baseline(self, results: Sequence[Result]) -> str:
+    def baseline(self, results: Sequence[AnyTraced]) -> str:
         """That of the phase."""
         ran = [one.scheme.name for one in results]
         preferred = self.BASELINES.get(results[0].batch.phase, ())
         return next((name for name in preferred if name in ran), ran[0])
 
-    def usual_schemes(self, shared: RunSpec, given: Mapping[str, Any]) -> Sequence[str]:
+    def usual_schemes(self, shared: AnyTracedSpec, given: Mapping[str, Any]) -> Sequence[str]:
         """All that the system supports."""
         import hwmodel
         from replay.schemes import supported
 
         system = given.get("system")
         return supported(system or hwmodel.load(shared.system, dict(shared.overrides)))
+
+
+class Layer(Traced[RunSpec, "TracedSetup", Result, Comparison]):
+    """Layers of a trace: each by itself, or chained."""
+
+    name = "layer"
+    command = "run"
+    title = "layers of a trace"
+    spec = RunSpec
+    result = Result
+    headline = "totals.makespan_us"
+    comparison = Comparison
+    usual_jobs = "2 if there is much to do"
+    details = "Also what each scheme waits for, reads, moves, launches and keeps in memory"
+    older: ClassVar[Older] = {"moereplay-result/1": result_of_first}
 
     def setup(self, spec: RunSpec, given: Given[TracedSetup] = NOTHING) -> TracedSetup:
         """A trace, a system and a scheme may be given as objects."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replay.chains.layer_sampling import CONFIDENCE
 from replay.chains.memory import room
@@ -62,23 +62,44 @@ def _described(
     Parameters
     ----------
     ready, trials
-        With the options that tuning chose, and what it tried.
+        As of `entered`.
     layers, chain
         The measures: of isolated layers, or of one chain.
     sample
         Which of the layers they are of, where they are not of all.
     """
+    parts = layers if chain is None else [chain]
+    system, num_layers = setup.setup.system, setup.trace.model_shape.num_moe_layers
+    return Result(
+        run_id=setup.run_id,
+        spec=setup.setup.spec,
+        **entered(setup, ready, trials),
+        room=room([part.memory for part in parts if part.memory], system, num_layers),
+        layers=list(layers),
+        chain=chain,
+        totals=_totals(layers, chain),
+        estimate=None if sample is None else _whole(layers, sample),
+    )
+
+
+def entered(setup: TracedSetup, ready: Replay, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Give the fields of a result that say what entered, but for its spec.
+
+    Parameters
+    ----------
+    setup
+        Of the first step.
+    ready, trials
+        With the options that tuning chose, and what it tried.
+    """
     spec, system = setup.setup.spec, setup.setup.system
     trace, batch = setup.trace, setup.first
     shape, origin = trace.model_shape, batch.origin
     precision = setup.setup.chain_settings.number_types(trace)
-    parts = layers if chain is None else [chain]
     assert ready.launch is not None
-    return Result(
-        run_id=setup.run_id,
-        version=package_version(),
-        spec=spec,
-        trace=TraceDescription(
+    return {
+        "version": package_version(),
+        "trace": TraceDescription(
             content_id=trace.content_id,
             title=trace.info.title,
             model=shape.name,
@@ -87,9 +108,9 @@ def _described(
             hidden=shape.hidden,
             moe_intermediate=shape.moe_intermediate,
         ),
-        system=SystemDescription.of(system),
-        scheme=SchemeDescription.of(ready.scheme, system, trials),
-        batch=BatchDescription(
+        "system": SystemDescription.of(system),
+        "scheme": SchemeDescription.of(ready.scheme, system, trials),
+        "batch": BatchDescription(
             num_ranks=batch.num_ranks,
             phase=batch.phase,
             batching=origin.batching,
@@ -99,17 +120,12 @@ def _described(
             num_slots_sharing_a_request=origin.num_slots_sharing_a_request,
             num_steps=_if_beyond(origin.num_steps, origin.step + spec.steps - 1),
         ),
-        placement=identify(spec.placement),
-        precision=precision.name,
-        types=number_types(precision),
-        launch=ready.launch,
-        stack=None if ready.stack is None else _stack(ready.stack, ready.scheme.name),
-        room=room([part.memory for part in parts if part.memory], system, shape.num_moe_layers),
-        layers=list(layers),
-        chain=chain,
-        totals=_totals(layers, chain),
-        estimate=None if sample is None else _whole(layers, sample),
-    )
+        "placement": identify(spec.placement),
+        "precision": precision.name,
+        "types": number_types(precision),
+        "launch": ready.launch,
+        "stack": None if ready.stack is None else _stack(ready.stack, ready.scheme.name),
+    }
 
 
 def _stack(stack: Stack, scheme: str) -> StackDescription:

@@ -8,7 +8,7 @@ gives the same bytes. `replay.load_result` reads files of this and of older sche
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import (
     Field,
@@ -165,13 +165,13 @@ class StackDescription(Strict):
     knows: bool
 
 
-class Result(TimedResult):
-    """One trace on one system under one scheme, and everything needed to run it again.
+class TracedResult(TimedResult):
+    """What entered a replay of a trace on one system under one scheme, by value.
 
     Attributes
     ----------
     spec
-        What was asked for; `replay.run` with it gives the same result.
+        What was asked for; it gives the same result again.
     trace, system, scheme, batch, placement, precision, types
         What the spec came to: everything that entered, by value. `precision` is the short form of
         `types` where there is one.
@@ -180,6 +180,25 @@ class Result(TimedResult):
         versions whose hosts were always ahead of their GPUs.
     stack
         What launched them; the JSON has no such key where launches were bare.
+    """
+
+    spec: RunSpec
+    trace: TraceDescription
+    system: SystemDescription
+    scheme: SchemeDescription
+    batch: BatchDescription
+    placement: str
+    precision: str
+    types: NumberTypes
+    launch: Literal["eager", "graph", "ahead"] = "ahead"
+    stack: StackDescription | None = Field(None, exclude_if=lambda stack: stack is None)
+
+
+class Result(TracedResult):
+    """One trace on one system under one scheme, and everything needed to run it again.
+
+    Attributes
+    ----------
     room
         Whether a GPU has room for it; None where an older version did not say.
     layers, chain
@@ -191,16 +210,6 @@ class Result(TimedResult):
     """
 
     format: Literal["moereplay-result/2"] = RESULT_FORMAT
-    spec: RunSpec
-    trace: TraceDescription
-    system: SystemDescription
-    scheme: SchemeDescription
-    batch: BatchDescription
-    placement: str
-    precision: str
-    types: NumberTypes
-    launch: Literal["eager", "graph", "ahead"] = "ahead"
-    stack: StackDescription | None = Field(None, exclude_if=lambda stack: stack is None)
     room: Room | None = None
     layers: list[LayerResult]
     chain: ChainResult | None = None
@@ -254,8 +263,57 @@ class Result(TimedResult):
         return rows
 
 
-class Comparison(ComparisonBase[Result]):
+AnyTraced = TypeVar("AnyTraced", bound=TracedResult)
+
+
+class TracedComparison(ComparisonBase[AnyTraced], Generic[AnyTraced]):
     """The same routing on the same system under several schemes, or with several placements."""
+
+    def _known_names(self) -> list[str]:
+        names = row_names(self.results, marked=False)
+        return [*(one.scheme.name for one in self.results), *names]
+
+    @property
+    def base(self) -> AnyTraced:
+        """The baseline's result; of a scheme with several placements that with the first."""
+        return self.results[self._place_of_base()]
+
+    @property
+    def base_name(self) -> str:
+        """The name of the baseline's row."""
+        return row_names(self.results, marked=False)[self._place_of_base()]
+
+    def _place_of_base(self) -> int:
+        names = row_names(self.results, marked=False)
+        names += [one.scheme.name for one in self.results]
+        return names.index(self.baseline) % len(self.results)
+
+    def row(self, name: str) -> AnyTraced:
+        """Find the result that a name means.
+
+        Parameters
+        ----------
+        name
+            As `replay.experiments.base.names.named` takes it: ``"deepep-ll"``, ``"deepep-ll,
+            eplb:40"``.
+
+        Raises
+        ------
+        UserError
+            If there is none, or a scheme has several; with the names that there are.
+        """
+        return named(self.results, name)
+
+    def __getitem__(self, name: str) -> AnyTraced:
+        """Result by the name of its row, or of its scheme if that has one row."""
+        try:
+            return self.row(name)
+        except UserError as error:
+            raise KeyError(str(error)) from None
+
+
+class Comparison(TracedComparison[Result]):
+    """Layers of a trace under several schemes, or with several placements."""
 
     format: Literal["moereplay-comparison/2"] = "moereplay-comparison/2"
     LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"uncertainty"})
@@ -274,45 +332,3 @@ class Comparison(ComparisonBase[Result]):
         """
         documents = [one.model_dump(mode="json", by_alias=True) for one in self.results]
         return data_frame(map(row_of, documents), COLUMNS)
-
-    def _known_names(self) -> list[str]:
-        names = row_names(self.results, marked=False)
-        return [*(one.scheme.name for one in self.results), *names]
-
-    @property
-    def base(self) -> Result:
-        """The baseline's result; of a scheme with several placements that with the first."""
-        return self.results[self._place_of_base()]
-
-    @property
-    def base_name(self) -> str:
-        """The name of the baseline's row."""
-        return row_names(self.results, marked=False)[self._place_of_base()]
-
-    def _place_of_base(self) -> int:
-        names = row_names(self.results, marked=False)
-        names += [one.scheme.name for one in self.results]
-        return names.index(self.baseline) % len(self.results)
-
-    def row(self, name: str) -> Result:
-        """Find the result that a name means.
-
-        Parameters
-        ----------
-        name
-            As `replay.experiments.base.names.named` takes it: ``"deepep-ll"``, ``"deepep-ll,
-            eplb:40"``.
-
-        Raises
-        ------
-        UserError
-            If there is none, or a scheme has several; with the names that there are.
-        """
-        return named(self.results, name)
-
-    def __getitem__(self, name: str) -> Result:
-        """Result by the name of its row, or of its scheme if that has one row."""
-        try:
-            return self.row(name)
-        except UserError as error:
-            raise KeyError(str(error)) from None

@@ -27,6 +27,8 @@ from replay.experiments.serve.stream import Stream
 from replay.model.work.context import Context
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from replay.chains.chain import ChainLink
     from replay.chains.replay import Replay
     from replay.experiments.layer.setup import Setup
@@ -173,24 +175,30 @@ class Layers:
 
     # ---- one replay ------------------------------------------------------------------------------
 
-    def _prepared(self, tokens: int) -> Replay:
+    def _prepared(self, tokens: int, place: int = 0) -> Replay:
+        """One of the steps that stand for an iteration, by its place among them."""
         trace, settings = self.routing.of_size(tokens, self.phase)
         spec = self.setup.spec.changed(**settings)
         setup = dataclasses.replace(self.setup, spec=spec)
         batch = setup.chain_settings.batch(trace, setup.system, 0)
         check_needs(setup.scheme, setup.system)
         check_domain(setup.scheme, setup.system, batch.num_ranks)
+        step = self.routing.step(batch, place)
+        if step:
+            batch = setup.chain_settings.batch(trace, setup.system, step)
         return setup.prepared(trace, [batch])
 
     def _replayed(self, tokens: int, positions: int) -> Moe:
         key = (tokens, positions)
         if key not in self._exact:
-            self._exact[key] = self._replay(tokens, positions)
-            self.replays += 1
+            number = self.routing.sample_steps or 1
+            steps = [self._replay(tokens, positions, place) for place in range(number)]
+            self._exact[key] = mean_of(steps)
+            self.replays += number
         return self._exact[key]
 
-    def _replay(self, tokens: int, positions: int) -> Moe:
-        ready = self._prepared(tokens)
+    def _replay(self, tokens: int, positions: int, place: int) -> Moe:
+        ready = self._prepared(tokens, place)
         if self.is_interleaved and len(ready.links) < 2:
             message = (
                 f"interleave {self.setup.spec.interleave}: turns are timed from the end of a "
@@ -252,6 +260,11 @@ def first_launch_ps(setup: Setup, launch: Launch) -> int:
     """Time until the first kernel of an iteration is launched, or the graph of all."""
     overheads = setup.system.overheads
     return overheads.graph_launch_ps if launch == "graph" else overheads.launch_ps
+
+
+def mean_of(several: Sequence[Moe]) -> Moe:
+    """Mean of several times."""
+    return Moe(*(sum(parts) / len(several) for parts in zip(*several, strict=True)))
 
 
 def between(first: Moe, last: Moe, share: float) -> Moe:

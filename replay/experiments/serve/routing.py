@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.errors import UserError
+from replay.model.work.batch import steps_in
 from replay.steps.routing import DrawnRouting
 from tracegen.generate import generate
 
 if TYPE_CHECKING:
+    from replay.model.work.batch import Batch
     from tracegen import ModelShape, RoutingTrace
 
 
@@ -37,6 +39,8 @@ class RoutingSource:
         What is drawn otherwise.
     group_limited
         Whether drawn tokens keep to groups of experts, as the router of the model makes them.
+    sample_steps
+        Steps of the trace whose mean stands for an iteration; None takes its first.
     """
 
     shape: ModelShape
@@ -46,6 +50,7 @@ class RoutingSource:
     drawn: DrawnRouting = field(default_factory=DrawnRouting)
     group_limited: bool = False
     seed: int = 0
+    sample_steps: int | None = None
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -58,6 +63,20 @@ class RoutingSource:
         held = self.trace.num_layers
         count = min(self.sample_layers, held)
         return tuple(int(place) for place in (np.arange(count) + 0.5) * held / count)
+
+    def step(self, first: Batch, place: int) -> int:
+        """Step of the trace that is replayed: the middle of one of as many equal stretches.
+
+        Parameters
+        ----------
+        first
+            The batch of the trace's first step.
+        place
+            Which stretch.
+        """
+        if self.trace is None or self.sample_steps is None:
+            return 0
+        return int((place + 0.5) * steps_in(self.trace, first) / self.sample_steps)
 
     def of_size(self, tokens: int, phase: str) -> tuple[RoutingTrace, dict[str, Any]]:
         """Give a trace with so many tokens per GPU, and the settings of its replay."""

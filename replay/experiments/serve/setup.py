@@ -113,6 +113,12 @@ class Setup:
         if spec.is_apart:
             other = system if spec.prefill_system is None else hwmodel.load(spec.prefill_system)
             prefill = _side(other, spec.prefill_gpus, spec.tp, shape)
+        if trace is None and spec.sample_steps is not None:
+            message = (
+                f"sample_steps {spec.sample_steps}: steps are of a recorded trace (--trace); drawn "
+                "routing is the same in each"
+            )
+            raise UserError(message)
         if spec.tp > 1 and spec.interleave != "off":
             message = f"tp {spec.tp} with interleave {spec.interleave}: turns are replayed for tp 1"
             raise UserError(message)
@@ -197,7 +203,9 @@ class Setup:
         least = 3 if self.spec.interleave != "off" else 1
         count = min(max(self.spec.sample_layers, least), self.shape.num_moe_layers)
         if self.trace is not None:
-            return RoutingSource(self.shape, side.num_gpus, count, trace=self.trace)
+            return RoutingSource(
+                self.shape, side.num_gpus, count, self.trace, sample_steps=self.spec.sample_steps
+            )
         limited = self.spec.group_limited
         if limited is None:
             limited = self.shape.topk_group < self.shape.n_group

@@ -89,6 +89,14 @@ class InferSpec(Spec):
     sample_layers: int = Field(
         2, ge=1, le=1000, description="MoE layers that are replayed in place of all."
     )
+    sample_steps: int | None = Field(
+        None,
+        ge=2,
+        le=1000,
+        exclude_if=lambda steps: steps is None,  # as results were before there was any
+        description="Steps of a recorded trace that are replayed for each number of tokens, the "
+        "middles of as many equal stretches; their mean stands for an iteration [its first step].",
+    )
     tolerance: float = Field(
         0.02,
         gt=0,

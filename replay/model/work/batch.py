@@ -230,6 +230,23 @@ def tokens_of_each(trace: RoutingTrace, num_ranks: int) -> int:
     return int(_dealt(np.diff(indptr), num_ranks)[1].min())
 
 
+def steps_in(trace: RoutingTrace, first: Batch) -> int:
+    """Count the steps of a trace: those that were recorded, or as many as its tokens fill.
+
+    Parameters
+    ----------
+    first
+        The batch of its first step; later ones are as large, where they are made.
+    """
+    if trace.tokens.rank is not None:
+        return trace.num_steps
+    if first.phase == "prefill":
+        each = first.origin.tokens_per_rank
+        return tokens_of_each(trace, first.num_ranks) // each if each else 1
+    tokens = int((trace.tokens.phase == DECODE_ROW).sum())
+    return max(tokens // max(first.num_tokens, 1), 1)
+
+
 def _dealt(
     lengths: npt.NDArray[np.int64], num_ranks: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

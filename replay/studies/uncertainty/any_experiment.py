@@ -22,7 +22,7 @@ from replay.errors import RefusedError, UserError, check_jobs
 from replay.experiments.base.estimate import duration_text
 from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
 from replay.experiments.base.load import load_result
-from replay.experiments.base.names import row_names
+from replay.experiments.base.names import UNREAL, row_names
 from replay.experiments.base.outcomes import Asked, carried_out
 from replay.experiments.base.result import ComparisonBase, ResultBase, allowed_by
 from replay.experiments.base.schemed import SchemeExperiment
@@ -32,7 +32,6 @@ from replay.experiments.layer.setup import load_trace
 from replay.studies.uncertainty.assess import EVERYTHING, assess, held
 from replay.studies.uncertainty.bands import Draw, Row, check, summary
 from replay.studies.uncertainty.draws import deviation
-from replay.studies.uncertainty.parts import WITHOUT_ERROR
 from replay.studies.uncertainty.sureness import Race, Sureness
 
 if TYPE_CHECKING:
@@ -199,9 +198,7 @@ class _Again:
         """Names of those whose schemes are bounds."""
         if not isinstance(self.experiment, SchemeExperiment):
             return set()
-        return {
-            one.name for one in self.results if {each.name for each in one.schemes} <= WITHOUT_ERROR
-        }
+        return {one.name for one in self.results if {each.name for each in one.schemes} <= UNREAL}
 
     def times(self, results: Sequence[Any]) -> Times:
         """Times of all results."""

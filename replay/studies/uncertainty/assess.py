@@ -11,6 +11,7 @@ import numpy as np
 
 from hwmodel import draws as machines
 from replay.errors import UserError, check_kind
+from replay.experiments.base.names import UNREAL
 from replay.experiments.base.result import allowed_by
 from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.setup import find_scheme
@@ -18,7 +19,7 @@ from replay.schemes.outside import is_file
 from replay.studies.uncertainty import routing
 from replay.studies.uncertainty.bands import Draw, Row, check, rivals_of, summary
 from replay.studies.uncertainty.draws import deviation, share
-from replay.studies.uncertainty.parts import WITHOUT_ERROR, factors, parts_of
+from replay.studies.uncertainty.parts import factors, parts_of
 from replay.studies.uncertainty.timing import Timer
 from tracegen import RoutingTrace
 
@@ -117,7 +118,7 @@ def _rows(results: Sequence[Result]) -> list[Row]:
             one.scheme.name,
             one.placement,
             one.totals.makespan_us,
-            one.scheme.name in WITHOUT_ERROR,
+            one.scheme.name in UNREAL,
         )
         for one in results
     ]

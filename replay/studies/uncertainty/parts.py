@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from replay.experiments.base.names import UNREAL
 from replay.model.machine.kinds import KINDS, Kind
 from replay.studies.uncertainty.residuals import BLACKWELL, UNVALIDATED, factor, table
 
@@ -37,9 +38,6 @@ MEASURED = MappingProxyType(
     }
 )
 """Part that a scheme's communication is, where its kernels were measured."""
-
-WITHOUT_ERROR = frozenset({"ideal"})
-"""Schemes that are bounds and model no kernels."""
 
 _GROUPS = MappingProxyType(
     {
@@ -79,7 +77,7 @@ def parts_of(result: Result, system: System | None = None) -> dict[str, str]:
     found = {"experts": f"experts, {precision}", "dense": f"dense GEMMs, {precision}"}
     found["placement"] = f"{UNVALIDATED} (weights)"
     values = result.system.values if system is None else system.describe()
-    if result.scheme.name not in WITHOUT_ERROR:
+    if result.scheme.name not in UNREAL:
         for phase in ("dispatch", "combine"):
             found[phase] = _communication(result, values, phase)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
@@ -21,3 +22,17 @@ def test_compiling_is_announced_once_to_someone_who_watches(
     compilation.announce()
     compilation.announce()
     assert capsys.readouterr().err.count(compilation.NOTICE) == is_watched
+
+
+def test_where_nobody_watches_a_line_a_minute_says_how_far_it_is_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    with progress(100, "step") as bar:
+        bar.found(40, 100)  # in no time
+        for _ in range(25):
+            now += 5
+            bar.update()
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["52/100 steps, about 04:00 left", "64/100 steps, about 03:00 left"]

@@ -71,6 +71,10 @@ CASES = {
         {"trace": "toy-uniform", "layer": 0}, ("deepep", "ideal"), ("num_sms", 16), ("step", 0),
         ("deepep-ll", "ideal", {"direction": "training"}),
     ),
+    "trace": Case(
+        {"trace": "toy-uniform", "layer": 0}, ("deepep", "ideal"), ("num_sms", 16),
+        ("jitter_seed", 0), ("deepep-ll", "ideal", {"direction": "training"}),
+    ),
     "dense": Case(
         {"model": "llama-2-7b", "tp": 4, "tokens": 256}, ("cais", "sp-ring"),
         ("timeout_us", 2.5), ("tokens", 256), ("sp-ring", "tp-ring", {"tokens": 255}),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from replay.experiments.base.names import row_names
-from replay.studies.uncertainty.parts import WITHOUT_ERROR, parts_of
+from replay.experiments.base.names import UNREAL, row_names
+from replay.studies.uncertainty.parts import parts_of
 from replay.studies.uncertainty.residuals import UNVALIDATED, row_counts, table
 from tracegen.shared.display.content import Column, Table
 
@@ -35,7 +35,7 @@ NOTES = (
 
 def is_without_error(name: str) -> bool:
     """Tell whether a scheme models no software, of which no error of the model is known."""
-    return name in WITHOUT_ERROR
+    return name in UNREAL
 
 
 def validity_table(results: Sequence[Result]) -> Table:
@@ -54,7 +54,7 @@ def validity_table(results: Sequence[Result]) -> Table:
 
 
 def _row(name: str, result: Result) -> tuple[Cell, ...]:
-    if result.scheme.name in WITHOUT_ERROR:
+    if result.scheme.name in UNREAL:
         return (name, BOUND, *([None] * 7))
     parts = parts_of(result)
     counts = [row_counts()[_plain(parts[phase])] for phase in PHASES]
@@ -99,7 +99,7 @@ def validity_line(results: Sequence[Result]) -> str:
     measured: list[str] = []
     others: list[str] = []
     for name, one in zip(row_names(results), results, strict=True):
-        if one.scheme.name in WITHOUT_ERROR:
+        if one.scheme.name in UNREAL:
             continue
         is_measured = _standing(one, parts_of(one)) == MEASURED
         (measured if is_measured else others).append(name)

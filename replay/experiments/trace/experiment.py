@@ -1,0 +1,128 @@
+"""Whole traces as an experiment: many steps, each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from replay.errors import check_jobs
+from replay.experiments.base.estimate import Need, Repeated
+from replay.experiments.base.experiment import NOTHING, Given, Watch, Words
+from replay.experiments.base.outcomes import Asked, Outcome, set_up_all
+from replay.experiments.layer.experiment import EXPERIMENT as LAYER
+from replay.experiments.layer.experiment import Traced
+from replay.experiments.trace.result import TraceComparison, TraceResult
+from replay.experiments.trace.spec import CODE, TraceSpec
+
+if TYPE_CHECKING:
+    from replay.experiments.base.experiment import Observer, Progress, Report
+    from replay.experiments.trace.setup import TraceSetup
+    from replay.schemes.outside import AllowCode
+
+ONE_STEP = "its steps are replays of their own: --step N asks for one of them"
+
+
+class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
+    """Steps of a trace, each by itself."""
+
+    name = "trace"
+    command = "run"
+    title = "steps of a whole trace"
+    spec = TraceSpec
+    result = TraceResult
+    headline = "time.mean_us"
+    comparison = TraceComparison
+    usual_jobs = "of whole traces the cores, else 2 if there is much to do"
+    details = LAYER.details
+    code = CODE
+    lacking: ClassVar[Words] = dict.fromkeys(("explain", "uncertainty"), ONE_STEP)
+
+    def setup(self, spec: TraceSpec, given: Given[TraceSetup] = NOTHING) -> TraceSetup:
+        """A trace, a system and a scheme may be given as objects."""
+        from replay.experiments.trace.setup import TraceSetup
+
+        return TraceSetup.of(spec, given)
+
+    def steps(self, setup: TraceSetup) -> int:
+        """Once for each step of the trace that is replayed."""
+        return len(setup.steps)
+
+    def fits_surely(
+        self, setup: TraceSetup, room: float, *, tells: bool, is_observed: bool
+    ) -> bool:
+        """One step is there at a time; progress says what the others take."""
+        return LAYER.fits_surely(setup.first, room, tells=False, is_observed=False)
+
+    def estimate(self, setup: TraceSetup, *, is_observed: bool = False) -> Need:
+        """By a replay of a layer of some of the first step's tokens."""
+        return Repeated(LAYER.estimate(setup.first), len(setup.steps), "steps")
+
+    def replay(self, setup: TraceSetup, watch: Watch) -> TraceResult:
+        """In this process, in a folder that goes again; nothing is observed."""
+        return self._kept(setup, progress=watch.progress)
+
+    def carry_out(
+        self,
+        setup: TraceSetup,
+        *,
+        progress: Progress | None = None,
+        observe: Observer | None = None,
+        max_memory: float | None = None,
+        report: Report | None = None,
+        jobs: int = 1,
+        folder: str | Path | None = None,
+    ) -> TraceResult:
+        """Replay under one scheme.
+
+        Parameters
+        ----------
+        progress, observe, max_memory, report
+            As of `run`; nothing is observed.
+        jobs, folder
+            As of `replay.experiments.trace.replay.carry_out`.
+
+        Raises
+        ------
+        RefusedError
+            If the scheme refuses a step.
+        """
+        del observe
+        check_jobs(jobs)
+        self.check_fit({"": setup}, max_memory, report, jobs=jobs)
+        return self._kept(setup, folder=folder, jobs=jobs, progress=progress, report=report)
+
+    def _kept(self, setup: TraceSetup, **how: Any) -> TraceResult:
+        from replay.experiments.trace.replay import carry_out
+
+        (found,) = carry_out({0: setup}, **how).values()
+        if not isinstance(found, TraceResult):
+            raise found
+        return found
+
+    def outcomes(
+        self,
+        asked: Sequence[Asked],
+        given: Mapping[str, Any],
+        *,
+        must: bool = True,
+        jobs: int = 1,
+        progress: Progress | None = None,
+        max_memory: float | None = None,
+        report: Report | None = None,
+        allow_code: AllowCode = False,
+        folder: str | Path | None = None,
+        **_: Any,
+    ) -> Sequence[Outcome]:
+        """Replay under several schemes, whose steps one crew shares."""
+        from replay.experiments.trace.replay import carry_out
+
+        setups, refused = set_up_all(self, asked, given, must=must, allow_code=allow_code)
+        schemes = {asked[at].scheme: setup for at, setup in setups.items()}
+        self.check_fit(schemes, max_memory, report, jobs=jobs)
+        how: dict[str, Any] = {"jobs": jobs, "progress": progress, "report": report}
+        found = {**refused, **carry_out(setups, folder, **how)}
+        return [found[at] for at in range(len(asked))]
+
+
+EXPERIMENT = Trace()

@@ -1,0 +1,182 @@
+"""From whole traces that were set up to their results, with a crew that shares the steps.
+
+The folder is that of a study (SWEEPS.md): a file for each step under each scheme, named by its
+identity, so that the same command goes on where another one ended, and several share the work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tracegen
+from hwmodel.units import PS_PER_US
+from replay.chains.layer_sampling import CONFIDENCE
+from replay.errors import RefusedError, UserError
+from replay.experiments.base.crews.hiring import workers_for
+from replay.experiments.base.crews.leases import Leases
+from replay.experiments.base.crews.store import Store
+from replay.experiments.base.crews.work import Work
+from replay.experiments.base.crews.worker import Job
+from replay.experiments.layer.replay import entered
+from replay.experiments.serve.measures import percentiles
+from replay.experiments.trace.result import Imbalance, SampledMean, Step, TraceResult
+from replay.experiments.trace.task import AskedStep, make_task
+
+if TYPE_CHECKING:
+    from replay.chains.replay import Replay
+    from replay.chains.tuning import Trial
+    from replay.experiments.base.experiment import Progress, Report
+    from replay.experiments.trace.setup import TraceSetup
+
+PLAIN = "trace.h5"
+
+
+def carry_out(
+    setups: Mapping[int, TraceSetup],
+    folder: str | Path | None = None,
+    *,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    report: Report | None = None,
+) -> dict[int, TraceResult | RefusedError]:
+    """Replay every step under every scheme.
+
+    Parameters
+    ----------
+    setups
+        By what their results are known by; of one trace and its same steps.
+    folder
+        Where finished steps are kept, and taken from; None for one that goes again.
+    jobs
+        Processes that share the steps.
+    progress
+        Called for every step under each scheme.
+    report
+        Called with a line on what is worth to know.
+
+    Returns
+    -------
+    The results; of a scheme that refuses a step, its reason.
+
+    Raises
+    ------
+    UserError
+        If the folder cannot be written to, or a step failed.
+    """
+    if not setups:
+        return {}
+    report, progress = report or (lambda _: None), progress or (lambda: None)
+    with ExitStack() as stack:
+        temporary = Path(stack.enter_context(TemporaryDirectory()))
+        reference = _reference(next(iter(setups.values())), temporary)
+        ready = {key: setup.tuned() for key, setup in setups.items()}
+        asked = {key: setup.asked(ready[key][0], reference) for key, setup in setups.items()}
+        wanted = _jobs(next(iter(setups.values())).steps, asked)
+        store = Store(temporary if folder is None else folder, Step)
+        leases = stack.enter_context(Leases(store.folder, report))
+        crew = stack.enter_context(workers_for(jobs, None, None, report))
+        work = Work(_different(wanted), store, leases, crew)
+        found = _outcomes(work, wanted, progress, None if folder is None else report)
+    return {
+        key: _result(setup, *ready[key], [found[wanted[key, step].id] for step in setup.steps])
+        for key, setup in setups.items()
+    }
+
+
+def _jobs(steps: Sequence[int], asked: Mapping[int, AskedStep]) -> dict[tuple[int, int], Job]:
+    """Jobs by what asks and step, step after step: references are followed once for all steps."""
+    tasks = {key: make_task(one, allow_code=True) for key, one in asked.items()}
+    every = {(key, step): asked[key].at(step) for step in steps for key in asked}
+    return {at: Job.of(tasks[at[0]].at(one), one, make_task) for at, one in every.items()}
+
+
+def _reference(setup: TraceSetup, folder: Path) -> str:
+    """Where processes read the trace: one in memory is written first."""
+    known = setup.first.setup.spec.trace
+    if known is not None:
+        return known
+    tracegen.write(setup.first.trace, folder / PLAIN)
+    return str(folder / PLAIN)
+
+
+def _different(wanted: Mapping[Any, Job]) -> list[Job]:
+    """Each replay once, in order."""
+    return [*{job.id: job for job in wanted.values()}.values()]
+
+
+def _outcomes(
+    work: Work,
+    wanted: Mapping[Any, Job],
+    progress: Callable[[], object],
+    report: Report | None,
+) -> dict[str, Step | str]:
+    """By identity, what came of each step: its times, or why the scheme refuses it.
+
+    Parameters
+    ----------
+    report
+        Told what the folder held already.
+
+    Raises
+    ------
+    UserError
+        If one failed.
+    """
+    places = {job.id: (job, step) for (_, step), job in wanted.items()}
+    times = Counter(job.id for job in wanted.values())
+    found: dict[str, Step | str] = {}
+    num_there = 0
+    for finished in work.outcomes():
+        outcome = finished.outcome
+        if outcome.failed is not None:
+            job, step = places[finished.id]
+            scheme = job.point.settings.get("scheme")
+            message = f"step {step} under {scheme} failed: {outcome.failed}"
+            raise UserError(message)
+        if outcome.result is None:
+            found[finished.id] = str(outcome.refused)
+        else:
+            found[finished.id] = Step(**outcome.result)
+        num_there += finished.is_found
+        for _ in range(times[finished.id]):
+            progress()
+    if report is not None and num_there:
+        report(f"{len(found) - num_there:,} steps replayed, {num_there:,} used again")
+    return found
+
+
+def _result(
+    setup: TraceSetup, ready: Replay, trials: list[Trial], found: Sequence[Step | str]
+) -> TraceResult | RefusedError:
+    """Put steps together with what they were made from."""
+    steps: list[Step] = []
+    for number, one in zip(setup.steps, found, strict=True):
+        if isinstance(one, str):
+            return RefusedError(f"step {number}: {one}")
+        steps.append(one)
+    balance = [one.mean_imbalance for one in steps]
+    return TraceResult(
+        run_id=setup.run_id,
+        spec=setup.spec,
+        **entered(setup.first, ready, trials),
+        num_steps=setup.number,
+        steps=steps,
+        time=percentiles(np.array([round(one.makespan_us * PS_PER_US) for one in steps])),
+        imbalance=Imbalance(mean=sum(balance) / len(balance), max=max(balance)),
+        estimate=_estimate(setup, steps),
+    )
+
+
+def _estimate(setup: TraceSetup, steps: Sequence[Step]) -> SampledMean | None:
+    if setup.sample is None:
+        return None
+    found = setup.sample.whole([one.makespan_us for one in steps])
+    mean, low, high = (one / setup.number for one in found)
+    return SampledMean(mean_us=mean, low_us=low, high_us=high, confidence=CONFIDENCE)

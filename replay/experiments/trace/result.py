@@ -1,0 +1,149 @@
+"""Results of whole traces: schemas ``moereplay-trace/1`` and its comparison.
+
+Times are microseconds, exact multiples of a picosecond where they are no means. The same input
+gives the same bytes, whoever replayed which step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from replay.experiments.base.names import UNREAL, row_names
+from replay.experiments.layer.result import TracedComparison, TracedResult
+from replay.experiments.serve.measures import Percentiles
+from replay.experiments.trace.spec import TraceSpec
+from tracegen.shared.strict import Strict
+
+
+class Step(Strict):
+    """Times of one step.
+
+    Attributes
+    ----------
+    step
+        Its place in the trace.
+    makespan_us
+        Of all its layers.
+    layers_us
+        Of each layer and pass, in order: mean over the GPUs of the time from its beginning to its
+        end, waiting for others included; of a layer by itself, its makespan.
+    imbalance
+        Of each: rows of the busiest GPU over the mean.
+    """
+
+    step: int
+    makespan_us: float
+    layers_us: list[float]
+    imbalance: list[float]
+
+    @property
+    def mean_imbalance(self) -> float:
+        """Mean over the layers."""
+        return sum(self.imbalance) / len(self.imbalance)
+
+
+class Imbalance(Strict):
+    """Rows of the busiest GPU over the mean, mean over the layers of a step: over the steps."""
+
+    mean: float
+    max: float
+
+
+class SampledMean(Strict):
+    """Mean time of all steps, estimated from some of them.
+
+    Attributes
+    ----------
+    mean_us
+        Of all steps.
+    low_us, high_us, confidence
+        Where it lies, with this probability. `replay.chains.layer_sampling` says how: stretches of
+        the trace are its groups.
+    """
+
+    mean_us: float
+    low_us: float
+    high_us: float
+    confidence: float
+
+
+class TraceResult(TracedResult):
+    """Steps of a trace under one scheme, each replayed by itself.
+
+    Attributes
+    ----------
+    num_steps
+        Steps of the trace.
+    steps
+        Those that were replayed, in order.
+    time
+        Their times.
+    imbalance
+        Of their routing.
+    estimate
+        Of all steps, where a sample was replayed.
+    """
+
+    format: Literal["moereplay-trace/1"] = "moereplay-trace/1"
+    spec: TraceSpec
+    num_steps: int
+    steps: list[Step] = Field(min_length=1)
+    time: Percentiles
+    imbalance: Imbalance
+    estimate: SampledMean | None = None
+
+    @property
+    def headline_us(self) -> float:
+        """Mean time of a step: of all, where they are estimated."""
+        return self.time.mean_us if self.estimate is None else self.estimate.mean_us
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each step."""
+        same = {
+            "scheme": self.scheme.name, "system": self.system.name, "placement": self.placement,
+        }  # fmt: skip
+        return [
+            {
+                **same, "step": one.step, "makespan_us": one.makespan_us,
+                "imbalance": one.mean_imbalance,
+            }
+            for one in self.steps
+        ]  # fmt: skip
+
+
+class TraceComparison(TracedComparison[TraceResult]):
+    """Steps of a trace under several schemes, or with several placements."""
+
+    format: Literal["moereplay-trace-comparison/1"] = "moereplay-trace-comparison/1"
+
+    @model_validator(mode="after")
+    def _of_the_same_steps(self) -> TraceComparison:
+        if len({tuple(step.step for step in one.steps) for one in self.results}) > 1:
+            message = "results: they are not of the same steps"
+            raise ValueError(message)
+        return self
+
+    def wins(self, *, is_built: bool = False) -> dict[str, list[int]]:
+        """Give the steps that each result is the fastest in, by the name of its row.
+
+        Bounds are not among them; of equal times the first in the comparison has the step.
+
+        Parameters
+        ----------
+        is_built
+            Whether results that need hardware which the machine lacks are left out, too.
+        """
+        named = zip(row_names(self.results, marked=False), self.results, strict=True)
+        rivals = {
+            name: one
+            for name, one in named
+            if one.scheme.name not in UNREAL and not (is_built and one.scheme.lacking)
+        }
+        found: dict[str, list[int]] = {name: [] for name in rivals}
+        for at, step in enumerate(self.results[0].steps if rivals else []):
+            found[min(rivals, key=lambda name: rivals[name].steps[at].makespan_us)].append(
+                step.step
+            )
+        return found
