@@ -313,7 +313,7 @@ class PassesInTurn(Strategy):
         work = links[0].work()
         machine = Machine(
             replay.system, builder, work.num_ranks, scheme.uplinks, replay.launch, replay.lead,
-            sample=work.sample,
+            sample=work.sample, calls=replay.calls,
         )  # fmt: skip
         start = machine.mark(machine.ranks)
         program = ListedProgram(machine, scheme, StageStreams(machine, "hook"), start)

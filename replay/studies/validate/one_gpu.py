@@ -2,7 +2,8 @@
 
 The step is the kernel list of plain PyTorch (``kernel_lists/pytorch.toml``), walked as a training
 step's dense parts are (`replay.model.compute.listed`). Its host's time is that of operators among
-others, which were measured in a shuffled order; nothing is fitted to steps. How fast the host was in a run says one operator, ``add_``, that was timed then.
+others, measured in a shuffled order; nothing is fitted to steps. How fast the host was in a run
+says one operator, ``add_``, that was timed then.
 """
 
 from __future__ import annotations

@@ -202,8 +202,10 @@ def test_an_optimiser_is_launched_kernel_by_kernel(plain: StepTimes) -> None:
         )
         rows = stack.listed(sizes, ["optimizer"], "backward")
         calls = sum(stack.costs.ps(row) for row in rows)
-        more = plain.update[chunk] - bare.update[chunk]
-        assert calls < more + 100 < calls + 50_000_000  # the all-reduce, and the last kernel
+        own = plain.update[chunk] - bare.hand_out[chunk]
+        assert calls < own + 100 < calls + 50_000_000  # the all-reduce, and the last kernel
+        moved = bare.update[chunk] - bare.hand_out[chunk]
+        assert 10_000_000 < moved < own, "bytes move while kernels are launched"
 
 
 def test_facts_name_the_stack_and_its_options() -> None:
