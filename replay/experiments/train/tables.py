@@ -243,8 +243,8 @@ def notes(compared: TrainComparison) -> Iterator[str]:
             label(one) for one, of in stacks if isinstance(of, dict) and of.get("knows") is False
         ]:
             yield (
-                "Its list does not know how these move rows, whose kernels are calls of an "
-                f"extension: {', '.join(strange)}."
+                f"Not in the list of {result.spec.stack}, so that kernels for rows are calls of "
+                f"an extension: {', '.join(strange)}."
             )
     if left_out := _list(facts["left_out"]):
         yield f"No time is charged for: {', '.join(map(str, left_out))}."

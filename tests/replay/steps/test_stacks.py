@@ -292,8 +292,12 @@ def test_a_step_under_a_stack() -> None:
         train.run(**given, stack=stack) for stack in (None, "megatron-plain:graphs=attention")
     )
     scheme = given.pop("scheme")
-    compared = train.compare(schemes=[scheme], stack="megatron-plain", **given)
+    compared = train.compare(schemes=[scheme, "comet"], stack="megatron-plain", **given)
     plain = compared[scheme]
+    assert (
+        "Not in the list of megatron-plain, so that kernels for rows are calls of an extension: "
+        "comet." in notes(compared)
+    )
     assert "Kernels are launched by hosts of megatron-plain." in notes(compared)
     assert "other: head and end: embedding, output head" in " ".join(summary(compared).split())
     assert bare.step_us < graphed.step_us < plain.step_us
