@@ -89,8 +89,8 @@ def calls_of(
 ) -> Calls:
     """Give what a stack does around the scheme's kernels.
 
-    Lists know even work: that of the GPU with most tokens stands for all. A micro-batch moves its
-    part of the bytes, and the largest stands for all.
+    Lists know even work: that of the GPU with most tokens stands for all. A micro-batch has its
+    part of the bytes and of laws, and the largest stands for all.
     """
     tokens = int(np.bincount(batch.source_rank, minlength=batch.num_ranks).max())
     sizes = even_sizes(shape, tokens=tokens, ranks=batch.num_ranks, sharing=settings.expert_tp)
@@ -104,7 +104,10 @@ def calls_of(
     }
     found = stage_calls(stack, scheme, sizes, works, system)
     stages = {
-        stage: calls._replace(nbytes=calls.nbytes * part // max(1, whole))
+        stage: calls._replace(
+            nbytes=calls.nbytes * part // max(1, whole),
+            late_ps=calls.late_ps * part // max(1, whole),
+        )
         for stage, calls in found.stages.items()
     }
     return dataclasses.replace(found, stages=stages)

@@ -13,6 +13,7 @@ and the next row waits for both.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +36,7 @@ from replay.model.machine.host import UNSTAGED, Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.kernel_lists import KernelList, KernelSizes, ListedOperation, load
+from replay.model.work.stacks import even_sizes
 from replay.schemes.ep.staged import ListedExchanges
 
 if TYPE_CHECKING:
@@ -102,17 +104,12 @@ class ListedRow(NamedTuple):
 
 
 def sizes_of(shape: ModelShape, work: LayerWork, context: Context) -> list[KernelSizes]:
-    """Sizes of a layer, by rank."""
+    """Sizes of a layer, by rank, with the rows that it has."""
     rows, copies = padded_rows(work, LAYOUT), work.matrix("copies").sum(axis=0)
     return [
-        KernelSizes(
-            tokens=tokens, ranks=work.num_ranks, hidden=shape.hidden, experts=shape.num_experts,
-            topk=shape.topk, heads=shape.num_heads or 0, q_rank=shape.q_lora_rank or 0,
-            kv_rank=shape.kv_lora_rank or 0, nope=shape.qk_nope_head_dim or 0,
-            rope=shape.qk_rope_head_dim or 0, value=shape.v_head_dim or 0,
+        dataclasses.replace(
+            even_sizes(shape, tokens=tokens, ranks=work.num_ranks),
             local=len(work.experts_of_rank[rank]), rows=int(rows[rank]), copies=int(copies[rank]),
-            inner=shape.moe_intermediate,
-            shared=shape.num_shared_experts * shape.shared_intermediate,
         )
         for rank, tokens in enumerate(context.tokens.tolist())
     ]  # fmt: skip
@@ -313,7 +310,7 @@ class PassesInTurn(Strategy):
         work = links[0].work()
         machine = Machine(
             replay.system, builder, work.num_ranks, scheme.uplinks, replay.launch, replay.lead,
-            sample=work.sample,
+            sample=work.sample, calls=replay.calls,
         )  # fmt: skip
         start = machine.mark(machine.ranks)
         program = ListedProgram(machine, scheme, StageStreams(machine, "hook"), start)

@@ -227,8 +227,18 @@ class Replay:
     calls: Calls | None = None
 
     def under(self, scheme: Scheme, system: System | None = None) -> Replay:
-        """Replace the scheme, such as by one with other options, and perhaps the system."""
-        return dataclasses.replace(self, scheme=scheme, system=system or self.system)
+        """Replace the scheme, such as by one with other options, and perhaps the system.
+
+        What a stack does takes a host of another speed another time.
+        """
+        stack, calls = self.stack, self.calls
+        if system is not None and stack is not None and calls is not None:
+            speed = system.host.speed.value
+            calls = calls.slower(stack.costs.speed / speed)
+            stack = dataclasses.replace(stack, costs=dataclasses.replace(stack.costs, speed=speed))
+        return dataclasses.replace(
+            self, scheme=scheme, system=system or self.system, stack=stack, calls=calls
+        )
 
     def alone(self, link: ChainLink) -> Replay:
         """Give one layer by itself: it begins on all ranks at once.

@@ -4,7 +4,8 @@ A scheme launches the kernels that move rows and compute, bare. Around them a st
 its own, allocations, copies and waits, and Python: its kernel list (`replay.model.work.stacks`) has
 all of a layer. Rows of the list belong to stages of the scheme's layer; what they take the host is
 spread evenly over what is launched in the stage, and kernels that the scheme does not have are
-small ones at the stage's begin. A list that does not know a scheme as a dispatcher says nothing of
+small ones at the stage's begin, with the bytes that the scheme's own kernels lack and the time that
+laws of theirs take beside these. A list that does not know a scheme as a dispatcher says nothing of
 how it moves rows: these kernels are then calls of an extension. Its experts are the list's where
 they are a stage of their own and the host knows their rows, and else calls of the extension.
 """
@@ -14,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from replay.chains.chain import check_code_for, faults_of
 from replay.chains.host_program import can_be_captured, typical_program
 from replay.engine import GraphBuilder
+from replay.model.compute.laws import LAWS
 from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -24,7 +28,6 @@ from replay.schemes.ep.staged import STAGES, StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.host import Host
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.layer import LayerWork
@@ -68,11 +71,11 @@ def stage_calls(
             groups = {EXPERTS: stack.experts(sizes, direction, shared=False)}
         else:
             continue
-        host = _host_of(scheme, work, system)
+        machine = _machine_of(scheme, work, system)
         for stages, rows in groups.items():
             if not rows:  # kernels there are the scheme's own
                 continue
-            found |= _spread(stack, stages, rows, host, is_backward=is_backward)
+            found |= _spread(stack, stages, rows, machine, is_backward=is_backward)
     return Calls(found)
 
 
@@ -88,8 +91,8 @@ def brings_experts(stack: Stack, scheme: Scheme, system: System) -> bool:
     return stack.kernels.trains and not can_be_captured(forward)
 
 
-def _host_of(scheme: Scheme, work: LayerWork, system: System) -> Host:
-    """Build a layer for a bare host, which counts what it launches in each stage.
+def _machine_of(scheme: Scheme, work: LayerWork, system: System) -> Machine:
+    """Build a layer for bare hosts, which count what they launch in each stage.
 
     Raises
     ------
@@ -102,7 +105,7 @@ def _host_of(scheme: Scheme, work: LayerWork, system: System) -> Host:
     )
     with faults_of(scheme):
         scheme.build(work, machine, machine.mark(machine.ranks))
-    return machine.host
+    return machine
 
 
 def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> dict[Stages, Listed]:
@@ -127,22 +130,34 @@ def _spread(
     stack: Stack,
     stages: Sequence[str],
     rows: Listed,
-    host: Host,
+    machine: Machine,
     *,
     is_backward: bool,
 ) -> dict[tuple[str, bool], StageCalls]:
     """Spread what the host does for rows over what is launched in their stages."""
+    host = machine.host
     own = sum(host.launched[stage, is_backward] for stage in stages)
     waited = sum(host.waited[stage, is_backward] for stage in stages)
     moved = sum(host.moved[stage, is_backward] for stage in stages)
+    late_ps = sum(host.late_ps[stage, is_backward] for stage in stages)
     products = sum(host.products[stage, is_backward] for stage in stages)
     small = [row for row in rows if row.kind != "gemm"]
     others = max(0, sum(row.kernels for row in small) - (own - products))
     nbytes = max(0, sum(row.moves for row in small) - moved)
+    late_ps = max(0, sum(_late_ps(machine, row) for row in small) - late_ps)
     waits = max(0, sum(row.waits for row in rows) - waited)
     each = sum(stack.costs.ps(row) for row in rows) // max(1, own + others)
     first, *rest = stages
     return {
-        (first, is_backward): StageCalls(each, others, nbytes, waits),
+        (first, is_backward): StageCalls(each, others, nbytes, waits, late_ps),
         **{(stage, is_backward): StageCalls(each) for stage in rest},
     }
+
+
+def _late_ps(machine: Machine, row: ListedOperation) -> int:
+    """What a row takes beside its bytes, by a law of its own."""
+    if row.law is None:
+        return 0
+    name, first, second = row.law
+    least = LAWS[name](machine, first, second)
+    return int(np.max(machine.costs.beside_bytes(row.moves, least).ps))

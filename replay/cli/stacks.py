@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tracegen.models import ModelShape
     from tracegen.shared.display.content import Table
 
-MODEL, SYSTEM, RANKS, TOKENS = "qwen3-30b-a3b", "dgx-h100", 8, 4096
+MODELS, SYSTEM, RANKS, TOKENS = ("qwen3-30b-a3b", "deepseek-v3"), "dgx-h100", 8, 4096
+"""Of the models, the first whose attention a list has is taken where none is named."""
 
 
 def stacks(
@@ -27,7 +28,10 @@ def stacks(
             metavar="[STACK]", help="A stack, and options of it, as megatron-plain:graphs=router."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(metavar="NAME", help="Model of the layer.")] = MODEL,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"Model of the layer [{MODELS[0]}, or {MODELS[1]}]."),
+    ] = None,
     system: Annotated[str, typer.Option(metavar="NAME", help="Machine of the host.")] = SYSTEM,
     ranks: Annotated[int, typer.Option(min=1, max=4096, help="GPUs of the experts.")] = RANKS,
     tp: Annotated[int, typer.Option(min=1, max=64, help="GPUs that slice attention.")] = 1,
@@ -54,8 +58,16 @@ def stacks(
     import hwmodel
     import tracegen.models
 
-    shape, machine = tracegen.models.load(model), hwmodel.load(system)
-    found = Stack.of(stack, machine, facts_of(shape))
+    machine = hwmodel.load(system)
+    *others, last = MODELS if model is None else (model,)
+    for name in others:
+        shape = tracegen.models.load(name)
+        found = Stack.of(stack, machine, facts_of(shape))
+        if found.has_attention_of(shape):
+            break
+    else:
+        shape = tracegen.models.load(last)
+        found = Stack.of(stack, machine, facts_of(shape))
     found.check_model(shape, tp)
     _check_sizes(shape, ranks=ranks, tp=tp, tokens=tokens)
     sizes = even_sizes(shape, tokens=tokens // tp, ranks=ranks, tp=tp)
@@ -72,6 +84,8 @@ def stacks(
         f"{tokens:,} tokens {each}"
     )
     lines = [f"Host: {machine.host.processor.value}. Exchanges of rows are the scheme's."]
+    if not shape.num_heads:
+        lines.append(f"Without attention, of whose heads nothing is known in {shape.name}.")
     if not found.kernels.trains:
         lines.append("Host times: kernels launched one by one; a CUDA graph of all is one launch.")
     if found.options and not kernels:

@@ -68,10 +68,18 @@ def synchronise_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) 
     return _over_copies(groups, plan, "reduce_scatter", of, GRADIENT_BYTES)
 
 
-def update_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) -> int:
-    """Time in which the optimiser updates weights, and copies get them."""
+def update_ps(
+    groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters, launched_ps: int = 0
+) -> int:
+    """Time in which the optimiser updates weights, and copies get them.
+
+    Parameters
+    ----------
+    launched_ps
+        What its kernels take a stack if they move nothing; bytes move meanwhile.
+    """
     own = -(-of.dense // (plan.dp * plan.cp)) - (-of.experts // plan.expert_dp)
-    return _adam_ps(groups.system, own) + hand_out_ps(groups, plan, of)
+    return max(_adam_ps(groups.system, own), launched_ps) + hand_out_ps(groups, plan, of)
 
 
 def hand_out_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) -> int:

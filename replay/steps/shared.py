@@ -194,12 +194,12 @@ class Shared:
     def update(self) -> dict[Chunk, int]:
         """Picoseconds of a chunk's optimiser, and of handing out weights."""
         return {
-            chunk: update_ps(self.groups, self.plan, of) + self._launched_ps(chunk)
+            chunk: update_ps(self.groups, self.plan, of, self._launched_ps(chunk))
             for chunk, of in self._held.items()
         }
 
     def _launched_ps(self, chunk: Chunk) -> int:
-        """What an optimiser's kernels take beside the bytes that the update moves."""
+        """What an optimiser's kernels take if they move nothing."""
         stack = self.stack
         if stack is None or not stack.kernels.has("optimizer"):
             return 0

@@ -11,6 +11,7 @@ are updated.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ class Composed:
     activity: Activity
     timeline: Timeline
     is_paired: bool
+
+    def longer(self, host_ps: int) -> Composed:
+        """Let every GPU wait for its host for so long besides, at the end."""
+        spent = {**self.spent, "host": self.spent["host"] + host_ps}
+        return dataclasses.replace(self, step_ps=self.step_ps + host_ps, spent=spent)
 
 
 def compose(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hwmodel.units import PS_PER_S, PS_PER_US
 from replay.chains.jitter import read
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
+from replay.experiments.train import pauses
 from replay.experiments.train.composed import compose
+from replay.experiments.train.pauses import waited_for_data_ps
 from replay.experiments.train.result import Efficiency, TrainResult
 from replay.steps.parameters import flop_per_token
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import Watch
     from replay.experiments.train.composed import Composed
     from replay.experiments.train.setup import SchemedStep, Setup
+    from replay.schemes import Scheme
 
 MOE = ("experts", "exchange", "peers")
 """What a step would not spend on a model without experts."""
@@ -30,6 +33,10 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
     step = compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
     watch.saw(step.timeline)
     plan = setup.plan
+    step = step.longer(waited_for_data_ps(step.step_ps, plan.micro_batches, spec.data_ms))
+    collections = pauses.read(spec.collections)
+    if collections is not None:
+        step = step.longer(collections.each_step_ps(step.spent["host"].size))
     return TrainResult(
         run_id=ready.run_id,
         version=package_version(),
@@ -56,8 +63,16 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
         moe_share=_share(step, *MOE),
         bubble_share=_share(step, "pipeline"),
         memory=[dataclasses.asdict(stage) for stage in setup.memory],
-        replayed=setup.replays.facts,
+        replayed=facts(setup, scheme),
     )
+
+
+def facts(setup: Setup, scheme: Scheme) -> dict[str, Any]:
+    """What times were replayed from; of a stack also whether its list knows the scheme."""
+    found, stack = setup.replays.facts, setup.replays.stack
+    if stack is not None:
+        found["stack"]["knows"] = stack.with_dispatcher(scheme.name) is not None
+    return found
 
 
 def efficiency(setup: Setup, step: Composed) -> Efficiency:

@@ -20,6 +20,7 @@ from replay.experiments.base.spec import (
     Overrides,
     Spec,
 )
+from replay.experiments.train.pauses import MOST_MS, OFF, checked
 from replay.model.work.precision import NumberType
 
 CODE = ("steps", "experiments/train")
@@ -72,6 +73,20 @@ class TrainSpec(Spec):
         exclude_if=lambda spread: not spread,
         description="Spread of hosts under a stack: standard deviation of the natural logarithm "
         "of what each GPU's host takes for a stage of a layer, at the same mean.",
+    )
+    collections: Annotated[str, AfterValidator(checked)] = Field(
+        OFF,
+        exclude_if=lambda collections: collections == OFF,
+        description="Python's collections of garbage: manual:MS:STEPS, on all hosts behind every "
+        "STEPS-th step, or automatic:MS:STEPS, each host at times of its own; or off.",
+    )
+    data_ms: float = Field(
+        0.0,
+        ge=0,
+        le=MOST_MS,
+        exclude_if=lambda data_ms: not data_ms,
+        description="Milliseconds in which loaders bring the data of a micro-batch; hidden unless "
+        "those of a step take longer than the step.",
     )
     sequence: Count | None = Field(None, description="Tokens of a sequence [the plan's, or 4096].")
     precision: NumberType | None = PRECISION

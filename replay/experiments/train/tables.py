@@ -238,6 +238,14 @@ def notes(compared: TrainComparison) -> Iterator[str]:
         spread = result.spec.host_spread
         pace = f", each at its own pace (spread {spread:g})" if spread else ""
         yield f"Kernels are launched by hosts of {result.spec.stack}{pace}."
+        stacks = [(one, one.replayed.get("stack")) for one in compared.results]
+        if strange := [
+            label(one) for one, of in stacks if isinstance(of, dict) and of.get("knows") is False
+        ]:
+            yield (
+                f"Not in the list of {result.spec.stack}, so that kernels for rows are calls of "
+                f"an extension: {', '.join(strange)}."
+            )
     if left_out := _list(facts["left_out"]):
         yield f"No time is charged for: {', '.join(map(str, left_out))}."
     apart = [label(one) for one in compared.results if not one.is_paired]

@@ -175,8 +175,8 @@ def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[Call], a
         moved = MemoryTraffic(
             rows * types.token_row_bytes(gemm.k), 2 * rows * types.operand_row_bytes(gemm.k)
         )
-        machine.host.moves(moved)
         least = cast_twice(machine, rows, gemm.k)
+        machine.host.moves(moved, machine.costs.beside_bytes(moved, least))
         ends[ranks] = machine.stream(
             Kind.CAST, moved, ranks, begun[ranks], late=machine.costs.elementwise(moved, least)
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.compute.row_moves import LAWS as ROW_LAWS
+from replay.model.compute.row_moves import cast_twice, chunk_map, row_map, row_walk
 from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
@@ -70,5 +70,6 @@ def _clocks(machine: Machine, values: IntsLike, clocks: float) -> Time:
 
 
 LAWS: dict[str, Callable[[Machine, IntsLike, int], Time]] = {
-    **ROW_LAWS, "strided": strided, "atomic": atomic, "chain": chain, "blocks": blocks
+    "row map": row_map, "chunk map": chunk_map, "row walk": row_walk, "cast twice": cast_twice,
+    "strided": strided, "atomic": atomic, "chain": chain, "blocks": blocks,
 }  # fmt: skip

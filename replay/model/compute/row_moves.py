@@ -35,8 +35,6 @@ import numpy.typing as npt
 from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from replay.model.machine.machine import IntsLike, Machine
 
 BLOCK_TOKENS = 1024  # of a block of the first two passes (pytorch/triton/permutation.py)
@@ -113,15 +111,6 @@ def cast_twice(machine: Machine, casts: IntsLike, values: IntsLike) -> Time:
     """
     every = np.asarray(casts, np.int64) * np.asarray(values, np.int64)
     return _rounded(every * (CAST_PS / machine.system.compute.num_sms))
-
-
-LAWS: dict[str, Callable[[Machine, IntsLike, int], Time]] = {
-    "row map": row_map,
-    "chunk map": chunk_map,
-    "row walk": row_walk,
-    "cast twice": cast_twice,
-}
-"""By the names that kernel lists know them by."""
 
 
 def _sort_ns(experts: int) -> float:

@@ -17,6 +17,7 @@ length forget what is over: launches do not wait for them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,12 +89,16 @@ class StageCalls(NamedTuple):
     waits
         Times that its host waits for the GPU there besides the scheme's own waits; kernels of
         `others` are spread between them.
+    late_ps
+        What these kernels take beside their bytes by laws of their own, all together; without any,
+        what the scheme's own kernels lack of it.
     """
 
     launch_ps: int
     others: int = 0
     nbytes: int = 0
     waits: int = 0
+    late_ps: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,14 @@ class Calls:
         drawn = np.random.default_rng(sequence).standard_normal(num_ranks)
         paces: npt.NDArray[np.float64] = np.exp(self.spread * drawn - self.spread**2 / 2)
         return paces
+
+    def slower(self, times: float) -> Calls:
+        """Give them on hosts that take so many times as long for each launch."""
+        stages = {
+            stage: calls._replace(launch_ps=round(calls.launch_ps * times))
+            for stage, calls in self.stages.items()
+        }
+        return dataclasses.replace(self, stages=stages)
 
 
 NO_CALLS = Calls({})
@@ -150,9 +163,10 @@ class Host:
         What every thread has done, in order.
     last
         (rank,): the last task of each thread; None before the first.
-    launched, products, waited, moved
+    launched, products, waited, moved, late_ps
         By stage, as of `Calls`: kernels, those of them that multiply rows of experts, and waits of
-        the program, and bytes that elementwise kernels read and write on the GPU with most of them.
+        the program, and bytes that elementwise kernels read and write on the GPU with most of them,
+        with what laws of theirs take beside these.
     """
 
     def __init__(
@@ -177,6 +191,7 @@ class Host:
         self.products: Counter[tuple[str, bool]] = Counter()
         self.waited: Counter[tuple[str, bool]] = Counter()
         self.moved: Counter[tuple[str, bool]] = Counter()
+        self.late_ps: Counter[tuple[str, bool]] = Counter()
         self._launch_ps = system.overheads.launch_ps
         self._resources = resources
         self._tasks = tasks
@@ -221,10 +236,11 @@ class Host:
         self._launch_ps = self._overheads.launch_ps if found is None else found.launch_ps
         return found
 
-    def moves(self, nbytes: IntsLike | MemoryTraffic) -> None:
-        """Note what an elementwise kernel reads and writes."""
+    def moves(self, nbytes: IntsLike | MemoryTraffic, late: Time = NO_TIME) -> None:
+        """Note what an elementwise kernel reads and writes, and takes beside that."""
         both = nbytes.both if isinstance(nbytes, MemoryTraffic) else nbytes
         self.moved[self._stage] += int(np.max(both, initial=0))
+        self.late_ps[self._stage] += int(np.max(late.ps, initial=0))
 
     def multiplies(self) -> None:
         """Note that the next kernel multiplies rows of experts."""

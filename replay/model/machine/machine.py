@@ -291,7 +291,7 @@ class Machine:
         least
             See `memory_kernel`.
         """
-        self.host.moves(nbytes)
+        self.host.moves(nbytes, self.costs.beside_bytes(nbytes, least))
         late = self.costs.elementwise(nbytes, least) + self.costs.row_copies(rows)
         if not self.is_shared:
             return self.stream(kind, nbytes, self.ranks, begun, late=late)
@@ -319,17 +319,21 @@ class Machine:
         calls = self.host.enter(stage, is_backward=is_backward)
         if calls is None:
             return after
-        if calls.nbytes and not calls.others:  # of kernels that the scheme has, with fewer bytes
-            self.host.moves(calls.nbytes)
+        late = Time(calls.late_ps)
+        if (calls.nbytes or calls.late_ps) and not calls.others:  # the scheme's kernels lack these
+            self.host.moves(calls.nbytes, late)
             nbytes = np.full(self.num_ranks, calls.nbytes)
-            after = self.stream(Kind.LAYOUT, nbytes, self.ranks, after)
+            after = self.stream(Kind.LAYOUT, nbytes, self.ranks, after, late=late)
         between = np.diff(np.arange(calls.waits + 2) * calls.others // (calls.waits + 1))
         for place, kernels in enumerate(between.tolist()):
             if place:
                 self.host.wait(DISPATCH, after)
             if kernels:
                 nbytes = calls.nbytes * kernels // calls.others
-                after = self.small_kernels(Kind.LAYOUT, nbytes, after, Operation(OTHERS, kernels))
+                least = self.costs.stream(nbytes) + Time(late.ps * kernels // calls.others)
+                after = self.small_kernels(
+                    Kind.LAYOUT, nbytes, after, Operation(OTHERS, kernels), least=least
+                )
         return after
 
     def keeping_up(self, needed: Time, nbytes: Ints) -> int:

@@ -168,9 +168,13 @@ class Costs:
         overheads = self._system.overheads
         rows = nbytes.rows if isinstance(nbytes, MemoryTraffic) else 0
         late = Time(overheads.small_kernel_ps) + self.row_copies(rows)
+        return late if least is NO_TIME else late + self.beside_bytes(nbytes, least)
+
+    def beside_bytes(self, nbytes: IntsLike | MemoryTraffic, least: Time) -> Time:
+        """What is left, when its bytes have moved, of the least that a kernel takes."""
         if least is NO_TIME:
-            return late
-        return late + Time(np.maximum(least.ps - self.stream(nbytes).ps, 0))
+            return NO_TIME
+        return Time(np.maximum(least.ps - self.stream(nbytes).ps, 0))
 
     def row_copies(self, rows: IntsLike) -> Time:
         """Single rows that a kernel copies to other places, beside their bytes."""

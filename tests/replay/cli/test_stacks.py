@@ -33,11 +33,13 @@ def test_the_list_names_all_of_them() -> None:
 
 @every("name", sorted(STACKS))
 def test_each_is_counted_and_listed(name: str) -> None:
+    shown = said(name, "--tokens", "64")
     model = "deepseek-v3" if name == "deepseek" else "qwen3-30b-a3b"
-    kernels, _, waits, host_us = sums(said(name, "--model", model, "--tokens", "64"))
+    assert f"a layer of {model}," in shown.replace("\n", " "), "whose attention the list has"
+    kernels, _, waits, host_us = sums(shown)
     assert kernels > 0
     assert host_us > 0
-    listed = said(name, "--model", model, "--tokens", "64", "--kernels")
+    listed = said(name, "--tokens", "64", "--kernels")
     assert len(listed.splitlines()) > waits
 
 
@@ -100,10 +102,12 @@ def test_options_that_there_are_not_are_refused_in_a_line(stack: str, message: s
 
 
 def test_a_list_without_the_models_attention_is_refused() -> None:
-    assert "has that of latent queries" in refused("deepseek")
+    assert "has that of latent queries" in refused("deepseek", "--model", "qwen3-30b-a3b")
     assert "has that of grouped queries" in refused("automodel", "--model", "deepseek-v3")
     assert "knows no slices" in refused("automodel", "--tp", "2")
-    assert "attention " not in said("vllm", "--model", "flashdmoe").split("Options")[0]
+    bare = said("vllm", "--model", "flashdmoe")
+    assert "attention " not in bare.split("Options")[0]
+    assert "Without attention, of whose heads nothing is known in flashdmoe." in bare
 
 
 def test_options_are_listed_with_their_values_and_others() -> None:

@@ -299,6 +299,18 @@ def test_a_stack_moves_more_bytes_than_a_scheme_s_kernels() -> None:
     assert stream.machine.host.moved == {("experts", False): 50_000_000}
 
 
+def test_a_stack_takes_longer_than_its_bytes_by_laws_of_its_kernels() -> None:
+    """Behind the bytes: of kernels that it adds, each its part, or of those that the scheme has."""
+    laws = _under({("experts", False): StageCalls(3 * US, nbytes=50_000_000, late_ps=6 * US)})
+    laws.end = laws.machine.enter("experts", laws.end, is_backward=False)
+    laws.kernel(1)
+    assert laws.begins_us() == [10 + 6 + 2]
+    assert laws.machine.host.late_ps == {("experts", False): 6 * US}
+    added = _under({("experts", False): StageCalls(3 * US, 3, 50_000_000, 1, 6 * US)})
+    added.machine.enter("experts", added.end, is_backward=False)
+    assert added.machine.host.late_ps == {("experts", False): 6 * US}
+
+
 def test_kernels_in_a_row_are_in_the_queue() -> None:
     """It takes two; the row's, which begin behind a kernel of 3 .. 53 us, fill it."""
     stream = Stream("eager")

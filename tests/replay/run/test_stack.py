@@ -20,6 +20,7 @@ from replay.errors import UserError
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.layer.tables.every import ranking
+from replay.model.compute.row_moves import row_map
 from replay.model.machine.host import OUTSIDE, UNSTAGED
 from replay.model.work.batch import form_batch
 from replay.model.work.kernel_lists import KernelSizes
@@ -102,7 +103,8 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
     assert stack is not None
     is_backward = PASSES[direction]
     found = calls_of(scheme, stack)
-    host = stack_calls._host_of(find(scheme), works()[direction], H100)
+    machine = stack_calls._machine_of(find(scheme), works()[direction], H100)
+    host = machine.host
     for stages, rows in stack_calls._groups(stack, sizes(), direction).items():
         here = [found[stage, is_backward] for stage in stages]
         launched = sum(host.launched[stage, is_backward] for stage in stages)
@@ -116,11 +118,30 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
         assert here[0].others == max(0, others)
         assert here[0].nbytes == max(0, sum(row.moves for row in small) - moved)
         assert here[0].waits == max(0, sum(row.waits for row in rows) - waited)
-        assert {one[1:] for one in here[1:]} <= {(0, 0, 0)}
+        late_ps = sum(host.late_ps[stage, is_backward] for stage in stages)
+        listed_ps = sum(stack_calls._late_ps(machine, row) for row in small)
+        assert here[0].late_ps == max(0, listed_ps - late_ps)
+        assert {one[1:] for one in here[1:]} <= {(0, 0, 0, 0)}
         assert {one.launch_ps for one in here} == {here[0].launch_ps}
         launches = launched + here[0].others
         whole = sum(stack.costs.ps(row) for row in rows)
         assert 0 <= whole - launches * here[0].launch_ps < max(1, launches)
+
+
+def test_rows_of_a_list_keep_their_laws_in_stages() -> None:
+    """The all-to-all's maps are the scheme's own, to the bytes; DeepEP's map of rows is not."""
+    stack = plain("megatron-plain:dispatcher=deepep")
+    machine = stack_calls._machine_of(find("deepep"), works()["forward"], H100)
+    rows = stack_calls._groups(stack, sizes(), "forward")[stack_calls.EXPERTS]
+    (one,) = (row for row in rows if row.law and row.law[0] == "row map")
+    assert one.law is not None
+    least = row_map(machine, one.law[1], one.law[2]).ps
+    beside = least - int(H100.hbm.stream_ps(one.moves))
+    found = calls_of("deepep", plain())["experts", False].late_ps
+    others = sum(stack_calls._late_ps(machine, row) for row in rows if row is not one)
+    assert beside > 0 and found == beside + others
+    own = calls_of("nccl-alltoall", plain())
+    assert sum(own[stage, False].late_ps for stage in STAGES) < beside
 
 
 def test_shared_experts_are_not_launched_with_routed_ones() -> None:
@@ -183,7 +204,7 @@ def test_an_unknown_scheme_whose_host_knows_rows_has_the_stacks_experts() -> Non
     stack = plain()
     found = calls_of("deepep-v2", stack)
     rows = stack.listed(sizes(), ["experts"], "forward")
-    host = stack_calls._host_of(find("deepep-v2"), works()["forward"], H100)
+    host = stack_calls._machine_of(find("deepep-v2"), works()["forward"], H100).host
     experts = found["experts", False]
     launches = host.launched["experts", False] + experts.others
     assert experts.launch_ps == sum(stack.costs.ps(row) for row in rows) // launches
@@ -203,10 +224,10 @@ def test_serving_lists_know_no_dispatcher() -> None:
         stack.costs.call_ps("library", "forward"),
         stack.costs.call_ps("torch", "forward"),
     )
-    assert (library, torch) == (10_000_000, 9_000_000)
+    assert (library, torch) == (13_400_000, 13_400_000)
     assert set(found.values()) == {StageCalls(library), StageCalls(torch)}
     training = plain().costs
-    assert training.call_ps("library", "forward") == 40_000_000
+    assert training.call_ps("library", "forward") == 42_800_000
     assert training.call_ps("triton", "forward") > stack.costs.call_ps("triton", "forward")
 
 
@@ -414,8 +435,27 @@ def test_micro_batches_have_rows_of_their_own(synthetic: Synthetic) -> None:
     stages = ("send", False), ("experts", False), ("finish", False)
     assert sum(whole[stage].nbytes for stage in stages) > 0
     for stage in stages:
-        assert half[stage] == whole[stage]._replace(nbytes=whole[stage].nbytes // 2)
+        one = whole[stage]
+        halved = one._replace(nbytes=one.nbytes // 2, late_ps=one.late_ps // 2)
+        assert half[stage] == halved
     assert half[OUTSIDE, False] == whole[OUTSIDE, False]
+
+
+def test_another_machine_has_hosts_of_its_own_speed(synthetic: Synthetic) -> None:
+    """As if the layer had been made ready on it, within a picosecond a launch."""
+    trace = synthetic(ranks=2, tokens_per_rank=64)
+    spec = RunSpec(scheme="deepep", stack="megatron-plain")
+    slow = {"host.speed": 0.5}
+    ready = set_up(spec, {}).prepared(trace)
+    made = set_up(spec.model_copy(update={"overrides": slow}), {}).prepared(trace)
+    moved = ready.under(ready.scheme, made.system)
+    assert moved.stack == made.stack
+    assert moved.calls is not None and made.calls is not None
+    for stage, calls in made.calls.stages.items():
+        found = moved.calls.stages[stage]
+        assert found.launch_ps == pytest.approx(calls.launch_ps, abs=2)
+        assert found._replace(launch_ps=0) == calls._replace(launch_ps=0)
+    assert ready.under(ready.scheme).calls == ready.calls
 
 
 def test_gpus_that_share_experts_launch_for_twice_as_many(synthetic: Synthetic) -> None:

@@ -252,6 +252,16 @@ def adam_ps(dense: int, experts: int) -> int:
     return found - 10**12 * 2 * (dense + experts)
 
 
+def test_weights_move_while_an_optimiser_launches_its_kernels() -> None:
+    """The longer of both, before weights are handed out."""
+    groups, held = NotedGroups(), ChunkParameters(8_000_000, 0)
+    handed = 10**12 * 2 * 8_000_000
+    moved = adam_ps(8_000_000, 0)
+    for launched in (moved // 2, 3 * moved):
+        found = update_ps(groups, PLAN, held, launched)  # type: ignore[arg-type]
+        assert found == max(moved, launched) + handed
+
+
 def test_the_optimiser_has_an_eighth_of_dense_weights_and_a_quarter_of_experts() -> None:
     """Gradient twice, master weight and two moments read; these and the weight written."""
     least = adam_ps(0, 0)

@@ -202,8 +202,10 @@ def test_an_optimiser_is_launched_kernel_by_kernel(plain: StepTimes) -> None:
         )
         rows = stack.listed(sizes, ["optimizer"], "backward")
         calls = sum(stack.costs.ps(row) for row in rows)
-        more = plain.update[chunk] - bare.update[chunk]
-        assert calls < more + 100 < calls + 50_000_000  # the all-reduce, and the last kernel
+        own = plain.update[chunk] - bare.hand_out[chunk]
+        assert calls < own + 100 < calls + 50_000_000  # the all-reduce, and the last kernel
+        moved = bare.update[chunk] - bare.hand_out[chunk]
+        assert 10_000_000 < moved < own, "bytes move while kernels are launched"
 
 
 def test_facts_name_the_stack_and_its_options() -> None:
@@ -290,8 +292,12 @@ def test_a_step_under_a_stack() -> None:
         train.run(**given, stack=stack) for stack in (None, "megatron-plain:graphs=attention")
     )
     scheme = given.pop("scheme")
-    compared = train.compare(schemes=[scheme], stack="megatron-plain", **given)
+    compared = train.compare(schemes=[scheme, "comet"], stack="megatron-plain", **given)
     plain = compared[scheme]
+    assert (
+        "Not in the list of megatron-plain, so that kernels for rows are calls of an extension: "
+        "comet." in notes(compared)
+    )
     assert "Kernels are launched by hosts of megatron-plain." in notes(compared)
     assert "other: head and end: embedding, output head" in " ".join(summary(compared).split())
     assert bare.step_us < graphed.step_us < plain.step_us

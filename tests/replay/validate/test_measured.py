@@ -216,6 +216,7 @@ KEYS = {
     "operand_paths": ("system", "path", "setting", "sms"),
     "operand_gemms": ("system", "instruction", "path", "dtype", "tile", "warps", "stages"),
     "host_costs": ("system", "run", "api", "what", "setting"),
+    "operators_mixed": ("system", "what", "setting"),
     "launch_queue": ("system", "what", "setting"),
     "steps": ("system", "run", "variant", "tokens", "layers"),
     "step_kernels": ("system", "tokens", "index"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from hwmodel.quantity import NonNegative, Positive, Quantity
+from hwmodel.quantity import NonNegative, Quantity
 from hwmodel.units import ps_from_us
 from replay.errors import UserError, shown
 from replay.model.work.kernel_lists import load, names
@@ -52,26 +52,6 @@ class CallCost(StrictDocument):
         return calls * each.value + (0.0 if around is None else rows * around.value)
 
 
-class Slowdown(StrictDocument):
-    """How many times its time by itself an operator takes a host among others.
-
-    Attributes
-    ----------
-    about
-        Why.
-    forward, backward
-        In each pass.
-    """
-
-    about: str
-    forward: Quantity[Positive]
-    backward: Quantity[Positive]
-
-    def of(self, direction: Pass) -> float:
-        """In a pass."""
-        return (self.backward if direction == "backward" else self.forward).value
-
-
 @dataclass(frozen=True)
 class CallCosts:
     """Costs of calls by their kind, on a host of some speed.
@@ -82,9 +62,7 @@ class CallCosts:
         By the names of `replay.model.work.kernel_lists.lists.Call`, and *te_gemm*, *tensor*,
         *event* and *peer*.
     operators
-        Those of PyTorch's operators by name, each by itself, for rows that name one.
-    among_others
-        What operators take in a model, over that.
+        Those of PyTorch's operators by name, for rows that name one.
     speed
         How many times as fast the host is as the one they were measured on.
     """
@@ -92,7 +70,6 @@ class CallCosts:
     calls: Mapping[str, CallCost]
     speed: float = 1.0
     operators: Mapping[str, CallCost] = field(default_factory=dict)
-    among_others: Slowdown | None = None
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -136,8 +113,7 @@ class CallCosts:
         one, direction = operation, operation.direction
         if one.operator:
             each = self.operators[one.operator].us(direction)
-            slower = 1.0 if self.among_others is None else self.among_others.of(direction)
-            return ps_from_us(one.calls * each * slower / self.speed)
+            return ps_from_us(one.calls * each / self.speed)
         call = f"{one.call}_{one.kind}"
         calls = self.calls.get(call, self.calls[one.call])
         us = calls.us(direction, one.kernels, bool(one.kernels))
@@ -157,12 +133,11 @@ def load_costs(kernels: str, speed: float = 1.0) -> CallCosts:
 
     Lists without a backward pass serve, and have no autograd around their calls.
     """
-    tables, operators = _read("costs.toml"), dict(_read("operators.toml"))
-    slowdown = Slowdown(**operators.pop("among_others"))
+    tables = _read("costs.toml")
     serves = kernels in names() and not load(kernels).trains
     serving = tables["serving"] if serves else {}
     calls = {**tables["any"], **serving, **tables.get(kernels, {})}
-    return CallCosts(_costs(calls), speed, _costs(operators), slowdown)
+    return CallCosts(_costs(calls), speed, _costs(_read("operators.toml")))
 
 
 def _costs(read: Mapping[str, Any]) -> dict[str, CallCost]:

@@ -207,12 +207,16 @@ class Stack:
         if tp > 1 and not self.kernels.speaks_of("tp"):
             message = f"stack {self.name}: tp is {tp}; the stack's list knows no slices, so tp=1"
             raise UserError(message)
-        of_latent = self.kernels.speaks_of("kv_rank", ["attention"])
-        is_latent = self.kernels.has("latent attention") or of_latent
-        if shape.num_heads and not (is_latent if shape.kv_lora_rank else not of_latent):
+        if not self.has_attention_of(shape):
             message = f"stack {self.name}: its list has no attention as of {shape.name}"
             other = "grouped" if shape.kv_lora_rank else "latent"
             raise UserError(f"{message}; it has that of {other} queries, keys and values")
+
+    def has_attention_of(self, shape: ModelShape) -> bool:
+        """Whether its list has a model's attention, as one of whose heads nothing is known."""
+        of_latent = self.kernels.speaks_of("kv_rank", ["attention"])
+        is_latent = self.kernels.has("latent attention") or of_latent
+        return not shape.num_heads or (is_latent if shape.kv_lora_rank else not of_latent)
 
     @property
     def facts(self) -> dict[str, object]:
