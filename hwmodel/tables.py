@@ -296,9 +296,13 @@ class AttentionSpec(StrictDocument):
     """Fused attention kernels, in BF16."""
 
     forward_efficiency: Quantity[Ratio]
-    """Of BF16 peak, in the products of a prefill or training kernel on long sequences."""
+    """Of BF16 peak, in the products of a prefill or training kernel, exponentials aside."""
     backward_efficiency: Quantity[Ratio]
     """The same of a training kernel's backward pass."""
+    exposed_exponentials: Quantity[NonNegative]
+    """Share of a score's exponential, at the rate of special functions, that no product hides."""
+    block_ns: Quantity[NonNegative]
+    """An SM's time for a tile of queries beside its products and exponentials."""
     decode_efficiency: Quantity[Ratio]
     """Of BF16 peak, in the products of a decode kernel that they bind."""
     decode_stream_efficiency: Quantity[Ratio]

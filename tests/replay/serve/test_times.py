@@ -66,7 +66,7 @@ def test_a_stream_takes_what_the_schedule_of_its_kernels_takes() -> None:
         machine = Machine(found.system, builder, RANKS, launch="graph")
         is_decode = not loads[0].prefill
         one_kind = Between(found.shape, found.parts.precision, is_decode=is_decode)
-        context = Context(rows.tokens, rows.positions, rows.pairs)
+        context = Context(rows.tokens, rows.positions, rows.pairs, rows.blocks, rows.longest)
         ended = one_kind.before_layer(machine, 0, context, machine.mark(machine.ranks))
         taken = schedule(builder.build()).visible_ps[ended]
         launch = found.system.overheads.graph_launch_ps
