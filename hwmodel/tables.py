@@ -313,6 +313,23 @@ class AttentionSpec(StrictDocument):
     """Keys of a tile."""
 
 
+class PowerSpec(StrictDocument):
+    """Power of a GPU, and what its limit is spent on."""
+
+    limit_W: Quantity[NonNegative]
+    """Mean power that the board keeps by its clock; 0 where the rest is not known."""
+    base_W: Quantity[NonNegative]
+    """What it draws with nothing to do, its clock being up."""
+    hbm_pJ_per_byte: Quantity[NonNegative]
+    """Energy of a byte of device memory, read or written, on top."""
+    bf16_pJ_per_flop: Quantity[NonNegative]
+    """Energy of an operation of BF16 products at ``gpu.clock_GHz``, with its operands' way."""
+    fp8_pJ_per_flop: Quantity[NonNegative]
+    """The same of FP8."""
+    most_GHz: Quantity[Positive]
+    """Highest clock of the SMs, at which attention alone runs."""
+
+
 class OverheadsSpec(StrictDocument):
     """Costs of software around the work."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hwmodel.units import PS_PER_S, PS_PER_US
 from replay.chains.jitter import read
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
+from replay.experiments.train.clock import held
 from replay.experiments.train.composed import compose
 from replay.experiments.train.result import Efficiency, TrainResult
 from replay.steps.parameters import flop_per_token
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import Watch
     from replay.experiments.train.composed import Composed
     from replay.experiments.train.setup import SchemedStep, Setup
+    from replay.steps.replays import StepReplays
 
 MOE = ("experts", "exchange", "peers")
 """What a step would not spend on a model without experts."""
@@ -25,9 +27,13 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
     """Make the step that was set up; an observer is called with its schedule."""
     setup, scheme = ready.step, ready.scheme
     spec = setup.spec
-    times = setup.replays.under(scheme)
     jitter = read(spec.jitter, spec.jitter_seed)
-    step = compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
+
+    def make(replays: StepReplays) -> Composed:
+        times = replays.under(scheme)
+        return compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
+
+    step, clock = held(setup, make)
     watch.saw(step.timeline)
     plan = setup.plan
     return TrainResult(
@@ -55,6 +61,7 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
         efficiency=efficiency(setup, step),
         moe_share=_share(step, *MOE),
         bubble_share=_share(step, "pipeline"),
+        clock=clock,
         memory=[dataclasses.asdict(stage) for stage in setup.memory],
         replayed=setup.replays.facts,
     )

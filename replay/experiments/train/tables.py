@@ -238,6 +238,12 @@ def notes(compared: TrainComparison) -> Iterator[str]:
         spread = result.spec.host_spread
         pace = f", each at its own pace (spread {spread:g})" if spread else ""
         yield f"Kernels are launched by hosts of {result.spec.stack}{pace}."
+    for one in compared.results:
+        if one.clock is not None:
+            yield (
+                f"{label(one)}: GPUs at {one.clock.GHz:g} GHz draw {one.clock.W:,.0f} of "
+                f"{one.clock.limit_W:,.0f} W."
+            )
     if left_out := _list(facts["left_out"]):
         yield f"No time is charged for: {', '.join(map(str, left_out))}."
     apart = [label(one) for one in compared.results if not one.is_paired]
