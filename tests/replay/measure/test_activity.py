@@ -135,10 +135,11 @@ def test_bytes_of_kernels_stream_from_memory() -> None:
     nbytes = np.array([10**6, 3 * 10**6])
     ends = machine.memory_kernel(Kind.BETWEEN, nbytes, machine.mark(machine.ranks))
     ends = kernel(machine, ends, (Kind.GEMM1, 30))
-    streaming = found(machine, ends)[0].streaming
-    assert np.asarray(streaming).tolist() == H100.hbm.stream_ps(nbytes).tolist()
-    both = found(machine, ends)[0] * 3 + Activity(*np.ones((4, 2), np.int64))
-    assert np.asarray(both.of(np.array([1])).streaming).tolist() == [3 * streaming[1] + 1]  # type: ignore[index]
+    activity = found(machine, ends)[0]
+    streaming = H100.hbm.stream_ps(nbytes).tolist()
+    assert np.asarray(activity.streaming).tolist() == streaming
+    both = activity * 3 + Activity(*np.ones((4, 2), np.int64))
+    assert np.asarray(both.of(np.array([1])).streaming).tolist() == [3 * streaming[1] + 1]
 
 
 def test_activities_add_up() -> None:

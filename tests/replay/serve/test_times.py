@@ -122,6 +122,8 @@ def test_a_piece_counts_tiles_as_batches_do() -> None:
     )
     # Last queries of the tiles are 328, 456, 500 and 5, which see 3, 4, 4 and 1 tiles of keys.
     assert rows.pairs.tolist() == [128 * 128 * (3 + 4 + 4 + 1)]
+    assert rows.prefill.blocks == [4] and rows.prefill.longest == [128 * 128 * 4]
+    assert (rows.blocks, rows.longest) == (rows.prefill.blocks, rows.prefill.longest)
     assert rows.positions.tolist() == [500 + 5]
     assert rows.sampled.tolist() == [2]
 
