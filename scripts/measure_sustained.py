@@ -55,7 +55,7 @@ def _matrix(gpu: Gpu, *shape: int) -> Any:
     return torch.randn(*shape, device=gpu.device).mul_(0.5).to(torch.bfloat16)
 
 
-def _attention(gpu: Gpu, case: tuple[int, ...], backend: Any) -> tuple[Call, Call]:
+def _attention(gpu: Gpu, case: tuple[int, ...], backend: Any) -> tuple[Call, Callable[[], Call]]:
     """A forward pass, and what makes one and gives its backward pass."""
     from torch.nn import functional
     from torch.nn.attention import sdpa_kernel
@@ -93,12 +93,18 @@ def attention(gpu: Gpu) -> Iterator[Row]:
     for case in cases:
         for library, backend in libraries.items():
             forward, backward = _attention(gpu, case, backend)
-            found = partial(_us, gpu, forward)
-            yield from attempt(library, lambda f=found, n=library, c=case: (n, "forward", *c, *f()))
             yield from attempt(
-                library,
-                lambda b=backward, n=library, c=case: (n, "backward", *c, *_us(gpu, b())),
+                library, partial(_row, gpu, (library, "forward", *case), partial(_itself, forward))
             )
+            yield from attempt(library, partial(_row, gpu, (library, "backward", *case), backward))
+
+
+def _itself(call: Call) -> Call:
+    return call
+
+
+def _row(gpu: Gpu, setting: Row, made: Callable[[], Call]) -> Row:
+    return (*setting, *_us(gpu, made()))
 
 
 class Watch:

@@ -24,12 +24,12 @@ SHORT = 1024  # tokens of a sequence up to which other kernels and the start wei
 def predict(bench: Bench, row: Row) -> float:
     """Predict a call in microseconds, from the first kernel's launch."""
     system = bench.system(row["system"])
-    key, value, heads = row["width"], row["value_width"], row["heads"]
-    tokens, shared = row["batch"] * row["sequence"], row["kv_heads"]
+    key, value, heads = int(row["width"]), int(row["value_width"]), int(row["heads"])
+    tokens, shared = int(row["batch"] * row["sequence"]), int(row["kv_heads"])
     attention, overheads = system.attention, system.overheads
     nbytes = tokens * (heads + shared) * (key + value) * BF16
     if row["pass"] == "forward":
-        time = attention.forward_ps(_scores(row, system), key, value, nbytes)
+        time: int = attention.forward_ps(_scores(row, system), key, value, nbytes)
         return (time + overheads.launch_ps) / PS_PER_US
     time = attention.backward_ps(_scores(row, system), key, value, 2 * nbytes)
     moved = [heads * (2 * BF16 * value + FP32 * key), heads * (FP32 + BF16) * key]
