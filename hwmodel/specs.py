@@ -30,6 +30,7 @@ from hwmodel.tables import (
     NicSpec,
     OverheadsSpec,
     PcieSpec,
+    PowerSpec,
     SmSpec,
     SwitchSpec,
     WarpSpec,
@@ -56,6 +57,7 @@ class SystemSpec(StrictDocument):
     hbm: HbmSpec
     compute: ComputeSpec
     attention: AttentionSpec
+    power: PowerSpec | None = None
     overheads: OverheadsSpec
     host: HostSpec | None = None
     nccl: NcclSpec | None = None

@@ -296,9 +296,13 @@ class AttentionSpec(StrictDocument):
     """Fused attention kernels, in BF16."""
 
     forward_efficiency: Quantity[Ratio]
-    """Of BF16 peak, in the products of a prefill or training kernel on long sequences."""
+    """Of BF16 peak, in the products of a prefill or training kernel, exponentials aside."""
     backward_efficiency: Quantity[Ratio]
     """The same of a training kernel's backward pass."""
+    exposed_exponentials: Quantity[NonNegative]
+    """Share of a score's exponential, at the rate of special functions, that no product hides."""
+    block_ns: Quantity[NonNegative]
+    """An SM's time for a tile of queries beside its products and exponentials."""
     decode_efficiency: Quantity[Ratio]
     """Of BF16 peak, in the products of a decode kernel that they bind."""
     decode_stream_efficiency: Quantity[Ratio]
@@ -307,6 +311,23 @@ class AttentionSpec(StrictDocument):
     """Queries of a tile."""
     tile_keys: Quantity[Units]
     """Keys of a tile."""
+
+
+class PowerSpec(StrictDocument):
+    """Power of a GPU, and what its limit is spent on."""
+
+    limit_W: Quantity[NonNegative]
+    """Mean power that the board keeps by its clock; 0 where the rest is not known."""
+    base_W: Quantity[NonNegative]
+    """What it draws with nothing to do, its clock being up."""
+    hbm_pJ_per_byte: Quantity[NonNegative]
+    """Energy of a byte of device memory, read or written, on top."""
+    bf16_pJ_per_flop: Quantity[NonNegative]
+    """Energy of an operation of BF16 products at ``gpu.clock_GHz``, with its operands' way."""
+    fp8_pJ_per_flop: Quantity[NonNegative]
+    """The same of FP8."""
+    most_GHz: Quantity[Positive]
+    """Highest clock of the SMs, at which attention alone runs."""
 
 
 class OverheadsSpec(StrictDocument):

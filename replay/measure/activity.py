@@ -44,11 +44,15 @@ class Activity:
         In which kernels do that compute, and those that communicate.
     both
         In which both do.
+    streaming
+        What device memory would take for the bytes of these kernels by itself, operands of products
+        outside MoE layers aside.
     """
 
     computing: Ints
     communicating: Ints
     both: Ints
+    streaming: Ints | int = 0
 
     @property
     def active(self) -> Ints:
@@ -61,15 +65,24 @@ class Activity:
             self.computing + other.computing,
             self.communicating + other.communicating,
             self.both + other.both,
+            self.streaming + other.streaming,
         )
 
     def __mul__(self, times: int) -> Activity:
         """The same so many times, one after the other."""
-        return Activity(times * self.computing, times * self.communicating, times * self.both)
+        return Activity(
+            times * self.computing,
+            times * self.communicating,
+            times * self.both,
+            times * self.streaming,
+        )
 
     def of(self, ranks: Ints) -> Activity:
         """That of some GPUs, each as often as it is named: (entry,) ranks."""
-        return Activity(self.computing[ranks], self.communicating[ranks], self.both[ranks])
+        streaming = self.streaming if isinstance(self.streaming, int) else self.streaming[ranks]
+        return Activity(
+            self.computing[ranks], self.communicating[ranks], self.both[ranks], streaming
+        )
 
 
 NOTHING = Activity(*np.zeros((3, 1), np.int64))
@@ -119,7 +132,16 @@ def activity_of(machine: Machine, ends_ps: Ints, timeline: Timeline) -> Activity
 
     computing, communicating = total(computes[of]), total(communicates[of])
     active = total(np.ones_like(of, np.bool_))
-    return Activity(computing, communicating, computing + communicating - active)
+    both = computing + communicating - active
+    return Activity(computing, communicating, both, _streaming(machine, timeline))
+
+
+def _streaming(machine: Machine, timeline: Timeline) -> Ints:
+    """(rank,): service of device memory."""
+    graph = timeline.graph
+    of_memory = np.append(machine.resources.classes(graph) == ResourceClass.HBM, False)
+    tasks = np.flatnonzero(of_memory[graph.resource] & (graph.rank >= 0))
+    return sum_by(graph.rank[tasks], timeline.service_ps[tasks], machine.num_ranks)
 
 
 def _tasks(machine: Machine, timeline: Timeline) -> tuple[Ints, Ints]:

@@ -304,10 +304,7 @@ class LayerPasses:
 
     def _link(self, link: ChainLink, *, back: bool) -> ChainLink:
         """A layer's pass with what lies before it here, on the GPUs of one group of experts."""
-        counts, ranks = self.context, link.work().num_ranks
-        context = Context(
-            *(each[:ranks] for each in (counts.tokens, counts.positions, counts.pairs))
-        )
+        context = self.context[: link.work().num_ranks]
         parts = self._parts("with", is_backward=back)
         # Dense layers are layers of their own, as if the experts were those of the first layer.
         return dataclasses.replace(link, between=parts, context=context, decoder_layer=0)

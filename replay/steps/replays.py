@@ -118,6 +118,10 @@ class StepReplays:
         if self.stack is not None:
             check_stack(self.stack, self.shape, self.plan, Precision(self.precision).gemm)
 
+    def on(self, system: System) -> StepReplays:
+        """The same on another system."""
+        return dataclasses.replace(self, system=system)
+
     @property
     def _tokens(self) -> int:
         return self.plan.tokens_per_gpu(self.sequence)

@@ -113,10 +113,11 @@ class Shared:
         plan, attention = self.plan, self.system.attention
         tokens = plan.micro_batch * self.sequence
         tiles = (attention.tile_rows, attention.tile_keys)
-        pairs = Sizes(tokens, self.sequence, False, *tiles).pairs
+        sizes = Sizes(tokens, self.sequence, False, *tiles)
         every = np.ones(plan.peers, np.int64)
         owned = plan.tokens_per_gpu(self.sequence)
-        return Context(owned * every, tokens * every, -(-pairs // plan.cp) * every)
+        pairs, blocks = (-(-count // plan.cp) * every for count in (sizes.pairs, sizes.blocks))
+        return Context(owned * every, tokens * every, pairs, blocks, sizes.longest * every)
 
     # ---- ends ------------------------------------------------------------------------------------
 

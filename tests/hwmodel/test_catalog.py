@@ -80,6 +80,7 @@ def test_dimensional_keys_name_their_unit():
             "vector_cores",
             "slices",
             "kept_share",
+            "exposed_exponentials",
             "rank_order",
             "rails",
             "per_leaf",

@@ -249,11 +249,9 @@ class Layers:
         counts = own.tokens.tolist()
         known = {count: self._rows(count, positions) for count in set(counts)}
         found = [known[count] for count in counts]
-        return Context(
-            tokens=own.tokens.astype(np.int64),
-            positions=np.array([int(rows.positions[0]) for rows in found], np.int64),
-            pairs=np.array([int(rows.pairs[0]) for rows in found], np.int64),
-        )
+        counts = [(one.positions, one.pairs, one.blocks, one.longest) for one in found]
+        of_rank = np.array([[int(count[0]) for count in each] for each in counts], np.int64)
+        return Context(own.tokens.astype(np.int64), *of_rank.reshape(-1, 4).T)
 
 
 def first_launch_ps(setup: Setup, launch: Launch) -> int:

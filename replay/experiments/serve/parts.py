@@ -32,7 +32,7 @@ LOGIT_BYTES = 4  # FP32, as samplers take them
 TOKEN_BYTES = 4  # id of a token
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadRows(Context):
     """What the kernels of some loads find.
 
@@ -73,16 +73,20 @@ class LoadRows(Context):
         """
         decode = _of_decoded(loads)
         prefill = [[_of_piece(piece, tile) for piece in load.prefill] for load in loads]
-        prompts = Context(*(
+        tokens, positions, pairs, blocks = (
             np.array([sum(one[i] for one in pieces) for pieces in prefill], np.int64)
-            for i in range(3)
-        ))  # fmt: skip
+            for i in range(4)
+        )
+        longest = [max((one[-1] for one in pieces), default=0) for pieces in prefill]
+        prompts = Context(tokens, positions, pairs, blocks, np.array(longest, np.int64))
         worker = decode.tokens + prompts.tokens
         ends = np.array([len(load.prefill) for load in loads], np.int64)
         return cls(
             tokens=-(-worker // tp),
             positions=decode.positions + prompts.positions,
             pairs=decode.pairs + prompts.pairs,
+            blocks=prompts.blocks,
+            longest=prompts.longest,
             worker=worker,
             decode=decode,
             prefill=prompts,
@@ -103,12 +107,13 @@ def _of_decoded(loads: Sequence[Load]) -> Context:
     )
 
 
-def _of_piece(piece: PromptPiece, tile: tuple[int, int]) -> tuple[int, int, int]:
-    """Queries, positions and pairs of a piece, counted by tiles as `Context.of` does."""
+def _of_piece(piece: PromptPiece, tile: tuple[int, int]) -> tuple[int, ...]:
+    """Counts of a piece, in the order of a `Context`'s, by tiles as `Context.of` has them."""
     rows, keys = tile
     last = piece.before + np.minimum(np.arange(rows, piece.tokens + rows, rows), piece.tokens)
-    pairs = int((rows * (-(-last // keys) * keys)).sum())
-    return piece.tokens, piece.before + piece.tokens, pairs
+    pairs = rows * (-(-last // keys) * keys)
+    counted = (int(pairs.sum()), pairs.size, int(pairs.max(initial=0)))
+    return piece.tokens, piece.before + piece.tokens, *counted
 
 
 @dataclass(frozen=True)

@@ -303,10 +303,10 @@ class _Composition:
             summing[stage] += lasted[tasks]
         hidden = summing - spent["synchronise"]
         apart = [one.activity for one in self.laid.timed]
-        computing, communicating, both = (
+        computing, communicating, both, streaming = (
             self._times_made
             @ np.stack([np.broadcast_to(getattr(one, what), self.grid[1]) for one in apart])
-            for what in ("computing", "communicating", "both")
+            for what in ("computing", "communicating", "both", "streaming")
         )
         # Whoever comes first waits in the kernel that others have not launched: of an exchange, or
         # of the sums at the end.
@@ -317,6 +317,7 @@ class _Composition:
             computing + spent["optimiser"] - handed,
             communicating + alone + hidden,
             both + hidden,
+            streaming,
         )
 
     def _computed(self) -> dict[Spent, Ints]:

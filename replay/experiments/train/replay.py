@@ -9,6 +9,7 @@ from hwmodel.units import PS_PER_S, PS_PER_US
 from replay.chains.jitter import read
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.train import pauses
+from replay.experiments.train.clock import held
 from replay.experiments.train.composed import compose
 from replay.experiments.train.pauses import waited_for_data_ps
 from replay.experiments.train.result import Efficiency, TrainResult
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from replay.experiments.train.composed import Composed
     from replay.experiments.train.setup import SchemedStep, Setup
     from replay.schemes import Scheme
+    from replay.steps.replays import StepReplays
 
 MOE = ("experts", "exchange", "peers")
 """What a step would not spend on a model without experts."""
@@ -28,9 +30,13 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
     """Make the step that was set up; an observer is called with its schedule."""
     setup, scheme = ready.step, ready.scheme
     spec = setup.spec
-    times = setup.replays.under(scheme)
     jitter = read(spec.jitter, spec.jitter_seed)
-    step = compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
+
+    def make(replays: StepReplays) -> Composed:
+        times = replays.under(scheme)
+        return compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
+
+    step, clock = held(setup, make)
     watch.saw(step.timeline)
     plan = setup.plan
     step = step.longer(waited_for_data_ps(step.step_ps, plan.micro_batches, spec.data_ms))
@@ -62,6 +68,7 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
         efficiency=efficiency(setup, step),
         moe_share=_share(step, *MOE),
         bubble_share=_share(step, "pipeline"),
+        clock=clock,
         memory=[dataclasses.asdict(stage) for stage in setup.memory],
         replayed=facts(setup, scheme),
     )

@@ -50,6 +50,24 @@ class Efficiency(Strict):
     mfu: float
 
 
+class HeldClock(Strict):
+    """Clock of the GPUs, and what they draw.
+
+    Attributes
+    ----------
+    GHz
+        Of the SMs.
+    W
+        Mean power of a GPU, waits for other stages aside.
+    limit_W
+        What it may draw.
+    """
+
+    GHz: float
+    W: float
+    limit_W: float
+
+
 class TrainResult(TimedResult):
     """One training step.
 
@@ -78,6 +96,8 @@ class TrainResult(TimedResult):
         peers.
     bubble_share
         Likewise, with waiting for another stage.
+    clock
+        Of the GPUs under their power limit; None where that is not known, or not asked for.
     recipe, memory
         Types of the numbers that are kept; bytes of a GPU of each stage, by what they hold, with
         even routing and without a scheme's buffers.
@@ -110,6 +130,7 @@ class TrainResult(TimedResult):
     efficiency: Efficiency
     moe_share: float
     bubble_share: float
+    clock: HeldClock | None = Field(None, exclude_if=lambda clock: clock is None)
     memory: list[dict[str, int]]
     replayed: dict[str, JsonValue]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -119,4 +119,11 @@ class TrainSpec(Spec):
         "time: lognormal:MEDIAN_US:SPREAD, the spread of its natural logarithm; or off.",
     )
     jitter_seed: int = Field(0, ge=0, le=MOST, description="Seed of these times.")
+    clock: Literal["sustained", "alone"] = Field(
+        "sustained",
+        exclude_if=lambda clock: clock == "sustained",
+        description="Clock of GPUs: sustained, which their power limit leaves to a step that is "
+        "made again and again; or alone, as kernels are measured one by one. The same where a "
+        "system's power is not known.",
+    )
     fit: bool = Field(True, description="Refuse what does not fit into memory.")

@@ -246,6 +246,12 @@ def notes(compared: TrainComparison) -> Iterator[str]:
                 f"Not in the list of {result.spec.stack}, so that kernels for rows are calls of "
                 f"an extension: {', '.join(strange)}."
             )
+    for one in compared.results:
+        if one.clock is not None:
+            yield (
+                f"{label(one)}: GPUs at {one.clock.GHz:g} GHz draw {one.clock.W:,.0f} of "
+                f"{one.clock.limit_W:,.0f} W."
+            )
     if left_out := _list(facts["left_out"]):
         yield f"No time is charged for: {', '.join(map(str, left_out))}."
     apart = [label(one) for one in compared.results if not one.is_paired]

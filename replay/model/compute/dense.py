@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Section = Literal["attention", "dense"]
 """Attention with its projections and norms, and the gate; feed-forward networks of all tokens."""
 
+FP32 = 4  # bytes of a value of gradients that are added up
 LOGIT_BYTES = 4  # the gate's result, FP32
 CHOICE_BYTES = 4 + 4  # id and gate weight of a chosen expert
 
@@ -245,6 +246,8 @@ class Between:
         if not self.shape.num_heads:
             return
         self._mix(kernels, context, is_decode=self.is_decode)
+        if self.is_backward:
+            self._around_gradients(kernels, context.tokens * self.slices.tp * self.heads)
         self._output(kernels, context.tokens)
 
     def _mix(self, kernels: Kernels, context: Context, *, is_decode: bool) -> None:
@@ -257,6 +260,21 @@ class Between:
         else:
             _, nope, rope, value = self.latent
             self._core(kernels, context, self.heads, nope + rope, value, is_decode=False)
+
+    def _around_gradients(self, kernels: Kernels, rows: Ints) -> None:
+        """Kernels beside the one of attention's gradients, for the rows of all heads.
+
+        Before it, sums of what a row's result and its gradient multiply to, and zeros in FP32 for
+        gradients of queries, which several blocks add up; behind it, these in BF16
+        (Dao-AILab/flash-attention, ``hopper/flash_bwd_preprocess_kernel.h`` and
+        ``flash_bwd_postprocess_kernel.h``; cuDNN's are alike, launches.csv).
+        """
+        key = value = self._width
+        if self.shape.kv_lora_rank:
+            _, nope, rope, value = self.latent
+            key = nope + rope
+        kernels.memory(rows * (BF16 * value + FP32 // 2 * key))
+        kernels.memory(rows * (FP32 + BF16) // 2 * key)
 
     def _output(self, kernels: Kernels, tokens: Ints) -> None:
         """Output projection of the heads."""
@@ -365,7 +383,7 @@ class Between:
         heads, tokens = self.heads, context.tokens * self.slices.tp
         flop = 2 * context.pairs * heads * (rank + rope + rank)
         moved = context.positions * (rank + rope) + tokens * heads * (rank + rope + rank)
-        kernels.attention(flop, moved * BF16, is_decode=True)
+        kernels.decode(flop, moved * BF16)
         kernels.grouped_gemm(tokens, heads, value, rank)
 
     def _core(
@@ -379,14 +397,13 @@ class Between:
         is_decode: bool,
     ) -> None:
         """Attention itself, of keys and values of these widths."""
-        # Forward, scores and sums; backward, the scores again and the gradients of values,
-        # probabilities, queries and keys.
-        products = 3 * key + 2 * value if self.is_backward else key + value
-        flop = 2 * context.pairs * self.heads * products
         self.slices.share_keys(kernels, context.positions, kv_heads * (key + value))
         queries = context.tokens * self.slices.tp * self.heads
         values = (queries + context.positions * kv_heads) * (key + value)
-        kernels.attention(flop, values * BF16, is_decode=is_decode)
+        if is_decode:
+            kernels.decode(2 * context.pairs * self.heads * (key + value), values * BF16)
+        else:
+            kernels.attention(context.scores(self.heads), key, value, values * BF16)
 
     # ---- the rest --------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
+    from hwmodel.attention import Scores
     from replay.model.machine.host import Operation
     from replay.model.machine.machine import Ints, Machine
 
@@ -154,24 +155,40 @@ class Kernels:
 
         self._product(rows, time_ps, groups, n, k)
 
-    def attention(self, flop: Ints, nbytes: Ints, *, is_decode: bool) -> None:
-        """Add an attention kernel.
+    def attention(self, scores: Scores[Ints], key: int, value: int, nbytes: Ints) -> None:
+        """Add an attention kernel of prefill or training.
+
+        Parameters
+        ----------
+        scores
+            (rank,): what it computes.
+        key, value
+            Widths of a head: of queries and keys, and of values.
+        nbytes
+            (rank,): bytes read plus bytes written forward; backward it moves twice as many.
+        """
+        attention = self._machine.system.attention
+        if self.is_backward:
+            self._attention(attention.backward_ps(scores, key, value, 2 * nbytes))
+        else:
+            self._attention(attention.forward_ps(scores, key, value, nbytes))
+
+    def decode(self, flop: Ints, nbytes: Ints) -> None:
+        """Add an attention kernel over the cache.
 
         Parameters
         ----------
         flop
             (rank,): operations of its products.
         nbytes
-            (rank,): bytes read plus bytes written forward; backward it moves twice as many.
+            (rank,): bytes read plus bytes written.
         """
+        self._attention(self._machine.system.attention.decode_ps(flop, nbytes))
+
+    def _attention(self, time_ps: Ints | int) -> None:
         if self.weights == "alone":
             return
-        attention = self._machine.system.attention
-        if self.is_backward:
-            time = attention.backward_ps(flop, 2 * nbytes)
-        else:
-            time = (attention.decode_ps if is_decode else attention.forward_ps)(flop, nbytes)
-        time = np.asarray(time, np.int64)
+        time = np.asarray(time_ps, np.int64)
         if self._sms == self._machine.sms.count:
             self._timed(Kind.ATTENTION, time)
         else:

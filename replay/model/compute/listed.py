@@ -125,7 +125,10 @@ class ListedKernels(Kernels):
                 self._products(row)
             case "attention":
                 assert self._attend is not None, row.name
-                self._row(row.kernels - 1, one)
+                if row.kernels > 1:  # beside the one that multiplies
+                    few = one._replace(launches=row.kernels - 1)
+                    self._memory(row._replace(kernels=row.kernels - 1), few)
+                self.what = one._replace(launches=1)
                 self._attend(self)
             case "exchange":
                 self._exchanges(row, one)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodel.attention import Scores
 from replay.model.work.ragged import Ints, pieces_from, places_in_runs
 
 if TYPE_CHECKING:
@@ -30,11 +31,28 @@ class Context:
         (rank,): positions whose keys and values are read.
     pairs
         (rank,): pairs of a query and a key whose product is computed.
+    blocks, longest
+        (rank,): tiles of queries of a prefill kernel, and pairs of the longest; nothing in decode.
     """
 
     tokens: Ints
     positions: Ints
     pairs: Ints
+    blocks: Ints | int = 0
+    longest: Ints | int = 0
+
+    def __getitem__(self, ranks: slice) -> Context:
+        """That of some ranks."""
+        blocks, longest = (
+            each if isinstance(each, int) else each[ranks] for each in (self.blocks, self.longest)
+        )
+        return Context(
+            self.tokens[ranks], self.positions[ranks], self.pairs[ranks], blocks, longest
+        )
+
+    def scores(self, heads: int) -> Scores[Ints]:
+        """What a prefill kernel of so many heads computes."""
+        return Scores(heads * self.pairs, heads * self.blocks, self.longest)
 
     @classmethod
     def of(cls, trace: RoutingTrace, batch: Batch, tile: tuple[int, int]) -> Context:
@@ -61,10 +79,15 @@ class Context:
         last = reach[tiles.first + tiles.size - 1]  # the latest query of a tile sees most keys
         computed = rows * (-(-last // keys) * keys)
         is_last = np.diff(sequence, append=-1) != 0
+        of = rank[tiles.first]
+        longest = np.zeros(n, np.int64)
+        np.maximum.at(longest, of, computed)
         return cls(
             tokens=tokens,
             positions=_sum(rank[is_last], reach[is_last], n),
-            pairs=_sum(rank[tiles.first], computed, n),
+            pairs=_sum(of, computed, n),
+            blocks=np.bincount(of, minlength=n),
+            longest=longest,
         )
 
 

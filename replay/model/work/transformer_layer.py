@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from hwmodel.attention import Scores
 from replay.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,9 +73,20 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention itself, for the heads of each GPU: operations, and bytes read and written."""
+    """Attention itself, for the heads of each GPU.
 
-    flop: int
+    Attributes
+    ----------
+    scores
+        What it computes.
+    width
+        Of a head.
+    nbytes
+        Bytes read and written.
+    """
+
+    scores: Scores[int]
+    width: int
     nbytes: int
     is_decode: bool
 
@@ -181,13 +195,30 @@ class Sizes:
         """Pairs of query and key that are computed: tiles that the causal mask does not hide."""
         if self.is_decode:
             return self.tokens * self.sequence
-        full, rest = divmod(self.tokens, self.sequence)
-        return full * self._pairs_of(self.sequence) + self._pairs_of(rest)
+        return int(self._tiles.sum())
 
-    def _pairs_of(self, length: int) -> int:
+    @property
+    def blocks(self) -> int:
+        """Tiles of queries; none in decoding, whose kernels are no such blocks."""
+        return len(self._tiles)
+
+    @property
+    def longest(self) -> int:
+        """Pairs of the tile of queries that has most."""
+        return int(self._tiles.max(initial=0))
+
+    @cached_property
+    def _tiles(self) -> npt.NDArray[np.int64]:
+        """(tile,): pairs of each tile of queries."""
+        if self.is_decode:
+            return np.zeros(0, np.int64)
+        full, rest = divmod(self.tokens, self.sequence)
         rows, keys = self.query_tile, self.key_tile
-        ends = np.minimum(np.arange(rows, length + rows, rows), length)
-        return rows * keys * int((-(-ends // keys)).sum())
+        ends = [
+            np.minimum(np.arange(rows, length + rows, rows), length)
+            for length in (*(self.sequence,) * full, rest)
+        ]
+        return rows * keys * -(-np.concatenate(ends) // keys)
 
     @property
     def positions(self) -> int:
@@ -279,9 +310,12 @@ class _Counted:
         positions = self._moved(2 * tokens * columns)  # rotation; keys and values to the cache
         itself = self._itself(heads, kv_heads, width)
         if self._is_backward:
+            # Results and their gradients are read, FP32 gradients of queries cleared, read and made
+            # BF16 by kernels of their own; see `replay.model.compute.dense`.
+            around = Elementwise(14 * tokens * heads * width)
             return (
                 Enter(Product(tokens, heads * width, hidden)),
-                Core((itself, positions)),
+                Core((around, itself, positions)),
                 Leave(Product(tokens, hidden, columns)),
             )
         return (
@@ -292,14 +326,9 @@ class _Counted:
 
     def _itself(self, heads: int, kv_heads: int, width: int) -> Attention:
         sizes = self._sizes
-        # Forward, scores and sums; backward, the scores again and four gradients.
-        products = 5 if self._is_backward else 2
         values = (sizes.tokens * heads + sizes.positions * kv_heads) * 2 * width
-        return Attention(
-            2 * sizes.pairs * heads * width * products,
-            self._factor * values * BF16,
-            sizes.is_decode,
-        )
+        scores = Scores(heads * sizes.pairs, heads * sizes.blocks, sizes.longest)
+        return Attention(scores, width, self._factor * values * BF16, sizes.is_decode)
 
     # ---- feed-forward network --------------------------------------------------------------------
 

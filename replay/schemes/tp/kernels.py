@@ -69,10 +69,10 @@ class Kernels:
 
     def _attention(self, work: Attention, after: Ints) -> Ints:
         attention = self.machine.system.attention
-        if self.layer.is_backward:
-            time = attention.backward_ps(work.flop, work.nbytes)
+        if work.is_decode:
+            time = attention.decode_ps(4 * work.scores.pairs * work.width, work.nbytes)
         else:
-            run = attention.decode_ps if work.is_decode else attention.forward_ps
-            time = run(work.flop, work.nbytes)
+            run = attention.backward_ps if self.layer.is_backward else attention.forward_ps
+            time = run(work.scores, work.width, work.width, work.nbytes)
         begun = self.machine.kernel(after, KIND_NAMES[Kind.ATTENTION])
         return self.machine.delay(Kind.ATTENTION, Time(time), begun)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from replay.errors import unknown
 from replay.studies.validate import (
     ascend,
+    attention,
     ccfuser,
     compute,
     custom_allreduce,
@@ -53,6 +54,7 @@ TABLES: dict[str, Table] = {
         deepgemm.TABLE,
         operands.TABLE,
         one_gpu.TABLE,
+        attention.TABLE,
         tile_order.TIME,
         tile_order.READ,
         tile_order.TILEOPS,

@@ -8,11 +8,11 @@ says one operator, ``add_``, that was timed then.
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodel.attention import Scores
 from hwmodel.units import PS_PER_US
 from replay.engine import GraphBuilder, schedule
 from replay.model.compute.listed import ListedKernels
@@ -21,6 +21,7 @@ from replay.model.machine.machine import Machine
 from replay.model.work.kernel_lists import KernelSizes, load
 from replay.model.work.stacks.costs import load_costs
 from replay.model.work.stacks.stack import Stack
+from replay.model.work.transformer_layer import Sizes
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.table import Bound, Row, Table, measurements
 
@@ -38,7 +39,6 @@ LAYER = ("attention", "router", "dispatch", "experts", "combine")
 EACH_LAYER, ENDS = 9, 3  # tensors of parameters
 MOST_OF_HOSTS = 8192  # tokens up to which the host is behind its GPU
 BF16 = 2  # bytes of a value
-BLOCK = 128  # queries of a block (grid of 32 with 512 tokens and 8 heads, step_kernels.csv)
 
 
 def sizes_of(row: Row) -> KernelSizes:
@@ -72,25 +72,17 @@ def passes(row: Row, stack: Stack) -> list[tuple[bool, list[ListedOperation]]]:
 
 
 def attend(row: Row, machine: Machine) -> Callable[[Kernels], None]:
-    """Attention itself, causal, in sequences, as long as the SM with most of its blocks.
-
-    A block has `BLOCK` queries of a head (backward: keys) and goes through the keys that they see
-    (the queries that see them); SMs take the blocks in order, the longest first. Few tokens leave
-    most SMs without one.
-    """
-    sizes, length, sms = sizes_of(row), row["sequence"], machine.sms.count
-    seen = np.minimum(np.arange(0, length, BLOCK) + BLOCK, length)  # (block of a sequence,)
-    blocks = np.repeat(np.sort(seen)[::-1], sizes.heads * row["tokens"] // length)
-    free = [0] * sms
-    for keys in blocks.tolist():
-        heapq.heappushpop(free, free[0] + keys)
-    pairs = sms * BLOCK * max(free)
+    """Attention itself, causal, in sequences."""
+    sizes, attention = sizes_of(row), machine.system.attention
+    counted = Sizes(row["tokens"], row["sequence"], False, attention.tile_rows, attention.tile_keys)
+    scores = Scores(*(
+        np.array([count])
+        for count in (sizes.heads * counted.pairs, sizes.heads * counted.blocks, counted.longest)
+    ))  # fmt: skip
 
     def add(kernels: Kernels) -> None:
-        products = 5 if kernels.is_backward else 2
         nbytes = 4 * sizes.tokens * sizes.heads * sizes.width * BF16
-        flop = 2 * products * sizes.width * pairs
-        kernels.attention(np.array([flop]), np.array([nbytes]), is_decode=False)
+        kernels.attention(scores, sizes.width, sizes.width, np.array([nbytes]))
 
     return add
 

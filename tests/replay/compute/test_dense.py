@@ -168,6 +168,30 @@ def test_attention_goes_back_through_five_products() -> None:
     assert [time for kind, time in latent if kind == CORE] == [(3 * keys + 2 * values) // 25]
 
 
+def test_attention_goes_back_with_two_kernels_around() -> None:
+    for shape, key, value in ((GROUPED, 32, 32), (LATENT, 32 + 16, 48)):
+        found = kernels(Between(shape, "bf16", is_backward=True), context(100, 100, 40_000))
+        at = next(at for at, (kind, _) in enumerate(found) if kind == CORE)
+        rows = 100 * 4
+        # Results and their gradients are read, and FP32 gradients of queries cleared; these are
+        # read and leave as BF16.
+        assert found[at + 1 : at + 3] == [
+            memory(rows * (2 * value + 2 * value + 4 * key)),
+            memory(rows * (4 + 2) * key),
+        ]
+
+
+def test_a_prefill_kernel_ends_with_its_last_block() -> None:
+    counted = Context(*(np.array([n]) for n in (100, 100, 40_000, 7, 3_000)))
+    slow = system(attention__block_ns=500.0)
+    found = kernels(Between(GROUPED, "bf16"), counted, on=slow)
+    pairs = 4 * 40_000 + 99 * 3_000 * 3 // 5
+    assert found[3] == (
+        CORE,
+        max(pairs, 100 * 3_000) * 2 * (32 + 32) // 50 + 500 * NS * 4 * 7 // 100,
+    )
+
+
 def test_going_back_is_two_products_for_each_and_twice_the_bytes() -> None:
     narrow = GROUPED.model_copy(update={"head_dim": 16})  # products too short to be split
     found = kernels(Between(narrow, "bf16", is_backward=True), context(100, 100, 40_000))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from loops import every
 
+from hwmodel.attention import Scores
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
@@ -50,9 +51,11 @@ def service_ps(timeline: Timeline, kind: Kind) -> list[int]:
 def test_attention_takes_what_its_kernel_does(
     is_decode: bool, is_backward: bool, which: str
 ) -> None:
-    work = Attention(10**12, 10**8, is_decode)
+    scores = Scores(10**9, 10**4, 10**6)
+    work = Attention(scores, 128, 10**8, is_decode)
     timeline = replayed(layer_of(Core((work,)), is_backward=is_backward))
-    expected = getattr(system_for(RANKS).attention, which)(work.flop, work.nbytes)
+    given = (4 * 10**9 * 128,) if is_decode else (scores, 128, 128)
+    expected = getattr(system_for(RANKS).attention, which)(*given, work.nbytes)
     assert service_ps(timeline, Kind.ATTENTION) == [expected] * RANKS
 
 

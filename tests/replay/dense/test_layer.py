@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,14 +80,16 @@ def test_operations_are_those_of_the_papers(num_ranks: int) -> None:
     layer = layer_of(gpt(h), num_ranks, sizes(b * s, s, tile=1))
     assert num_ranks * sum(product.flop for product in products(layer)) == 24 * s * b * h**2
     # With tiles of one position, half the pairs and the diagonal are computed.
-    assert num_ranks * attention(layer).flop == 4 * b * h * (s * (s + 1) // 2)
+    found = attention(layer)
+    assert num_ranks * 4 * found.scores.pairs * found.width == 4 * b * h * (s * (s + 1) // 2)
 
 
 def test_causal_tiles_are_computed_whole() -> None:
     s, h = 1024, 1024
-    flop = attention(layer_of(gpt(h), 1, sizes(s, s))).flop
-    tiles = s // TILE
-    assert flop == 4 * h * TILE**2 * tiles * (tiles + 1) // 2
+    found, tiles = attention(layer_of(gpt(h), 1, sizes(s, s))), s // TILE
+    assert found.scores.pairs * found.width == h * TILE**2 * tiles * (tiles + 1) // 2
+    assert found.scores.blocks * found.width == h * tiles
+    assert found.scores.longest == TILE**2 * tiles
 
 
 @given(
@@ -132,13 +132,20 @@ def test_a_backward_pass_has_as_many_operations_for_rows_as_the_forward_pass(
 
 
 def test_attention_is_computed_again_on_the_way_back() -> None:
-    """Scores again, and four gradients: five products for two (FlashAttention-2)."""
+    """The same pairs, and beside them sums of rows, and gradients of queries cleared and cast."""
     forward, backward = (
         attention(layer_of(gpt(), 4, sizes(2048, 512), is_backward=is_backward))
         for is_backward in (False, True)
     )
-    assert Fraction(backward.flop, forward.flop) == Fraction(5, 2)
+    assert backward.scores == forward.scores
     assert backward.nbytes == 2 * forward.nbytes
+    (core,) = (
+        step
+        for step in layer_of(gpt(), 4, sizes(2048, 512), is_backward=True).steps
+        if isinstance(step, Core) and any(isinstance(work, Attention) for work in step.works)
+    )
+    rows = 2048 * gpt().num_heads // 4 * forward.width
+    assert core.works[0] == Elementwise((4 + 4 + 6) * rows)
 
 
 @every("name", ["llama-2-70b", "gpt-3-175b", "llama-3-8b", "palm-540b"])
@@ -174,7 +181,7 @@ def test_decoding_reads_the_context_of_every_token() -> None:
     layer = layer_of(llama(), 2, sizes(16, 1000, is_decode=True))
     found = attention(layer)
     assert found.is_decode
-    assert found.flop == 2 * 2 * 16 * 1000 * 8 * 32  # scores and sums, of 8 heads
+    assert (found.scores.pairs, found.width) == (16 * 1000 * 8, 32)  # of 8 heads
     assert found.nbytes == 2 * (2 * 16 * 8 * 32 + 2 * 16 * 1000 * 2 * 32)
 
 

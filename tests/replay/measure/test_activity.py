@@ -130,6 +130,18 @@ def test_without_kernels_nothing_runs() -> None:
     assert ran(found(machine, machine.mark(machine.ranks))[0]) == 4 * [[0, 0]]
 
 
+def test_bytes_of_kernels_stream_from_memory() -> None:
+    machine = machine_of(2)
+    nbytes = np.array([10**6, 3 * 10**6])
+    ends = machine.memory_kernel(Kind.BETWEEN, nbytes, machine.mark(machine.ranks))
+    ends = kernel(machine, ends, (Kind.GEMM1, 30))
+    activity = found(machine, ends)[0]
+    streaming = H100.hbm.stream_ps(nbytes).tolist()
+    assert np.asarray(activity.streaming).tolist() == streaming
+    both = activity * 3 + Activity(*np.ones((4, 2), np.int64))
+    assert np.asarray(both.of(np.array([1])).streaming).tolist() == [3 * streaming[1] + 1]
+
+
 def test_activities_add_up() -> None:
     one = Activity(*np.array([[5, 6], [3, 4], [1, 2]]))
     assert ran(one + waiting(np.array([10, 20]))) == [[17, 28], [5, 6], [13, 24], [1, 2]]

@@ -79,7 +79,7 @@ def chain_ps(found: ReplayedTimes, loads: Sequence[Load], scheme: str, num_moe: 
     precision = Precision(found.shape.default_precision)
     ready = setup.prepared(trace, [batch])
     rows = LoadRows.of_loads(loads, (128, 128), 1)
-    context = Context(rows.tokens, rows.positions, rows.pairs)
+    context = Context(rows.tokens, rows.positions, rows.pairs, rows.blocks, rows.longest)
     links = [
         dataclasses.replace(
             link,

@@ -66,7 +66,7 @@ def test_a_stream_takes_what_the_schedule_of_its_kernels_takes() -> None:
         machine = Machine(found.system, builder, RANKS, launch="graph")
         is_decode = not loads[0].prefill
         one_kind = Between(found.shape, found.parts.precision, is_decode=is_decode)
-        context = Context(rows.tokens, rows.positions, rows.pairs)
+        context = Context(rows.tokens, rows.positions, rows.pairs, rows.blocks, rows.longest)
         ended = one_kind.before_layer(machine, 0, context, machine.mark(machine.ranks))
         taken = schedule(builder.build()).visible_ps[ended]
         launch = found.system.overheads.graph_launch_ps
@@ -122,6 +122,8 @@ def test_a_piece_counts_tiles_as_batches_do() -> None:
     )
     # Last queries of the tiles are 328, 456, 500 and 5, which see 3, 4, 4 and 1 tiles of keys.
     assert rows.pairs.tolist() == [128 * 128 * (3 + 4 + 4 + 1)]
+    assert rows.prefill.blocks == [4] and rows.prefill.longest == [128 * 128 * 4]
+    assert (rows.blocks, rows.longest) == (rows.prefill.blocks, rows.prefill.longest)
     assert rows.positions.tolist() == [500 + 5]
     assert rows.sampled.tolist() == [2]
 

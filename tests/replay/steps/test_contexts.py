@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hwmodel
+from hwmodel.attention import Scores
 from replay.engine import GraphBuilder
 from replay.model.compute.dense import Between
 from replay.model.compute.dense_kernels import Kernels
@@ -38,6 +39,9 @@ OWN, ROWS, POSITIONS = 192, 384, 1536
 """Tokens of a GPU, of its tensor group and of its context group: a micro-batch over 8, 4 and 1."""
 PAIRS = 3 * (1 + 2 + 3 + 4) * 128 * 128 // 4
 """Three sequences of four tiles of 128, each with those before it: a quarter of the products."""
+BLOCKS, LONGEST = 3 * 4 // 4, 4 * 128 * 128
+"""A quarter of the twelve tiles of queries, of which the last of a sequence sees four of keys."""
+SCORES = Scores(8 * PAIRS, 8 * BLOCKS, LONGEST)
 AG, RS = "all_gather", "reduce_scatter"
 
 Noted = list[tuple[Any, ...]]
@@ -87,7 +91,8 @@ def layer(shape: ModelShape, tp: int, cp: int, **between: Any) -> None:
     """One MoE layer's dense parts, with what a GPU owns under ``tp * cp = 8``."""
     parts = Between(shape, "bf16", slices=slices(tp, cp), **between)
     machine = Machine(H100, GraphBuilder(KIND_NAMES), 1)
-    context = Context(np.array([OWN]), np.array([POSITIONS]), np.array([PAIRS]))
+    counts = (OWN, POSITIONS, PAIRS, BLOCKS, LONGEST)
+    context = Context(*(np.array([count]) for count in counts))
     parts.layer(machine, context, machine.mark(machine.ranks), is_dense=False)
 
 
@@ -103,6 +108,8 @@ def test_a_gpu_owns_a_slice_reads_all_positions_and_multiplies_its_share_of_pair
     assert context.tokens.tolist() == [OWN] * 8
     assert context.positions.tolist() == [POSITIONS] * 8
     assert context.pairs.tolist() == [PAIRS] * 8
+    assert np.asarray(context.blocks).tolist() == [BLOCKS] * 8
+    assert np.asarray(context.longest).tolist() == [LONGEST] * 8
 
 
 def test_sizes_of_a_plan_by_hand() -> None:
@@ -125,7 +132,7 @@ def test_every_kernel_of_a_layer_by_hand(noted: Noted) -> None:
         ("gemm", ROWS, columns, 2048),
         ("memory", 2 * ROWS * columns * 2),
         ("exchange", AG, POSITIONS * 2 * (128 + 128) * 2),
-        ("attention", 2 * PAIRS * 8 * (128 + 128), (ROWS * 8 + POSITIONS * 2) * (128 + 128) * 2),
+        ("attention", SCORES, 128, 128, (ROWS * 8 + POSITIONS * 2) * (128 + 128) * 2),
         ("gemm", ROWS, 2048, 8 * 128),
         ("exchange", RS, scattered),
         norm,
@@ -139,10 +146,10 @@ def test_every_kernel_of_a_layer_by_hand(noted: Noted) -> None:
     ]
 
 
-def test_gradients_of_attention_are_five_products_over_the_same_share(noted: Noted) -> None:
+def test_gradients_of_attention_are_of_the_same_share(noted: Noted) -> None:
     layer(SHAPE, 2, 4, is_backward=True)
     (attention,) = (one for one in noted if one[0] == "attention")
-    assert attention[1] == 2 * PAIRS * 8 * (3 * 128 + 2 * 128)
+    assert attention[1:4] == (SCORES, 128, 128)
     keys = POSITIONS * 2 * 256 * 2
     at = noted.index(("exchange", AG, keys))
     assert noted[at + 1] == ("exchange", RS, keys)

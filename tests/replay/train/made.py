@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,26 @@ EXCHANGE_MS = {"deepep": 4, "nccl-alltoall": 6, "dysharp": 1, "ideal": 0}
 class MadeReplays:
     """What `replay.steps.replays.StepReplays` is to level two, without a replay."""
 
+    slower = 1.0
+    streaming_ms = 0  # of a layer's pass, in device memory
+
     def __init__(
         self, shape: Any, system: Any, plan: ParallelPlan, *, sequence: int, **_: Any
     ) -> None:
-        self.shape, self.plan = shape, plan
+        self.shape, self.plan, self.system = shape, plan, system
         self.facts = {
             "sequence": sequence, "tokens_per_gpu": plan.tokens_per_gpu(sequence),
             "gpus": plan.peers, "expert_gpus": plan.ep, "moe_layers": shape.num_moe_layers,
             "replayed_layers": [[0, 5]], "sampled_nodes": None, "routing": "by hand",
             "left_out": ["nothing but this"],
         }  # fmt: skip
+
+    def on(self, system: Any) -> MadeReplays:
+        """The same on another system: experts take as long as its clock says."""
+        found = copy.copy(self)
+        found.system, found.slower = system, self.slower * self.system.spec.gpu.clock_GHz.value
+        found.slower /= system.spec.gpu.clock_GHz.value
+        return found
 
     def under(self, scheme: Scheme | str) -> StepTimes:
         name = (find(scheme) if isinstance(scheme, str) else scheme).name
@@ -42,12 +53,15 @@ class MadeReplays:
 
         def timed(attention: int, experts: int) -> Timed:
             own = attention * MS + MS * np.arange(ranks)  # the first comes earliest
-            met = np.full(ranks, experts * MS + exchange)
-            computing, moving = np.full(ranks, experts * MS), np.full(ranks, exchange)
+            multiplied = round(experts * MS * self.slower)
+            met = np.full(ranks, multiplied + exchange)
+            computing, moving = np.full(ranks, multiplied), np.full(ranks, exchange)
             causes: dict[Cause, Ints] = {
                 "attention": own, "experts": computing, "exchange": moving
             }  # fmt: skip
-            return Timed(own, met, causes, Activity(own + computing, moving, 0 * moving))
+            streaming = np.full(ranks, self.streaming_ms * MS)
+            activity = Activity(own + computing, moving, 0 * moving, streaming)
+            return Timed(own, met, causes, activity)
 
         def head(factor: int) -> Timed:
             own = np.full(ranks, factor * MS)

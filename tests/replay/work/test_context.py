@@ -28,6 +28,8 @@ def test_in_prefill_a_sequence_is_read_once_and_whole_tiles_are_computed(recorde
     assert counted.positions.tolist() == [9, 9]
     # Queries 0-3 reach 4 keys, two tiles of three; 4-7 reach 8, three tiles; the last one 9.
     assert counted.pairs.tolist() == [4 * (6 + 9 + 9)] * 2
+    assert np.asarray(counted.blocks).tolist() == [3, 3]
+    assert np.asarray(counted.longest).tolist() == [4 * 9, 4 * 9]
 
 
 def test_tokens_behind_a_cached_prefix_attend_to_it(recorded) -> None:
@@ -46,6 +48,8 @@ def test_sequences_of_one_rank_do_not_share_tiles(recorded) -> None:
     counted = Context.of(trace, batch, (4, 4))
     assert counted.positions.tolist() == [7]
     assert counted.pairs.tolist() == [3 * 4 * 4]
+    scores = counted.scores(heads=5)
+    assert [int(n[0]) for n in (scores.pairs, scores.blocks, scores.longest)] == [5 * 48, 5 * 3, 16]
 
 
 def test_a_rank_without_tokens_attends_to_nothing(recorded) -> None:
@@ -56,3 +60,5 @@ def test_a_rank_without_tokens_attends_to_nothing(recorded) -> None:
     counted = Context.of(trace, only, (4, 4))
     assert counted.tokens.tolist() == [4, 0] and counted.positions.tolist() == [4, 0]
     assert counted.pairs.tolist() == [16, 0]
+    assert np.asarray(counted.longest).tolist() == [16, 0]
+    assert counted[:1].pairs.tolist() == [16] and np.asarray(counted[1:].blocks).tolist() == [0]

@@ -1,0 +1,72 @@
+"""The clock that a power limit leaves to a step which is made again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwmodel.power import Power, Work, at_clock
+from hwmodel.units import BYTES_PER_GB, PS_PER_S, exact
+from replay.experiments.train.result import HeldClock
+from replay.steps.parameters import flop_per_token
+
+if TYPE_CHECKING:
+    from replay.experiments.train.composed import Composed
+    from replay.experiments.train.setup import Setup
+    from replay.steps.replays import StepReplays
+
+
+def held(
+    setup: Setup, make: Callable[[StepReplays], Composed]
+) -> tuple[Composed, HeldClock | None]:
+    """Make a step at the highest clock at which its GPUs keep their power limit.
+
+    Power is the mean over all GPUs and the step, waits for other stages aside: these last longer
+    than a board averages. The rest, waits for hosts and peers too, comes and goes within a layer.
+
+    Parameters
+    ----------
+    make
+        Makes the step from times of its parts.
+
+    Returns
+    -------
+    The step, and the clock, if the system's power is known.
+    """
+    step, power = make(setup.replays), Power.of(setup.system)
+    if setup.spec.clock == "alone" or power is None or not power.knows(setup.precision.gemm):
+        return step, None
+    work, clock = _work(setup, step), power.most_GHz
+    if power.watts(work, _busy_s(step), clock) > power.limit_W:
+        # At first as if all that computes were products; then as the step became longer.
+        alone_s, multiplying_s = _busy_s(step), float(step.activity.computing.mean()) / PS_PER_S
+        for _ in range(2):
+            wanted = power.clock_GHz(work, alone_s, multiplying_s)
+            if wanted == clock:
+                break
+            clock = wanted
+            step = make(setup.replays.on(at_clock(setup.system, clock)))
+            multiplying_s = (_busy_s(step) - alone_s) / (power.matrix_GHz / clock - 1)
+    watts = power.watts(work, _busy_s(step), clock)
+    return step, HeldClock(GHz=clock, W=watts, limit_W=power.limit_W)
+
+
+def _work(setup: Setup, step: Composed) -> Work:
+    """What a GPU does in a step, the mean over all: products, and bytes of other kernels."""
+    plan, system = setup.plan, setup.system
+    tokens = plan.tokens_per_step(setup.sequence) / plan.num_gpus
+    each = flop_per_token(setup.shape, setup.sequence, mtp=plan.mtp)
+    again = 4 / 3 if plan.recompute == "full" else 1  # forward passes made twice
+    streaming = float(np.mean(step.activity.streaming)) / PS_PER_S
+    memory = exact(system.spec.hbm.peak_GB_per_s.value) * exact(
+        system.spec.hbm.stream_efficiency.value
+    )
+    nbytes = streaming * float(memory) * BYTES_PER_GB
+    return Work(tokens * each * again, setup.precision.gemm, nbytes)
+
+
+def _busy_s(step: Composed) -> float:
+    """Seconds of a GPU in which it does not wait for another stage, the mean over all."""
+    return (step.step_ps - float(step.spent["pipeline"].mean())) / PS_PER_S

@@ -1,0 +1,71 @@
+"""Attention kernels alone, forward and backward, by width of a head, heads and sequence: one H200.
+
+What PyTorch launches for a call: one kernel forward; backward one, two more around it, and one each
+for keys' and values' gradients where heads share them, as lists of training stacks have them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hwmodel.attention import Scores
+from hwmodel.units import PS_PER_US
+from replay.model.work.transformer_layer import Sizes
+from replay.studies.validate.table import Bound, Row, Table, has
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.studies.validate.bench import Bench
+
+BF16, FP32 = 2, 4
+SHORT = 1024  # tokens of a sequence up to which other kernels and the start weigh much
+
+
+def predict(bench: Bench, row: Row) -> float:
+    """Predict a call in microseconds, from the first kernel's launch."""
+    system = bench.system(row["system"])
+    key, value, heads = int(row["width"]), int(row["value_width"]), int(row["heads"])
+    tokens, shared = int(row["batch"] * row["sequence"]), int(row["kv_heads"])
+    attention, overheads = system.attention, system.overheads
+    nbytes = tokens * (heads + shared) * (key + value) * BF16
+    if row["pass"] == "forward":
+        time: int = attention.forward_ps(_scores(row, system), key, value, nbytes)
+        return (time + overheads.launch_ps) / PS_PER_US
+    time = attention.backward_ps(_scores(row, system), key, value, 2 * nbytes)
+    moved = [heads * (2 * BF16 * value + FP32 * key), heads * (FP32 + BF16) * key]
+    if shared < heads:
+        moved += [(heads + shared) * BF16 * width for width in (key, value)]
+    for each in moved:
+        time += int(system.hbm.stream_ps(tokens * each)) + overheads.small_kernel_ps
+    gaps = len(moved) * overheads.kernel_gap_ps()
+    return (time + overheads.launch_ps + gaps) / PS_PER_US
+
+
+def _scores(row: Row, system: System) -> Scores[int]:
+    tiles = (system.attention.tile_rows, system.attention.tile_keys)
+    tokens, sequence, heads = row["batch"] * row["sequence"], row["sequence"], row["heads"]
+    counted = Sizes(tokens, sequence, False, *tiles)
+    if row["causal"]:
+        return Scores(heads * counted.pairs, heads * counted.blocks, counted.longest)
+    blocks = heads * counted.blocks
+    return Scores(blocks * counted.longest, blocks, counted.longest)
+
+
+def _is_short(row: Row) -> bool:
+    return bool(row["sequence"] <= SHORT)
+
+
+TABLE = Table(
+    name="attention",
+    title="Attention kernels of cuDNN, H200",
+    size="sequence",
+    bounds=(
+        Bound("forward", 6, has(**{"pass": "forward"})),
+        Bound("backward", 10, lambda row: row["pass"] == "backward" and not _is_short(row)),
+        Bound("backward, up to 1024", 25, lambda row: row["pass"] == "backward" and _is_short(row)),
+    ),
+    predict=predict,
+    systems=("hgx-h200",),
+    others=("low_us", "high_us"),
+    belongs=has(library="cudnn"),
+)
