@@ -276,7 +276,9 @@ def _read_operands(
     expert, rank = tiles.expert[tile], tiles.rank[tile]
     num_columns, num_steps = int(added.column.max(initial=0)) + 1, len(added.steps)
     num_weights = len(tiles.first_of_expert) * num_columns
-    blocks = machine.l2.new_blocks(num_steps * num_weights + (num_steps + 1) * len(tiles))
+    blocks = machine.l2.new_blocks(
+        num_steps * num_weights + (num_steps + 1) * len(tiles) + len(tile)
+    )
     ours = blocks + num_steps * num_weights + np.arange(len(tiles))
     outputs: Ints = ours + num_steps * len(tiles)
 
@@ -300,10 +302,16 @@ def _read_operands(
             drawn_bytes=slots(-(-activations // (num_steps * of_activations))),
             reads_on=step < num_steps - 1,
         )  # fmt: skip
-    first = np.flatnonzero((added.column == 0) & (True if kept is None else kept[tile]))
+    # Each column tile writes its own part. The row tile's block is there from the first of them on,
+    # which holds the room of all.
+    wrote = np.arange(len(tile)) if kept is None else np.flatnonzero(kept[tile])
+    is_first = added.column[wrote] == 0
+    parts = blocks + num_steps * num_weights + (num_steps + 1) * len(tiles) + wrote
+    whole = (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]
     machine.l2.write(
-        added.steps[0][first], rank[first], outputs[tile[first]],
-        (tiles.moved_rows * gemm.out_bytes)[tile[first]], reads_on=num_steps > 1,
+        added.steps[0][wrote], rank[wrote],
+        np.where(is_first, outputs[tile[wrote]], parts),
+        -(-whole * added.width[wrote] // gemm.n), room=np.where(is_first, whole, 1),
     )  # fmt: skip
     return outputs
 

@@ -30,9 +30,6 @@ SYSTEM = "dgx-h100"
 GRAPH_GAP_US = 1.2
 SMALL_M = 256  # rows below which a GEMM belongs to the part "m < 256"
 OUTLIER_FACTOR = 1.35  # of the time of a larger size of the same shape
-# Nemotron-3's experts have one projection up and the square of a ReLU
-# (``NON_GATED_MOE_MODELS`` in the collector ``collector/trtllm/collect_moe.py``).
-UNGATED_HIDDEN = 2688
 
 # Kernel libraries differ more than GPUs do. The preset describes DeepGEMM (FP8) and cuBLAS (BF16).
 # These are TensorRT-LLM's efficiency (share of the peak), overhead and tile shapes (rows, columns),
@@ -52,6 +49,11 @@ LIBRARY_FP8 = {"cublas-trtllm": TRTLLM_FP8, "deepgemm-sglang": DEEPGEMM_DENSE}
 # 0.33 TB/s. Fitted to moe_compute.csv.
 TRTLLM_ELEMENTWISE_FP8 = 9
 TUNED_TOKENS = 8192  # most tokens that the MoE operator's autotuner looks at
+
+
+def machine_of(row: Row) -> str:
+    """Preset of the machine that a row was measured on; tables of one machine do not name it."""
+    return str(row.setting.get("system", SYSTEM))
 
 
 def _is_fp8(row: Row) -> bool:
@@ -80,7 +82,7 @@ def predict_gemm(bench: Bench, row: Row) -> float:
     """Predict a time in microseconds; that of FP8 has the quantisation of the activations."""
     fp8 = _is_fp8(row)
     library = LIBRARY_FP8[row["library"]] if fp8 else {}
-    system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
+    system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
     m, n, k = row["m"], row["n"], row["k"]
     work = one_rank([m], ExpertShape(k, n), "fp8" if fp8 else "bf16")
 
@@ -163,8 +165,8 @@ def _is_small(row: Row) -> bool:
 def predict_moe(bench: Bench, row: Row) -> float:
     """Predict a time in microseconds of the fused operator: sort, expand, two GEMMs, finish."""
     precision = "fp8" if row["moe_dtype"] == "fp8_block" else "bf16"
-    system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US)
-    shape = ExpertShape(row["hidden"], row["intermediate"], gated=row["hidden"] != UNGATED_HIDDEN)
+    system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US)
+    shape = ExpertShape(row["hidden"], row["intermediate"], gated=row["gated"] == "yes")
     works = (one_rank(rows, shape, precision) for rows in _measured_rows(row))
     return float(np.mean([bench.time_us(system, 1, partial(_moe, work, row)) for work in works]))
 
@@ -236,6 +238,45 @@ MOE_SKEWED = Table(
     ),
     predict=predict_moe,
     is_outlier=skew_outliers,
+)
+
+GEMM_SHORT_K = replace(
+    GEMM,
+    name="gemm_short_k",
+    title="Dense GEMM with a short inner dimension, H100",
+    bounds=(
+        Bound("BF16", 10, lambda row: not _is_fp8(row)),
+        Bound("FP8", 10, _is_fp8),
+    ),
+)
+
+GEMM_MACHINES = replace(
+    GEMM,
+    name="gemm_machines",
+    title="Dense GEMM, BF16 (cuBLAS) and block-scaled FP8 (DeepGEMM), B200 and H200",
+    bounds=(
+        Bound("H200, FP8", 10, has(system="hgx-h200")),
+        Bound("B200, BF16", 10, has(system="hgx-b200", gemm_dtype="bfloat16")),
+        Bound("B200, FP8", 10, has(system="hgx-b200", gemm_dtype="fp8_block")),
+    ),
+    systems=("hgx-h200", "hgx-b200"),
+)
+
+MOE_MACHINES = replace(
+    MOE_SKEWED,
+    name="moe_machines",
+    title="Expert computation of one rank (TensorRT-LLM), balanced routing, B200",
+    bounds=(
+        Bound("BF16", 12, has(moe_dtype="bfloat16")),
+        Bound("FP8", 12, has(moe_dtype="fp8_block")),
+    ),
+    systems=("hgx-b200",),
+)
+
+MOE_UNGATED = replace(
+    MOE_SKEWED,
+    name="moe_ungated",
+    title="Experts without gate of one rank (TensorRT-LLM), even and skewed routing, H100",
 )
 
 MOE = Table(
