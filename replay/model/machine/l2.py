@@ -63,6 +63,7 @@ class L2:
         *,
         drawn_bytes: IntsLike | None = None,
         reads_on: bool = False,
+        is_found: bool = False,
     ) -> None:
         """Let tasks read blocks when they start; they end when all that they read has come.
 
@@ -80,6 +81,8 @@ class L2:
             cluster share a load, each draws its share.
         reads_on
             Whether tiles have slices to come: what they do at their end is behind the last alone.
+        is_found
+            Whether the blocks are in the cache from the start, by who ran before.
         """
         l2, hbm = self._system.l2, self._system.hbm
         self._caches.read(
@@ -88,7 +91,7 @@ class L2:
             self._tables()[rank],
             block,
             nbytes=np.minimum(nbytes, l2.kept_bytes),
-            fetch_ps=hbm.stream_ps(nbytes),
+            fetch_ps=0 if is_found else hbm.stream_ps(nbytes),
             port_ps=l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes),
             lag_ps=0 if reads_on else self._ending_ps,
         )
