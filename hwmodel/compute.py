@@ -94,6 +94,9 @@ class Compute:
         FP32 additions or multiplications per second, and exponentials or reciprocals, of one SM.
     cluster_tiles
         Neighbouring tiles that load what they share from the L2 cache once.
+    accumulators
+        Tiles whose sums an SM has room for beside what multiplies: with two, one tile's result is
+        stored while the next is multiplied.
     reduction_ps
         A kernel that adds the sums of slices, beside its bytes, as the choice of slices assumes it.
     """
@@ -108,6 +111,7 @@ class Compute:
     multiplication_rate: Rate
     special_rate: Rate
     cluster_tiles: int
+    accumulators: int
     reduction_ps: int
     _scale_block: int
     _matrix: dict[str, _Kernels]
@@ -156,6 +160,7 @@ class Compute:
             multiplication_rate=Rate(exact(spec.multiplication_clocks.value) * PS_PER_S / clock_hz),
             special_rate=Rate(exact(spec.special_function_clocks.value) * PS_PER_S / clock_hz),
             cluster_tiles=spec.cluster_tiles.value,
+            accumulators=spec.accumulators.value,
             reduction_ps=ps_from_us(
                 overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value
             ),
@@ -281,11 +286,12 @@ class Compute:
                 block_m=grid.block_m, grouped=grouped,
             )  # fmt: skip
             stores, adds = self.sums_ps(grid)
+            hidden = int(self.hidden_ps(tile, self.tile_overhead_ps)) * (grid.slices == 1)
             waves = -(-grid.num_tiles * grid.slices // sms)
             larger = max(tallest, width)
             loads = tallest + width - larger + -(-larger // self.cluster_tiles)
             nbytes = grid.num_tiles * loads * k * kernels.value_bytes
-            products = max(waves * (tile + stores), self._l2.read_ps(nbytes))
+            products = max(waves * (tile + stores - hidden) + hidden, self._l2.read_ps(nbytes))
             return products + adds + (self.reduction_ps if grid.slices > 1 else 0)
 
         best = min(grids, key=estimate_ps)
@@ -417,6 +423,25 @@ class Compute:
             np.where(rows > 0, busy, 0) if isinstance(rows, np.ndarray) else int(busy * (rows > 0))
         )
 
+    def hidden_ps(self, tile_ps: Whole, ending_ps: Whole) -> Whole:
+        """Part of a tile's time in which its SM multiplies the next tile already.
+
+        Parameters
+        ----------
+        tile_ps
+            Of the tile, as of :meth:`tile_ps`.
+        ending_ps
+            Part of it that is not multiplying: filling the pipeline, storing the result.
+
+        Returns
+        -------
+        Picoseconds. None where the sums lie in registers of those who store them. With two
+        accumulators the SM is held for the longer of the two parts.
+        """
+        if self.accumulators == 1:
+            return 0 * tile_ps
+        return np.maximum(np.minimum(ending_ps, tile_ps - ending_ps), 0)
+
     def _load_ps(self, rows: Whole, rows_feed: Feed, weights: int, weights_feed: Feed) -> Whole:
         """Time of so many bytes' way from the L2 cache into the SM."""
         if rows_feed == weights_feed:
@@ -487,8 +512,9 @@ class Compute:
         }  # fmt: skip
         tiles = [tiles_of[width] for width in widths]
         busy = np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices) + stores
+        hidden = self.hidden_ps(busy, self.tile_overhead_ps) * (grid.slices == 1)
         stream = self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps
-        end = max(_in_order_ps(busy, sms), stream)
+        end = max(_in_order_ps(busy - hidden, sms) + int(np.min(hidden)), stream)
         return end + adds + (self.reduction_ps if grid.slices > 1 else 0)
 
     def _stream_ps(self, counts: IntArray, n: int, k: int, dtype: str) -> int:

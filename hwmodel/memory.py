@@ -51,6 +51,10 @@ class Hbm:
         """Time that reading or writing so many bytes occupies the memory."""
         return self.rate.duration_ps(nbytes)
 
+    def write_ps(self, nbytes: Whole) -> Whole:
+        """Time that writing so many bytes occupies the memory."""
+        return self.write_rate.duration_ps(nbytes)
+
     def elementwise_ps(self, read: Whole, written: Whole) -> Whole:
         """Time that an elementwise kernel occupies the memory.
 

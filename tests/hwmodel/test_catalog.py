@@ -72,6 +72,7 @@ def test_dimensional_keys_name_their_unit():
             "tile_rows",
             "tile_keys",
             "cluster_tiles",
+            "accumulators",
             "scale_block",
             "blocks",
             "whole_tiles",

@@ -23,12 +23,15 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.operands import OperandPath
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.compute.warp_work import WarpWork
     from replay.model.machine.host import Bools
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.notes import Read
     from replay.model.work.layer import LayerWork
 
 
@@ -94,6 +97,7 @@ def gemm_tasks(
     steps: Ints | None = None,
     warps: WarpWork = PLAIN,
     routed: bool = True,
+    found: Collection[Read] = (),
 ) -> TileTasks:
     """Add the tiles of one GEMM.
 
@@ -134,6 +138,8 @@ def gemm_tasks(
         What its warps do beside the products; other blocks of the SM multiply meanwhile.
     routed
         Whether the tiles are of routed experts, whose number a result states.
+    found
+        Operands that the L2 cache has from the start.
     """
     compute, dtype = machine.system.compute, work.precision.gemm
     block_n = tiles.block_n[tiles.rank]
@@ -153,7 +159,9 @@ def gemm_tasks(
     )
     beside = warps.ps(machine, gemm, tiles.rows[tile], rows[tile], widths, dtype)
     overhead = compute.tile_overhead_ps + beside
-    hidden_ps = overhead - overhead // resident_blocks
+    hidden_ps = np.maximum(
+        overhead - overhead // resident_blocks, compute.hidden_ps(duration + beside, overhead)
+    )
     waits = (*(() if steps is None else steps), after)
     chain = add_steps(
         machine,
@@ -178,6 +186,7 @@ def gemm_tasks(
         clusters,
         kept,
         path,
+        found,
     )
     done = machine.join(columns, tile, tiles.rank)
     if routed:
@@ -261,6 +270,7 @@ def _read_operands(
     clusters: bool,
     kept: Bools | None,
     path: OperandPath,
+    found: Collection[Read],
 ) -> Ints:
     """Let tiles read their weights and activations through the L2 cache, and leave results there.
 
@@ -276,7 +286,9 @@ def _read_operands(
     expert, rank = tiles.expert[tile], tiles.rank[tile]
     num_columns, num_steps = int(added.column.max(initial=0)) + 1, len(added.steps)
     num_weights = len(tiles.first_of_expert) * num_columns
-    blocks = machine.l2.new_blocks(num_steps * num_weights + (num_steps + 1) * len(tiles))
+    blocks = machine.l2.new_blocks(
+        num_steps * num_weights + (num_steps + 1) * len(tiles) + len(tile)
+    )
     ours = blocks + num_steps * num_weights + np.arange(len(tiles))
     outputs: Ints = ours + num_steps * len(tiles)
 
@@ -293,17 +305,23 @@ def _read_operands(
         machine.l2.read(
             "weights", tasks, rank, columns, -(-weights // num_steps),
             drawn_bytes=slots(-(-weights // (num_steps * of_weights))),
-            reads_on=step < num_steps - 1,
+            reads_on=step < num_steps - 1, is_found="weights" in found,
         )  # fmt: skip
         machine.l2.read(
             "activations", tasks, rank, rows[tile], -(-activations // num_steps),
             drawn_bytes=slots(-(-activations // (num_steps * of_activations))),
-            reads_on=step < num_steps - 1,
+            reads_on=step < num_steps - 1, is_found="activations" in found,
         )  # fmt: skip
-    first = np.flatnonzero((added.column == 0) & (True if kept is None else kept[tile]))
+    # Each column tile writes its own part. The row tile's block is there from the first of them on,
+    # which holds the room of all.
+    wrote = np.arange(len(tile)) if kept is None else np.flatnonzero(kept[tile])
+    is_first = added.column[wrote] == 0
+    parts = blocks + num_steps * num_weights + (num_steps + 1) * len(tiles) + wrote
+    whole = (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]
     machine.l2.write(
-        added.steps[0][first], rank[first], outputs[tile[first]],
-        (tiles.moved_rows * gemm.out_bytes)[tile[first]], reads_on=num_steps > 1,
+        added.steps[0][wrote], rank[wrote],
+        np.where(is_first, outputs[tile[wrote]], parts),
+        -(-whole * added.width[wrote] // gemm.n), room=np.where(is_first, whole, 1),
     )  # fmt: skip
     return outputs
 
@@ -337,6 +355,7 @@ def gemm_kernel(
     num_sms: int = 0,
     raster: Raster = "groups",
     path: OperandPath = WGMMA_TMA,
+    found: Collection[Read] = (),
 ) -> GemmKernel:
     """Run one grouped GEMM as a kernel of its own on every rank.
 
@@ -351,7 +370,7 @@ def gemm_kernel(
         Number of rows per expert that the tile shape is chosen for, if it is not their mean.
     num_sms
         SMs of the pool; 0 if it has all.
-    raster, path
+    raster, path, found
         See `gemm_tasks`.
     """
     what = Operation(
@@ -367,6 +386,6 @@ def gemm_kernel(
     sms = num_sms or machine.sms.compute
     tiles = row_tiles(machine, work, gemm, sms, layout=layout, tuned_rows=tuned_rows)
     tasks = gemm_tasks(
-        machine, work, gemm, tiles, pool, begun[tiles.rank], raster=raster, path=path
+        machine, work, gemm, tiles, pool, begun[tiles.rank], raster=raster, path=path, found=found
     )
     return GemmKernel(tiles, tasks, machine.gather(tasks.done, tiles.rank, begun))

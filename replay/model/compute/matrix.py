@@ -17,9 +17,12 @@ from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from hwmodel import TileGrid
     from replay.model.compute.gemm import Gemm
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.notes import Read
     from replay.model.work.layer import LayerWork
 
 
@@ -31,6 +34,7 @@ def matrix_kernel(
     after: Ints,
     *,
     launched_early: bool = False,
+    found: Collection[Read] = (),
 ) -> Ints:
     """Multiply the rows of each rank's only expert by its weights.
 
@@ -47,9 +51,10 @@ def matrix_kernel(
         begun = machine.kernel(
             after, KIND_NAMES[gemm.kind], kind=gemm.kind, has_gap=not launched_early
         )
-        return _sliced(machine, work, gemm, grids, pool, begun)
+        return _sliced(machine, work, gemm, grids, pool, begun, found)
     return gemm_kernel(
-        machine, work, gemm, pool, after, launched_early=launched_early, layout="matrix"
+        machine, work, gemm, pool, after, launched_early=launched_early, layout="matrix",
+        found=found,
     ).end
 
 
@@ -60,6 +65,7 @@ def _sliced(
     grids: list[TileGrid],
     pool: Ints,
     begun: Ints,
+    found: Collection[Read],
 ) -> Ints:
     """Multiply the slices of every tile, then add their sums: (rank,) marks of the end."""
     assert all(grid.slices > 1 for grid in grids), "matrices of all ranks are alike"
@@ -93,11 +99,11 @@ def _sliced(
         first_row = blocks + grid.column_tiles * grid.slices
         machine.l2.read(
             "weights", products, where, blocks + column * grid.slices + part,
-            values * columns[column] * length,
+            values * columns[column] * length, is_found="weights" in found,
         )  # fmt: skip
         machine.l2.read(
             "activations", products, where, first_row + tile * grid.slices + part,
-            values * rows[tile] * length,
+            values * rows[tile] * length, is_found="activations" in found,
         )  # fmt: skip
         ends.append(machine.gather(products, where, begun)[rank])
         adds.append(add)

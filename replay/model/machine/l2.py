@@ -63,6 +63,7 @@ class L2:
         *,
         drawn_bytes: IntsLike | None = None,
         reads_on: bool = False,
+        is_found: bool = False,
     ) -> None:
         """Let tasks read blocks when they start; they end when all that they read has come.
 
@@ -80,6 +81,8 @@ class L2:
             cluster share a load, each draws its share.
         reads_on
             Whether tiles have slices to come: what they do at their end is behind the last alone.
+        is_found
+            Whether the blocks are in the cache from the start, by who ran before.
         """
         l2, hbm = self._system.l2, self._system.hbm
         self._caches.read(
@@ -88,32 +91,41 @@ class L2:
             self._tables()[rank],
             block,
             nbytes=np.minimum(nbytes, l2.kept_bytes),
-            fetch_ps=hbm.stream_ps(nbytes),
+            fetch_ps=0 if is_found else hbm.stream_ps(nbytes),
             port_ps=l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes),
             lag_ps=0 if reads_on else self._ending_ps,
         )
 
     def write(
-        self, tasks: Ints, rank: Ints, block: Ints, nbytes: IntsLike, *, reads_on: bool = False
+        self,
+        tasks: Ints,
+        rank: Ints,
+        block: Ints,
+        nbytes: IntsLike,
+        *,
+        room: IntsLike | None = None,
     ) -> None:
         """Let tasks write blocks when they start: what they write is there for who reads it.
 
-        It takes room in the cache, and the memory as long as writing it back does.
+        The memory is busy for as long as writing it back takes. Nothing of a tile is left to do
+        behind that: a kernel that stores a tile's result loads operands of the next meanwhile.
 
         Parameters
         ----------
-        tasks, rank, block, nbytes, reads_on
+        tasks, rank, block, nbytes
             (write,), as for `read`.
+        room
+            (write,): bytes that the block takes in the cache, if not all that is written.
         """
         self._caches.read(
             "results",
             tasks,
             self._tables()[rank],
             block,
-            nbytes=np.clip(nbytes, 1, self._system.l2.kept_bytes),
-            fetch_ps=self._system.hbm.stream_ps(nbytes),
+            nbytes=np.clip(nbytes if room is None else room, 1, self._system.l2.kept_bytes),
+            fetch_ps=self._system.hbm.write_ps(nbytes),
             port_ps=0,
-            lag_ps=0 if reads_on else self._ending_ps,
+            lag_ps=0,
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,27 +13,29 @@ import numpy as np
 from replay.model.compute.experts import activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.masked import SCALE_BYTES
 from replay.model.compute.matrix import matrix_kernel
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.layer import ExpertShape
+from replay.model.work.precision import SCALE_BLOCK
 from replay.studies.validate.bench import Bench, one_rank
 from replay.studies.validate.skew import draws
 from replay.studies.validate.table import Bound, Row, Table, has
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.notes import Read
     from replay.model.work.layer import LayerWork
 
 SYSTEM = "dgx-h100"
 # Both tables were measured in CUDA graphs: the preset's overheads.kernel_gap_graph_us takes the
 # place of its kernel_gap_stream_us.
 GRAPH_GAP_US = 1.2
+SMALL_TILE = 64  # rows of the lowest tile
 SMALL_M = 256  # rows below which a GEMM belongs to the part "m < 256"
 OUTLIER_FACTOR = 1.35  # of the time of a larger size of the same shape
-# Nemotron-3's experts have one projection up and the square of a ReLU
-# (``NON_GATED_MOE_MODELS`` in the collector ``collector/trtllm/collect_moe.py``).
-UNGATED_HIDDEN = 2688
 
 # Kernel libraries differ more than GPUs do. The preset describes DeepGEMM (FP8) and cuBLAS (BF16).
 # These are TensorRT-LLM's efficiency (share of the peak), overhead and tile shapes (rows, columns),
@@ -52,6 +55,16 @@ LIBRARY_FP8 = {"cublas-trtllm": TRTLLM_FP8, "deepgemm-sglang": DEEPGEMM_DENSE}
 # 0.33 TB/s. Fitted to moe_compute.csv.
 TRTLLM_ELEMENTWISE_FP8 = 9
 TUNED_TOKENS = 8192  # most tokens that the MoE operator's autotuner looks at
+
+
+def machine_of(row: Row) -> str:
+    """Preset of the machine that a row was measured on; tables of one machine do not name it."""
+    return str(row.setting.get("system", SYSTEM))
+
+
+def is_blackwell(row: Row) -> bool:
+    """Whether a row was measured on Blackwell."""
+    return machine_of(row) == "hgx-b200"
 
 
 def _is_fp8(row: Row) -> bool:
@@ -76,20 +89,62 @@ def one_matrix(
     return build
 
 
+# The loop that measures a multiplication takes copies of the weights in turn, as many as fill the L2
+# cache and at most so many, and the same rows each time (``collector/trtllm/collect_gemm.py``); or so
+# many copies of both (``collector/sglang/collect_gemm.py``).
+WEIGHT_COPIES, COPIES = 5, 6
+# What one SM reads lies in one half of the cache, or in two where that half is not the SM's; what
+# many read, which the measured room is of, lies in both.
+ROOM_OF_ONE_READER = Fraction(4, 3)
+# DeepGEMM on Blackwell, given the weights' FP32 scales of 128 x 128 values, brings them into its
+# layout at each call: a range, a division, a choice of rows, and packing (deepseek-ai/DeepGEMM at
+# 54e2261, ``transform_sf_into_required_layout`` in csrc/apis/layout.hpp).
+SCALE_KERNELS = 4
+
+
+def found_operands(system: System, row: Row) -> list[Read]:
+    """Operands that a call finds in the L2 cache, since little was read after them."""
+    m, n, k = row["m"], row["n"], row["k"]
+    dtype, compute, l2 = "fp8" if _is_fp8(row) else "bf16", system.compute, system.l2
+    weights, results = int(compute.weight_bytes(n, k, dtype)), 2 * m * n
+    if row["library"] == "deepgemm-sglang":  # and the quantised rows behind BF16 ones
+        rows = m * k * 3
+        between = dict.fromkeys(("activations", "weights"), COPIES * (rows + weights + results))
+    else:
+        copies = min(-(-l2.num_bytes // weights), WEIGHT_COPIES)
+        rows = m * k * (3 if dtype == "fp8" else 2)
+        between = {
+            "activations": rows + weights + results, "weights": rows + copies * weights + results,
+        }  # fmt: skip
+    widest = max(columns for _, columns in system.spec.compute.bf16_blocks.value)
+    has_one_reader = {"activations": n <= widest, "weights": m <= SMALL_TILE}
+    found: list[Read] = []
+    for what in ("weights", "activations"):
+        room = Fraction(l2.kept_bytes) * (ROOM_OF_ONE_READER if has_one_reader[what] else 1)
+        if between[what] <= min(room, l2.num_bytes):
+            found.append(what)
+    return found
+
+
 def predict_gemm(bench: Bench, row: Row) -> float:
     """Predict a time in microseconds; that of FP8 has the quantisation of the activations."""
     fp8 = _is_fp8(row)
     library = LIBRARY_FP8[row["library"]] if fp8 else {}
-    system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
+    system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
     m, n, k = row["m"], row["n"], row["k"]
     work = one_rank([m], ExpertShape(k, n), "fp8" if fp8 else "bf16")
+    found = found_operands(system, row)
 
     def build(machine: Machine, start: Ints) -> None:
         if fp8:
             start = machine.memory_kernel(Kind.PERMUTE, np.array([_quantise_bytes(m, k)]), start)
+        if fp8 and is_blackwell(row):
+            scales = SCALE_BYTES * n * -(-k // SCALE_BLOCK)
+            for nbytes in (*[scales] * (SCALE_KERNELS - 1), scales + scales // SCALE_BYTES):
+                start = machine.memory_kernel(Kind.PERMUTE, np.array([nbytes]), start)
         gemm = Gemm(n, k, Kind.GEMM1, 2 * n)
         pool = machine.sms.pool("sm", machine.sms.count)
-        matrix_kernel(machine, work, gemm, pool, start, launched_early=fp8)
+        matrix_kernel(machine, work, gemm, pool, start, launched_early=fp8, found=found)
 
     return bench.time_us(system, 1, build)
 
@@ -163,8 +218,8 @@ def _is_small(row: Row) -> bool:
 def predict_moe(bench: Bench, row: Row) -> float:
     """Predict a time in microseconds of the fused operator: sort, expand, two GEMMs, finish."""
     precision = "fp8" if row["moe_dtype"] == "fp8_block" else "bf16"
-    system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US)
-    shape = ExpertShape(row["hidden"], row["intermediate"], gated=row["hidden"] != UNGATED_HIDDEN)
+    system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US)
+    shape = ExpertShape(row["hidden"], row["intermediate"], gated=row["gated"] == "yes")
     works = (one_rank(rows, shape, precision) for rows in _measured_rows(row))
     return float(np.mean([bench.time_us(system, 1, partial(_moe, work, row)) for work in works]))
 
@@ -236,6 +291,45 @@ MOE_SKEWED = Table(
     ),
     predict=predict_moe,
     is_outlier=skew_outliers,
+)
+
+GEMM_SHORT_K = replace(
+    GEMM,
+    name="gemm_short_k",
+    title="Dense GEMM with a short inner dimension, H100",
+    bounds=(
+        Bound("BF16", 10, lambda row: not _is_fp8(row)),
+        Bound("FP8", 10, _is_fp8),
+    ),
+)
+
+GEMM_MACHINES = replace(
+    GEMM,
+    name="gemm_machines",
+    title="Dense GEMM, BF16 (cuBLAS) and block-scaled FP8 (DeepGEMM), B200 and H200",
+    bounds=(
+        Bound("H200, FP8", 10, has(system="hgx-h200")),
+        Bound("B200, BF16", 10, has(system="hgx-b200", gemm_dtype="bfloat16")),
+        Bound("B200, FP8", 10, has(system="hgx-b200", gemm_dtype="fp8_block")),
+    ),
+    systems=("hgx-h200", "hgx-b200"),
+)
+
+MOE_MACHINES = replace(
+    MOE_SKEWED,
+    name="moe_machines",
+    title="Expert computation of one rank (TensorRT-LLM), balanced routing, B200",
+    bounds=(
+        Bound("BF16", 12, has(moe_dtype="bfloat16")),
+        Bound("FP8", 12, has(moe_dtype="fp8_block")),
+    ),
+    systems=("hgx-b200",),
+)
+
+MOE_UNGATED = replace(
+    MOE_SKEWED,
+    name="moe_ungated",
+    title="Experts without gate of one rank (TensorRT-LLM), even and skewed routing, H100",
 )
 
 MOE = Table(

@@ -64,7 +64,7 @@ def replayed(shape: Shape, dtype: str, order: str, system: System) -> ListReplay
         tag=-1,
     )
     num_weights, num_rows = shape.experts * shape.columns, shape.experts * shape.row_tiles
-    blocks = machine.l2.new_blocks(len(steps) * (num_weights + num_rows) + num_rows)
+    blocks = machine.l2.new_blocks(len(steps) * (num_weights + num_rows) + count)
     weights = compute.weight_bytes(widths, np.full(count, shape.k), dtype)
     activations = compute.activation_bytes(rows, shape.k, dtype)
     for place, tasks in enumerate(steps):
@@ -78,10 +78,8 @@ def replayed(shape: Shape, dtype: str, order: str, system: System) -> ListReplay
             "activations", tasks, rank, in_rows, -(-activations // len(steps)), reads_on=reads_on
         )
         blocks += num_weights + num_rows
-    first = np.flatnonzero(tiles.column == 0)
     machine.l2.write(
-        steps[0][first], rank[first], blocks + tiles.row[first],
-        np.full(len(first), BLOCK_M * shape.n * OUT_BYTES), reads_on=len(steps) > 1,
+        steps[0], rank, blocks + np.arange(count), BLOCK_M * widths * OUT_BYTES
     )  # fmt: skip
     timeline = schedule(graph.build())
     cache = mechanisms(timeline, machine).cache
