@@ -15,7 +15,7 @@ Span: TypeAlias = "tuple[int, int]"
 #: One end of a block of edges, (column, slope): ``column[i] + i * slope`` of edge ``i``.
 End: TypeAlias = tuple[IntArray, int]
 
-_FEW_EDGES = 512
+_FEW_EDGES = 4096
 #: How much more room a column gets at a time. What is not written costs no memory: pages come when
 #: they are touched.
 _GROWTH = 4
@@ -206,8 +206,7 @@ class EdgeBlocks:
 
     def __init__(self) -> None:
         self._blocks: list[tuple[int, End, End]] = []
-        self._sources: list[int] = []  # of few edges at a time, not yet in a block
-        self._targets: list[int] = []
+        self._few: list[tuple[IntArray, IntArray]] = []  # ends of few edges, not yet in a block
         self._count = 0
 
     def __len__(self) -> int:
@@ -220,8 +219,7 @@ class EdgeBlocks:
             self._close()
             self._blocks.append((count, _end(src, count), _end(dst, count)))
         elif count:
-            self._sources += _listed(src, count)
-            self._targets += _listed(dst, count)
+            self._few.append((_column(src, count), _column(dst, count)))
 
     def pop_all(self) -> list[tuple[int, End, End]]:
         """Blocks of (count, source, target), in the order given; they are forgotten here."""
@@ -263,17 +261,17 @@ class EdgeBlocks:
 
     def _close(self) -> None:
         """Make a block of what is not yet in one."""
-        if self._sources:
-            src, dst = (np.array(ids, np.int32) for ids in (self._sources, self._targets))
-            self._blocks.append((len(self._sources), (src, 0), (dst, 0)))
-            self._sources, self._targets = [], []
+        if self._few:
+            src, dst = (np.concatenate(ends) for ends in zip(*self._few, strict=True))
+            self._blocks.append((src.size, (src, 0), (dst, 0)))
+            self._few = []
 
 
-def _listed(ids: int | IntArray | range, count: int) -> list[int]:
+def _column(ids: int | IntArray | range, count: int) -> IntArray:
     """One end of each of a few edges."""
-    if isinstance(ids, int):
-        return [ids] * count
-    return list(ids) if isinstance(ids, range) else ids.tolist()
+    if isinstance(ids, range):
+        return np.arange(ids.start, ids.stop, dtype=np.int32)
+    return np.full(count, ids, np.int32) if isinstance(ids, int) else ids.astype(np.int32)
 
 
 def _end(ids: int | IntArray | range, count: int) -> End:
