@@ -11,7 +11,7 @@ import numpy.typing as npt
 from replay.engine.sums import TaskSums
 from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place, places_of
 from replay.measure.token_latency import us
-from replay.model.machine.kinds import PHASES, phase_index
+from replay.model.machine.kinds import PHASE_OF_KIND, PHASES
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
@@ -81,7 +81,7 @@ class ByLayer:
         """Go on with a piece, in which evictions put so many bytes on the ports of some tasks."""
         timeline, graph = progress.timeline, progress.timeline.graph
         layer = self._layer_of_task(progress)
-        phase = phase_index(graph.kind)
+        phase = PHASE_OF_KIND[graph.kind]
         some = np.flatnonzero(progress.owned(np.where(phase >= 0, layer, -1).astype(np.int32)) >= 0)
         key = layer[some] * len(PHASES) + phase[some]
         np.minimum.at(self._first.reshape(-1), key, timeline.start_ps[some])

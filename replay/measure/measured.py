@@ -32,7 +32,7 @@ from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place, plac
 from replay.measure.progress import Progress
 from replay.measure.result import Measures
 from replay.measure.token_latency import us
-from replay.model.machine.kinds import KIND_NAMES, KINDS, PHASES, Kind, phase_index
+from replay.model.machine.kinds import KIND_NAMES, KINDS, PHASE_OF_KIND, PHASES, Kind
 from replay.model.machine.resources import PORTS, Ints, ResourceClass
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Measured:
         )
         self._sums = sums if self._sums is None else self._sums + sums
         self._drawn_ps = _padded(self._drawn_ps, _drawn_ps(progress))
-        phase = progress.owned(phase_index(graph.kind).astype(np.int32))
+        phase = progress.owned(PHASE_OF_KIND[graph.kind].astype(np.int32))
         blocks = [Block(phase, timeline.start_ps), Block(phase, timeline.end_ps, sign=-1)]
         self._phases.append(Levels(len(PHASES), blocks).covered())
         self._over_time.add(progress, pools)
@@ -271,10 +271,9 @@ def _drawn_ps(progress: Progress) -> Ints:
 def _phases(covered: list[Intervals], sums: TaskSums) -> dict[str, PhaseTimes]:
     busy = joined(covered)
     busy_ps = sum_by(busy.owner, busy.end - busy.start, len(PHASES))
-    phase_of_kind = phase_index(np.arange(len(Kind)))
     times = {}
     for index, name in enumerate(PHASES):
-        kinds = np.flatnonzero((phase_of_kind == index) & (sums.last_ps >= 0))
+        kinds = np.flatnonzero((index == PHASE_OF_KIND) & (sums.last_ps >= 0))
         if len(kinds):
             times[name] = PhaseTimes(
                 start_us=us(sums.first_ps[kinds].min()),
