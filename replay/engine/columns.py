@@ -36,6 +36,15 @@ def stored(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return column[:1] if is_constant(column) else column
 
 
+def order_of(owner: IntArray, time: IntArray) -> IntArray:
+    """Order of (owner, time); one sort of one number where both fit into it."""
+    span = int(time.max(initial=0)) + 1
+    if (int(owner.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
+        return np.lexsort((time, owner))
+    # Said outright: numpy before 2 keeps 32 bits in a product of 32-bit numbers and one number.
+    return np.argsort(owner.astype(np.int64) * span + time, kind="stable")
+
+
 class GrowingColumn:
     """One field of all tasks, written block by block to where it stays.
 

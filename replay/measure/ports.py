@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from replay.engine.sums import TaskSums
 from replay.measure.parts import BusiestPort, PortBytes
+from replay.measure.pools import Pools
 from replay.model.machine.kinds import ACKS, PHASE_OF_KIND, PHASES, ROWS, among
 from replay.model.machine.resources import PORTS, ResourceClass
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
+    from replay.model.machine.machine import Machine
     from replay.model.machine.resources import Ints
 
 PORT_NAMES = tuple(port.name.lower().replace("_", "-") for port in PORTS)
@@ -42,6 +44,32 @@ def places_of(graph: TaskGraph, classes: Ints, num_ranks: int) -> tuple[Ints, in
         of_class = np.flatnonzero(classes == each)
         place[of_class] = index * num_ranks + graph.resources.owner[of_class]
     return place, num_places
+
+
+class Known(NamedTuple):
+    """What measures know of the resources of a machine, once for all that are read of it.
+
+    Attributes
+    ----------
+    classes
+        (resource,): see `Resources.classes`.
+    pools
+        The parts of the machine that they are made of.
+    places
+        Where sums are wanted, see `places_of`.
+    """
+
+    classes: Ints
+    pools: Pools
+    places: tuple[Ints, int]
+
+    @classmethod
+    def of(cls, graph: TaskGraph, machine: Machine, before: Known | None = None) -> Known:
+        """Look at the resources of a graph, unless no more have come since before."""
+        if before is not None and len(before.classes) == len(graph.resources):
+            return before
+        classes = machine.resources.classes(graph)
+        return cls(classes, Pools.of(graph, machine), places_of(graph, classes, machine.num_ranks))
 
 
 def sms_of(by_place: Ints, num_ranks: int) -> Ints:

@@ -205,7 +205,17 @@ class KernelMemory:
                 setattr(self, name, part.plain(values[name]))
         self.arrays = values
         self._words = np.array(words, np.int64)
-        self.address = self._words.__array_interface__["data"][0]
+        self.address = _address(self._words)
+
+    def put(self, **values: Any) -> None:
+        """Bind parts anew."""
+        for name, value in values.items():
+            part = self.parts[name]
+            first = self.offsets[name] // WORD_BYTES
+            self._words[first : first + part.num_words] = part.words(value)
+            if IS_PLAIN:
+                setattr(self, name, part.plain(value))
+        self.arrays |= values
 
 
 def _found(part: MemoryPart, name: str, sources: tuple[object, ...]) -> Any:
