@@ -19,6 +19,14 @@ _FEW_EDGES = 4096
 #: How much more room a column gets at a time. What is not written costs no memory: pages come when
 #: they are touched.
 _GROWTH = 4
+_FEWEST_ROWS = 256
+
+#: Smallest and largest number of each type of a column, and the next wider type.
+_LIMITS: dict[np.dtype[Any], Span] = {np.dtype(np.bool_): (0, 1)} | {
+    np.dtype(f"i{width}"): (-(1 << 8 * width - 1), (1 << 8 * width - 1) - 1)
+    for width in (1, 2, 4, 8)
+}
+_WIDER = {np.dtype(f"i{width}"): np.dtype(f"i{2 * width}") for width in (1, 2, 4)}
 
 
 def is_constant(column: npt.NDArray[Any]) -> bool:
@@ -73,7 +81,7 @@ class GrowingColumn:
         """Begin anew, expecting to need as much as before."""
         self._rows: npt.NDArray[Any] = np.empty(0, dtype)
         self._room, self._expected = room, size
-        self._least, self._most = _limits(dtype)
+        self._least, self._most = _LIMITS[dtype]
         self._filled = room  # rows that are written, those that are left free in front included
         self._value, self._count = 0, 0  # equal rows behind these, which are not
 
@@ -94,28 +102,37 @@ class GrowingColumn:
         """
         if count == 0:
             return
-        if isinstance(value, int):
-            if self._count and value == self._value:
-                self._count += count
-                return
+        if self.repeats(value):
+            self.repeat(count)
+            return
+        if self._count:
             self._write_equals()
-            self._hold(value, value)
+        if isinstance(value, int):
+            span = value, value
+        if span is not None and (span[0] < self._least or span[1] > self._most):
+            self._hold(*span)
+        if isinstance(value, int):
             self._value, self._count = value, count
         else:
-            self._write_equals()
-            if span is not None:
-                self._hold(*span)
             self._write(value, count)
 
+    def repeats(self, value: int | IntArray) -> bool:
+        """Whether the last block was this number, which is then possible again."""
+        return type(value) is int and self._count > 0 and value == self._value
+
+    def repeat(self, count: int) -> None:
+        """Add rows with the number of the last block."""
+        self._count += count
+
     def _write_equals(self) -> None:
-        if self._count:
-            count, self._count = self._count, 0
-            self._write(self._value, count)
+        count, self._count = self._count, 0
+        self._write(self._value, count)
 
     def _write(self, value: int | IntArray, count: int) -> None:
         low, high = self._filled, self._filled + count
         if high > self._rows.size:
-            self._move(self._rows.dtype, max(high, _GROWTH * self._rows.size, self._expected))
+            size = max(high, _GROWTH * self._rows.size, self._expected, _FEWEST_ROWS)
+            self._move(self._rows.dtype, size)
         self._rows[low:high] = value
         self._filled = high
 
@@ -123,10 +140,9 @@ class GrowingColumn:
         """Become wide enough for some values."""
         dtype = self._rows.dtype
         while least < self._least or most > self._most:
-            dtype = np.dtype(f"i{2 * dtype.itemsize}")
-            self._least, self._most = _limits(dtype)
-        if dtype is not self._rows.dtype:
-            self._move(dtype, self._rows.size)
+            dtype = _WIDER[dtype]
+            self._least, self._most = _LIMITS[dtype]
+        self._move(dtype, self._rows.size)
 
     def _move(self, dtype: np.dtype[Any], size: int) -> None:
         """Move what is written to new memory; what is not written costs none."""
@@ -151,7 +167,8 @@ class GrowingColumn:
             self._begin(dtype, self._room, self._expected)
             # Stride 0: one value for every row.
             return np.broadcast_to(dtype.type(value), (count,))
-        self._write_equals()
+        if self._count:
+            self._write_equals()
         rows, free = self._rows, self._room
         room_next = max(room, free)
         self._begin(dtype, room_next, room_next + count)
@@ -166,14 +183,6 @@ class GrowingColumn:
             joined -= less
         joined.flags.writeable = False
         return joined
-
-
-def _limits(dtype: np.dtype[Any]) -> Span:
-    """Smallest and largest number of a type."""
-    if dtype.kind == "b":
-        return 0, 1
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
 
 
 def in_front(rows: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[Any]:
