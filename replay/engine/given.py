@@ -113,7 +113,7 @@ def block_length(
         and (before is None or isinstance(before, int) or before.size in (1, count))
     ):
         for value in given.values():
-            if not isinstance(value, int) and value.size != count:
+            if type(value) is not int and value.size != count:  # type: ignore[union-attr]
                 break
         else:
             return int(count)
