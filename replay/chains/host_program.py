@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hwmodel import System
+    from replay.model.machine.machine import Ints
     from replay.schemes import Scheme
 
 Program = tuple[Operation, ...]
@@ -88,6 +89,27 @@ def typical_program(
     return None
 
 
+class _Outline(GraphBuilder):
+    """A graph of which nothing but the number of tasks is kept: hosts launch without the rest."""
+
+    def add(self, count: int | None = None, **fields: Any) -> Ints:
+        """Number tasks; see `GraphBuilder.add`."""
+        if count is None:
+            count = max((len(one) for one in fields.values() if np.ndim(one)), default=1)
+        first = self._num_tasks
+        self._num_tasks += count
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def _leave_out(self, *given: Any, **named: Any) -> None:
+        """Keep nothing."""
+
+    edges = take = take_until_last = touch = _leave_out
+
+    def gate(self, *given: Any, **named: Any) -> int:
+        """Keep nothing; see `GraphBuilder.gate`."""
+        return 0
+
+
 def program(scheme: Scheme, work: LayerWork, system: System) -> Program:
     """Build a layer and read its program, kernels of one name in a row as one entry.
 
@@ -97,7 +119,7 @@ def program(scheme: Scheme, work: LayerWork, system: System) -> Program:
         If the scheme refuses the layer, or its code fails.
     """
     check_code_for(scheme, work, system)
-    machine = Machine(system, GraphBuilder(KIND_NAMES), work.num_ranks, scheme.uplinks)
+    machine = Machine(system, _Outline(KIND_NAMES), work.num_ranks, scheme.uplinks)
     with faults_of(scheme):
         scheme.build(work, machine, machine.mark(machine.ranks))
     found: list[Operation] = []
