@@ -94,6 +94,9 @@ def ps_from_us(value_us: float | int) -> int:
     return ceil_fraction(exact(value_us) * PS_PER_US)
 
 
+_INT64 = np.dtype(np.int64)
+
+
 def whole(value: Any, name: str) -> Any:
     """Check a count: a non-negative int, or an array of them, as int or int64 array.
 
@@ -116,11 +119,12 @@ def whole(value: Any, name: str) -> Any:
             raise UserError(message)
         return number
     array = np.asarray(value)
-    if array.dtype.kind not in "iu" and array.size:
-        message = f"{name} must be whole numbers; got dtype {array.dtype}"
-        raise UserError(message)
-    array = array.astype(np.int64, copy=False)
-    if array.size and int(array.min()) < 0:
+    if array.dtype is not _INT64:
+        if array.dtype.kind not in "iu" and array.size:
+            message = f"{name} must be whole numbers; got dtype {array.dtype}"
+            raise UserError(message)
+        array = array.astype(np.int64, copy=False)
+    if array.size and np.minimum.reduce(array, axis=None) < 0:
         message = f"{name} must not be negative; got {int(array.min())}"
         raise UserError(message)
     return array

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hwmodel import System
+    from replay.model.machine.machine import Ints
     from replay.schemes import Scheme
 
 Program = tuple[Operation, ...]
@@ -35,6 +36,9 @@ SYSTEMS = {"cuda": "dgx-h100", "cann": "atlas-800t-a2"}
 """Machines of a typical layer, by platform."""
 
 RANKS, EXPERTS, TOP_K = 8, 256, 8
+FEW_EXPERTS = RANKS * TOP_K
+"""Experts where only the order of kernels and waits is asked for: a token for each GPU."""
+
 TYPES = (
     Precision("fp8"),
     Precision("fp8", combine="fp8"),
@@ -46,17 +50,22 @@ TYPES = (
 
 
 @cache
-def typical_layer(types: Precision, is_backward: bool) -> LayerWork:
+def typical_layer(types: Precision, is_backward: bool, num_experts: int = EXPERTS) -> LayerWork:
     """A layer in which every expert has a row."""
-    tokens = EXPERTS // TOP_K
-    ids = np.arange(EXPERTS, dtype=np.int32).reshape(tokens, TOP_K)
+    tokens = num_experts // TOP_K
+    ids = np.arange(num_experts, dtype=np.int32).reshape(tokens, TOP_K)
     owner = (np.arange(tokens) * RANKS // tokens).astype(np.int32)
-    placed, shape = place("contiguous", EXPERTS, RANKS), ExpertShape(hidden=256, intermediate=128)
+    placed = place("contiguous", num_experts, RANKS)
+    shape = ExpertShape(hidden=256, intermediate=128)
     return LayerWork(ids, owner, placed, shape, types, is_backward=is_backward)
 
 
 def typical_program(
-    scheme: Scheme, *, is_backward: bool = False, system: System | None = None
+    scheme: Scheme,
+    *,
+    is_backward: bool = False,
+    system: System | None = None,
+    num_experts: int = EXPERTS,
 ) -> Program | None:
     """List the kernels of a typical layer and the waits of its host, in their order.
 
@@ -65,6 +74,8 @@ def typical_program(
     system
         Machine that the layer is built for, since options may ask for more SMs than others have.
         None, or one of fewer GPUs than the layer has, takes one of the scheme's platform.
+    num_experts
+        Experts of the layer, as many as `FEW_EXPERTS` at least.
 
     Returns
     -------
@@ -74,8 +85,29 @@ def typical_program(
         system = hwmodel.load(SYSTEMS[scheme.platform or "cuda"])
     for types in TYPES:
         with suppress(UserError):
-            return program(scheme, typical_layer(types, is_backward), system)
+            return program(scheme, typical_layer(types, is_backward, num_experts), system)
     return None
+
+
+class _Outline(GraphBuilder):
+    """A graph of which nothing but the number of tasks is kept: hosts launch without the rest."""
+
+    def add(self, count: int | None = None, **fields: Any) -> Ints:
+        """Number tasks; see `GraphBuilder.add`."""
+        if count is None:
+            count = max((len(one) for one in fields.values() if np.ndim(one)), default=1)
+        first = self._num_tasks
+        self._num_tasks += count
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def _leave_out(self, *given: Any, **named: Any) -> None:
+        """Keep nothing."""
+
+    edges = take = take_until_last = touch = _leave_out
+
+    def gate(self, *given: Any, **named: Any) -> int:
+        """Keep nothing; see `GraphBuilder.gate`."""
+        return 0
 
 
 def program(scheme: Scheme, work: LayerWork, system: System) -> Program:
@@ -87,7 +119,7 @@ def program(scheme: Scheme, work: LayerWork, system: System) -> Program:
         If the scheme refuses the layer, or its code fails.
     """
     check_code_for(scheme, work, system)
-    machine = Machine(system, GraphBuilder(KIND_NAMES), work.num_ranks, scheme.uplinks)
+    machine = Machine(system, _Outline(KIND_NAMES), work.num_ranks, scheme.uplinks)
     with faults_of(scheme):
         scheme.build(work, machine, machine.mark(machine.ranks))
     found: list[Operation] = []
@@ -102,6 +134,20 @@ def program(scheme: Scheme, work: LayerWork, system: System) -> Program:
 def num_kernels(operations: Iterable[Operation]) -> int:
     """Kernels of a program."""
     return sum(one.launches for one in operations)
+
+
+def is_captured(scheme: Scheme, passes: Iterable[bool], system: System) -> bool:
+    """Whether a CUDA graph can hold a scheme's layers: no host waits in any of the passes.
+
+    How many experts a layer has does not change where hosts wait, so that few do, where a scheme
+    takes so few.
+    """
+    by_pass = (
+        typical_program(scheme, is_backward=one, system=system, num_experts=FEW_EXPERTS)
+        or typical_program(scheme, is_backward=one, system=system)
+        for one in passes
+    )
+    return all(map(can_be_captured, by_pass))
 
 
 def can_be_captured(operations: Program | None) -> bool:

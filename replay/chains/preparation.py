@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.chains.chain import ChainLink, MicroBatch
-from replay.chains.host_program import can_be_captured, typical_program
+from replay.chains.host_program import is_captured
 from replay.chains.jitter import read
 from replay.chains.kernel_streams import staged
 from replay.chains.layer_stacks import calls_of, stack_of
@@ -188,8 +188,7 @@ def _sampled(link: ChainLink, domains: Domains, number: int) -> LayerWork:
 
 def _launch(settings: ChainSettings, scheme: Scheme, system: System, batch: Batch) -> Launch:
     """Give how kernels are launched where it is not said: decode is captured if it can be."""
-    programs = (typical_program(scheme, is_backward=one, system=system) for one in settings.passes)
-    captured = batch.phase == "decode" and all(map(can_be_captured, programs))
+    captured = batch.phase == "decode" and is_captured(scheme, settings.passes, system)
     return "graph" if captured else "eager"
 
 

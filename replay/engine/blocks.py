@@ -26,6 +26,10 @@ MOST_EXTRA_PS = 2**59
 #: Most units that a table has room for.
 MOST_UNITS = 2**60
 
+#: Numbers that tasks have.
+TASKS = (0, INT32_MAX)
+_WORDS = {"released_by": "releasing task", "charged": "charged task"}
+
 Given = dict[str, int | IntArray]
 GateBlock = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
 
@@ -81,14 +85,13 @@ class TakeBlocks:
             "released_by": as_ints("released_by", by),
             "share": as_ints("share", share),
         }
-        first = len(self._columns["task"])
-        check_range("task", given["task"], 0, INT32_MAX, first, "take")
-        check_range("releasing task", given["released_by"], 0, INT32_MAX, first, "take")
-        spans = {
-            "pool": check_range("pool", given["pool"], 0, num_pools - 1, first, "take"),
-            "units": check_range("units", given["units"], least, INT64_MAX, first, "take"),
+        limits = {
+            "task": TASKS,
+            "released_by": TASKS,
+            "pool": (0, num_pools - 1),
+            "units": (least, INT64_MAX),
         }
-        _append(self._columns, given, spans)
+        _append(self._columns, given, limits, "take")
 
     def join(self, room: int = 0, first: int = 0) -> CreditTakes:
         """All takes, in the order given; they are given up here.
@@ -144,17 +147,15 @@ class TouchBlocks:
             "charged": touching if charged is None else as_ints("charged", charged),
             "drops": as_ints("drops", drops),
         }
-        first = len(self._columns["task"])
-        check_range("task", given["task"], 0, INT32_MAX, first, "touch")
-        check_range("charged task", given["charged"], 0, INT32_MAX, first, "touch")
-        spans = {
-            "table": check_range("table", given["table"], 0, num_tables - 1, first, "touch"),
-            "key": check_range("key", given["key"], 0, INT64_MAX, first, "touch"),
-            "units": check_range("units", given["units"], 1, MOST_UNITS, first, "touch"),
+        limits = {
+            "task": TASKS,
+            "charged": TASKS,
+            "table": (0, num_tables - 1),
+            "key": (0, INT64_MAX),
+            "units": (1, MOST_UNITS),
+            **dict.fromkeys(costs, (0, MOST_EXTRA_PS)),
         }
-        for name in costs:
-            spans[name] = check_range(name, given[name], 0, MOST_EXTRA_PS, first, "touch")
-        _append(self._columns, given, spans)
+        _append(self._columns, given, limits, "touch")
 
     def join(self, room: int = 0, first: int = 0) -> Touches:
         """All touches, in the order given; see `TakeBlocks.join`."""
@@ -169,9 +170,16 @@ def _joined(
     }
 
 
-def _append(columns: dict[str, GrowingColumn], given: Given, spans: dict[str, Span]) -> None:
-    """Add one block to all columns."""
-    count = broadcast_length(given)
+def _append(
+    columns: dict[str, GrowingColumn], given: Given, limits: dict[str, Span], what: str
+) -> None:
+    """Check one block and add it to all columns; what has no limits may be anything."""
+    count, first = broadcast_length(given), len(columns["task"])
+    spans = {
+        name: check_range(_WORDS.get(name, name), value, *limits[name], first, what)
+        for name, value in given.items()
+        if name in limits and not columns[name].repeats(value)
+    }
     for name, column in columns.items():
         column.append(stretch(given[name], count), count, spans.get(name))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from replay.engine.columns import order_of
 from replay.engine.piece import Recent
 from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
 from replay.engine.timeline import sum_by
@@ -29,7 +30,7 @@ def least_work_ps(graph: TaskGraph, own: Int64s | None = None) -> Int64s:
         port = graph.tables.port[touches.table]
         total += sum_by(port, touches.port_duration_ps, len(graph.resources))
         backed = np.flatnonzero(graph.tables.backing[touches.table] >= 0)
-        order = backed[np.lexsort((touches.key[backed], touches.table[backed]))]
+        order = backed[order_of(touches.table[backed], touches.key[backed])]
         table, key = touches.table[order], touches.key[order]
         firsts = np.flatnonzero((np.diff(table, prepend=-1) != 0) | (np.diff(key, prepend=-1) != 0))
         if firsts.size:

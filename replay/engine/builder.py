@@ -166,17 +166,20 @@ class GraphBuilder(Supplies):
             If lengths differ or a value is not possible, naming the task.
         """
         self._check_open()
-        given: dict[str, int | IntArray] = {
-            "resource": as_ints("resource", resource),
-            "kind": as_ints("kind", kind),
-            "duration_ps": as_ints("duration_ps", duration_ps),
-            "latency_ps": as_ints("latency_ps", latency_ps),
-            "priority": as_ints("priority", priority),
-            "payload_bytes": as_ints("payload_bytes", payload_bytes),
-            "wire_bytes": as_ints("wire_bytes", wire_bytes),
-            "rank": as_ints("rank", rank),
-            "tag": as_ints("tag", tag),
+        given: dict[str, Any] = {
+            "resource": resource,
+            "kind": kind,
+            "duration_ps": duration_ps,
+            "latency_ps": latency_ps,
+            "priority": priority,
+            "payload_bytes": payload_bytes,
+            "wire_bytes": wire_bytes,
+            "rank": rank,
+            "tag": tag,
         }
+        for name, value in given.items():
+            if type(value) is not int:
+                given[name] = as_ints(name, value)
         before = None if after is None else as_ints("after", after)
         count = block_length(count, given, before)
         first = self._num_tasks
@@ -186,20 +189,22 @@ class GraphBuilder(Supplies):
             message = f"{first + count} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
         self._limits["resource"] = (NULL_RESOURCE, len(self._resources) - 1)
-        spans: dict[str, Span | None] = {}
-        for name, value in given.items():
-            low, high = self._limits[name]
-            # Numbers are looked at here: a block has few rows, and nine fields.
-            is_fine = type(value) is int and low <= value <= high
-            spans[name] = None if is_fine else check_range(name, value, low, high, first)
-        self._num_tasks += count
+        spans: dict[str, Span] = {}
         for name, column in self._fields.items():
-            column.append(given[name], count, spans[name])
+            if not column.repeats(given[name]):
+                low, high = self._limits[name]
+                spans[name] = check_range(name, given[name], low, high, first)
         if before is not None and count:
             if not isinstance(before, int) and before.size == 1 and count != 1:
                 before = int(before[0])
             check_range("after", before, 0, INT32_MAX, 0, "row")
             self._edges.append(before, range(first, first + count), count)
+        self._num_tasks += count
+        for name, column in self._fields.items():
+            if name in spans:
+                column.append(given[name], count, spans[name])
+            else:
+                column.repeat(count)
         return np.arange(first, first + count, dtype=np.int64)
 
     def _without(self, given: dict[str, int | IntArray], count: int) -> dict[str, int | IntArray]:
@@ -217,11 +222,11 @@ class GraphBuilder(Supplies):
     def edges(self, src: Ints, dst: Ints) -> None:
         """Add edges: each ``dst`` waits until its ``src`` is visible; arrays broadcast."""
         self._check_open()
-        sources, targets = as_ints("src", src), as_ints("dst", dst)
-        count = broadcast_length({"src": sources, "dst": targets})
-        check_range("src", sources, 0, INT32_MAX, 0, "edge")
-        check_range("dst", targets, 0, INT32_MAX, 0, "edge")
-        self._edges.append(stretch(sources, count), stretch(targets, count), count)
+        ends = {"src": as_ints("src", src), "dst": as_ints("dst", dst)}
+        count = broadcast_length(ends)
+        for name, tasks in ends.items():
+            check_range(name, tasks, 0, INT32_MAX, 0, "edge")
+        self._edges.append(*(stretch(tasks, count) for tasks in ends.values()), count)
 
     def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
         """Add one task that waits for all of ``ids`` and return its id."""

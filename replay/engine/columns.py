@@ -15,10 +15,18 @@ Span: TypeAlias = "tuple[int, int]"
 #: One end of a block of edges, (column, slope): ``column[i] + i * slope`` of edge ``i``.
 End: TypeAlias = tuple[IntArray, int]
 
-_FEW_EDGES = 512
+_FEW_EDGES = 4096
 #: How much more room a column gets at a time. What is not written costs no memory: pages come when
 #: they are touched.
 _GROWTH = 4
+_FEWEST_ROWS = 256
+
+#: Smallest and largest number of each type of a column, and the next wider type.
+_LIMITS: dict[np.dtype[Any], Span] = {np.dtype(np.bool_): (0, 1)} | {
+    np.dtype(f"i{width}"): (-(1 << 8 * width - 1), (1 << 8 * width - 1) - 1)
+    for width in (1, 2, 4, 8)
+}
+_WIDER = {np.dtype(f"i{width}"): np.dtype(f"i{2 * width}") for width in (1, 2, 4)}
 
 
 def is_constant(column: npt.NDArray[Any]) -> bool:
@@ -34,6 +42,15 @@ def every(count: int) -> npt.NDArray[np.bool_]:
 def stored(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The rows of a column that are stored: the first where it is one value."""
     return column[:1] if is_constant(column) else column
+
+
+def order_of(owner: IntArray, time: IntArray) -> IntArray:
+    """Order of (owner, time); one sort of one number where both fit into it."""
+    span = int(time.max(initial=0)) + 1
+    if (int(owner.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
+        return np.lexsort((time, owner))
+    # Said outright: numpy before 2 keeps 32 bits in a product of 32-bit numbers and one number.
+    return np.argsort(owner.astype(np.int64) * span + time, kind="stable")
 
 
 class GrowingColumn:
@@ -64,7 +81,7 @@ class GrowingColumn:
         """Begin anew, expecting to need as much as before."""
         self._rows: npt.NDArray[Any] = np.empty(0, dtype)
         self._room, self._expected = room, size
-        self._least, self._most = _limits(dtype)
+        self._least, self._most = _LIMITS[dtype]
         self._filled = room  # rows that are written, those that are left free in front included
         self._value, self._count = 0, 0  # equal rows behind these, which are not
 
@@ -85,28 +102,37 @@ class GrowingColumn:
         """
         if count == 0:
             return
-        if isinstance(value, int):
-            if self._count and value == self._value:
-                self._count += count
-                return
+        if self.repeats(value):
+            self.repeat(count)
+            return
+        if self._count:
             self._write_equals()
-            self._hold(value, value)
+        if isinstance(value, int):
+            span = value, value
+        if span is not None and (span[0] < self._least or span[1] > self._most):
+            self._hold(*span)
+        if isinstance(value, int):
             self._value, self._count = value, count
         else:
-            self._write_equals()
-            if span is not None:
-                self._hold(*span)
             self._write(value, count)
 
+    def repeats(self, value: int | IntArray) -> bool:
+        """Whether the last block was this number, which is then possible again."""
+        return type(value) is int and self._count > 0 and value == self._value
+
+    def repeat(self, count: int) -> None:
+        """Add rows with the number of the last block."""
+        self._count += count
+
     def _write_equals(self) -> None:
-        if self._count:
-            count, self._count = self._count, 0
-            self._write(self._value, count)
+        count, self._count = self._count, 0
+        self._write(self._value, count)
 
     def _write(self, value: int | IntArray, count: int) -> None:
         low, high = self._filled, self._filled + count
         if high > self._rows.size:
-            self._move(self._rows.dtype, max(high, _GROWTH * self._rows.size, self._expected))
+            size = max(high, _GROWTH * self._rows.size, self._expected, _FEWEST_ROWS)
+            self._move(self._rows.dtype, size)
         self._rows[low:high] = value
         self._filled = high
 
@@ -114,10 +140,9 @@ class GrowingColumn:
         """Become wide enough for some values."""
         dtype = self._rows.dtype
         while least < self._least or most > self._most:
-            dtype = np.dtype(f"i{2 * dtype.itemsize}")
-            self._least, self._most = _limits(dtype)
-        if dtype is not self._rows.dtype:
-            self._move(dtype, self._rows.size)
+            dtype = _WIDER[dtype]
+            self._least, self._most = _LIMITS[dtype]
+        self._move(dtype, self._rows.size)
 
     def _move(self, dtype: np.dtype[Any], size: int) -> None:
         """Move what is written to new memory; what is not written costs none."""
@@ -142,7 +167,8 @@ class GrowingColumn:
             self._begin(dtype, self._room, self._expected)
             # Stride 0: one value for every row.
             return np.broadcast_to(dtype.type(value), (count,))
-        self._write_equals()
+        if self._count:
+            self._write_equals()
         rows, free = self._rows, self._room
         room_next = max(room, free)
         self._begin(dtype, room_next, room_next + count)
@@ -157,14 +183,6 @@ class GrowingColumn:
             joined -= less
         joined.flags.writeable = False
         return joined
-
-
-def _limits(dtype: np.dtype[Any]) -> Span:
-    """Smallest and largest number of a type."""
-    if dtype.kind == "b":
-        return 0, 1
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
 
 
 def in_front(rows: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -206,8 +224,7 @@ class EdgeBlocks:
 
     def __init__(self) -> None:
         self._blocks: list[tuple[int, End, End]] = []
-        self._sources: list[int] = []  # of few edges at a time, not yet in a block
-        self._targets: list[int] = []
+        self._few: list[tuple[IntArray, IntArray]] = []  # ends of few edges, not yet in a block
         self._count = 0
 
     def __len__(self) -> int:
@@ -220,8 +237,7 @@ class EdgeBlocks:
             self._close()
             self._blocks.append((count, _end(src, count), _end(dst, count)))
         elif count:
-            self._sources += _listed(src, count)
-            self._targets += _listed(dst, count)
+            self._few.append((_column(src, count), _column(dst, count)))
 
     def pop_all(self) -> list[tuple[int, End, End]]:
         """Blocks of (count, source, target), in the order given; they are forgotten here."""
@@ -263,17 +279,17 @@ class EdgeBlocks:
 
     def _close(self) -> None:
         """Make a block of what is not yet in one."""
-        if self._sources:
-            src, dst = (np.array(ids, np.int32) for ids in (self._sources, self._targets))
-            self._blocks.append((len(self._sources), (src, 0), (dst, 0)))
-            self._sources, self._targets = [], []
+        if self._few:
+            src, dst = (np.concatenate(ends) for ends in zip(*self._few, strict=True))
+            self._blocks.append((src.size, (src, 0), (dst, 0)))
+            self._few = []
 
 
-def _listed(ids: int | IntArray | range, count: int) -> list[int]:
+def _column(ids: int | IntArray | range, count: int) -> IntArray:
     """One end of each of a few edges."""
-    if isinstance(ids, int):
-        return [ids] * count
-    return list(ids) if isinstance(ids, range) else ids.tolist()
+    if isinstance(ids, range):
+        return np.arange(ids.start, ids.stop, dtype=np.int32)
+    return np.full(count, ids, np.int32) if isinstance(ids, int) else ids.astype(np.int32)
 
 
 def _end(ids: int | IntArray | range, count: int) -> End:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replay.engine.columns import IntArray, every
+from replay.engine.columns import IntArray, every, order_of
 from replay.engine.taskgraph import LINE, NEVER, Bools, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
 
@@ -307,7 +307,7 @@ class ServedTasks:
     def __init__(
         self, resource: IntArray, kind: IntArray, start_ps: Int64s, end_ps: Int64s
     ) -> None:
-        order = _order_of(resource, start_ps)
+        order = order_of(resource, start_ps)
         resource, self._kind = resource[order], kind[order]
         self._start_ps, self._end_ps = start_ps[order], end_ps[order]
         size = int(resource.max(initial=-1)) + 1
@@ -388,15 +388,6 @@ class ServedTasks:
         serves = np.flatnonzero(self._end_ps[near] > low) + near.start
         begin = np.maximum(self._start_ps[serves], low)
         return self._kind[serves], begin, np.minimum(self._end_ps[serves], high)
-
-
-def _order_of(owner: IntArray, time: Int64s) -> IntArray:
-    """Order of (owner, time); one sort of one number where both fit into it."""
-    span = int(time.max(initial=0)) + 1
-    if (int(owner.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
-        return np.lexsort((time, owner))
-    # Said outright: numpy before 2 keeps 32 bits in a product of 32-bit numbers and one number.
-    return np.argsort(owner.astype(np.int64) * span + time, kind="stable")
 
 
 def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:

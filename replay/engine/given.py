@@ -12,6 +12,7 @@ from replay.engine.errors import GraphError
 Ints: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
 
 _FEW_ROWS = 64
+_INT64 = np.dtype(np.int64)
 
 
 def as_ints(name: str, value: Ints) -> int | IntArray:
@@ -33,7 +34,10 @@ def as_ints(name: str, value: Ints) -> int | IntArray:
     GraphError
         If the value is not made of whole numbers or has more than one dimension.
     """
-    if type(value) is int:  # nearly all fields of nearly all blocks
+    # Nearly all fields of nearly all blocks are one of these.
+    if type(value) is int or (
+        type(value) is np.ndarray and value.dtype is _INT64 and value.ndim == 1
+    ):
         return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
         return int(value)
@@ -85,12 +89,11 @@ def check_range(
     elif value.size == 0:
         return low, low
     else:
-        # Python is faster with few numbers, which is what most blocks have, and a ufunc's own
-        # reduction faster than the function around it.
-        is_few = value.size <= _FEW_ROWS
-        of_few: Any = value.tolist() if is_few else None
-        least = min(of_few) if is_few else int(np.minimum.reduce(value))
-        most = max(of_few) if is_few else int(np.maximum.reduce(value))
+        if value.size <= _FEW_ROWS:  # which most blocks have; Python is faster with these
+            rows: list[int] = value.tolist()
+            least, most = min(rows), max(rows)
+        else:
+            least, most = int(np.minimum.reduce(value)), int(np.maximum.reduce(value))
         if least >= low and most <= high:
             return least, most
         # NumPy compares unsigned 64-bit numbers with Python ints exactly.
@@ -104,6 +107,16 @@ def block_length(
     count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None
 ) -> int:
     """Length of a block: the given count, or what the arrays agree on."""
+    if (
+        count is not None
+        and count >= 0
+        and (before is None or isinstance(before, int) or before.size in (1, count))
+    ):
+        for value in given.values():
+            if type(value) is not int and value.size != count:  # type: ignore[union-attr]
+                break
+        else:
+            return int(count)
     sizes = {name: value.size for name, value in given.items() if not isinstance(value, int)}
     if before is not None and not isinstance(before, int) and (before.size != 1 or not sizes):
         sizes["after"] = before.size

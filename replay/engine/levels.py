@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -79,12 +79,11 @@ class Levels:
     def __init__(self, num_owners: int, blocks: list[Block]) -> None:
         from replay.engine.kernels.changes import count_changes, sum_changes
 
-        self._blocks = blocks
         rows, last = np.zeros(num_owners, np.int64), np.zeros(num_owners, np.int64)
         first = np.full(num_owners, np.iinfo(np.int64).max)
-        self._parts = {"rows": rows, "first": first, "last": last}
-        for block in blocks:
-            count_changes(_memory(block, **self._parts))
+        self._memories = [_memory(block, rows, first, last) for block in blocks]
+        for memory in self._memories:
+            count_changes(memory)
         length = np.where(rows > 0, last - first, 0)
         # The shortest powers of two of which an owner's time has no more than it should.
         wanted = np.maximum(rows // PER_WINDOW, 1)
@@ -93,9 +92,9 @@ class Levels:
         self._owner = np.repeat(np.arange(num_owners), windows)
         self._base = np.cumsum(windows) - windows
         sums = np.zeros((len(self._owner), 3), np.int64)
-        self._parts |= {"base": self._base, "shift": shift, "windows": sums.reshape(-1)}
-        for block in blocks:
-            sum_changes(_memory(block, **self._parts))
+        for memory in self._memories:
+            memory.put(base=self._base, shift=shift, windows=sums.reshape(-1))
+            sum_changes(memory)
         self._count, self._net, self._gained = sums.T
         total = np.cumsum(self._net)
         self._after = total - (total - self._net)[self._base[self._owner]]
@@ -153,44 +152,50 @@ class Levels:
         if not rows:
             return window, time, change
         # Changes of windows that are not wanted count through what each window begins with.
-        parts = {
-            **self._parts,
-            "num_windows": count.size,
-            "is_wanted": is_wanted.view(np.int8),
-            "place": np.cumsum(count) - count,
-            "before": self._after - self._net,
-            "found_time": time,
-            "found_change": change,
-            "found_window": window,
-        }
-        for block in self._blocks:
-            find_changes(_memory(block, **parts))
-        some = slice(0, settle_changes(_memory(self._blocks[0], **parts)))
+        place, before = np.cumsum(count) - count, self._after - self._net
+        for memory in self._memories:
+            memory.put(
+                num_windows=count.size,
+                is_wanted=is_wanted.view(np.int8),
+                place=place,
+                before=before,
+                found_time=time,
+                found_change=change,
+                found_window=window,
+            )
+            find_changes(memory)
+        some = slice(0, settle_changes(self._memories[0]))
         return window[some], time[some], change[some]
 
 
-_LATER = (
-    "base", "shift", "windows", "place", "before", "found_time", "found_change", "found_window",
-)  # fmt: skip
+_NONE = np.zeros(0, np.int64)
 
 
-def _memory(block: Block, **parts: Any) -> Changes:
-    """A block of changes, and what a kernel needs beside it."""
+def _memory(block: Block, rows: Int64s, first: Int64s, last: Int64s) -> Changes:
+    """A block of changes, and what is known of their owners; the rest is put in later."""
     from replay.engine.kernels.changes import Changes
 
-    for name in _LATER:
-        parts.setdefault(name, np.zeros(0, np.int64))
-    parts.setdefault("is_wanted", np.zeros(0, np.int8))
-    parts.setdefault("num_windows", 0)
     return Changes(
         num_rows=block.owner.size,
         owner=np.ascontiguousarray(block.owner),
         by_task=block.task is not None,
-        task=np.zeros(0, np.int32) if block.task is None else np.ascontiguousarray(block.task),
+        task=_NONE.astype(np.int32) if block.task is None else np.ascontiguousarray(block.task),
         time=np.ascontiguousarray(block.time),
         change=np.broadcast_to(block.change, block.owner.shape),
         sign=block.sign,
-        **parts,
+        rows=rows,
+        first=first,
+        last=last,
+        base=_NONE,
+        shift=_NONE,
+        windows=_NONE,
+        num_windows=0,
+        is_wanted=_NONE.astype(np.int8),
+        place=_NONE,
+        before=_NONE,
+        found_time=_NONE,
+        found_change=_NONE,
+        found_window=_NONE,
     )
 
 

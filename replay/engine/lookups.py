@@ -15,6 +15,9 @@ from replay.engine.state import Keys
 from replay.engine.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 
 _CACHE_LINE = 64
+_ROOM = 256
+#: How much larger a table of triples becomes when it is full.
+GROWTH = 4
 
 Records = npt.NDArray[Any]
 
@@ -64,7 +67,7 @@ def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str,
     records = np.empty(len(touches), layout.TOUCH.dtype)
     forms = prices = costs = np.zeros(0, layout.TRIPLE.dtype)
     sizes = np.zeros(3, np.int64)
-    place, room = 0, 64
+    place, room = 0, _ROOM
     while place < len(touches):
         forms, form_table = grown(forms, room, int(sizes[layout.FORMS]))
         prices, price_table = grown(prices, room, int(sizes[layout.PRICES]))
@@ -86,7 +89,7 @@ def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str,
             sizes=sizes,
         )
         place = pack_touches(touching)
-        room *= 2
+        room *= GROWTH
     return {
         "touches": records,
         "forms": forms[: sizes[layout.FORMS]].view(layout.FORM.dtype),
@@ -110,7 +113,8 @@ def grown(triples: Records, room: int, size: int) -> tuple[Records, Int32s]:
     larger = np.zeros(room, layout.TRIPLE.dtype)
     larger[:size] = triples[:size]
     table = np.full(2 * room, -1, np.int32)
-    rehash(Triples(size=size, room=room, triples=larger, table=table))
+    if size:
+        rehash(Triples(size=size, room=room, triples=larger, table=table))
     return larger, table
 
 
@@ -143,7 +147,7 @@ def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, 
                 sizes=sizes,
             )
             row = number_keys(naming)
-            room *= 2
+            room *= GROWTH
     return of_touch, of_known, int(sizes[0])
 
 

@@ -16,13 +16,16 @@ from replay.engine.errors import EngineError
 from replay.engine.kernels import layout as k
 from replay.engine.kernels.edges import group_rows
 from replay.engine.kernels.packing import Surveyed, Unpacking, pack, survey, unpack
-from replay.engine.lookups import aligned, grown, table_parts, turn_takers
+from replay.engine.lookups import GROWTH, aligned, grown, table_parts, turn_takers
 from replay.engine.resuming import add_channel_of_returns, restore
 from replay.engine.state import Laid, State
 from replay.engine.taskgraph import Int64s, TaskGraph
 
 Bools = npt.NDArray[np.bool_]
 Parts = dict[str, Any]
+
+#: Lanes, needs and ways that a graph has room for at first; most have fewer.
+_ROOM = 511
 
 
 def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.RunPlan, Laid]:
@@ -224,7 +227,7 @@ def _pack(
     sizes = np.zeros(5, np.int64)
     lanes = nodes = ways = np.zeros(0, k.TRIPLE.dtype)
     lane_tasks = np.zeros(0, np.int64)
-    room = 1 << (64 + most[0] + sum(most)).bit_length()
+    room = 1 << (_ROOM + most[0] + sum(most)).bit_length()
     task = 0
     while True:
         # The tables grow together until no task finds one full.
@@ -260,7 +263,7 @@ def _pack(
         task = pack(packing)
         if task == num_tasks:
             break
-        room *= 2
+        room *= GROWTH
     num_lanes = int(sizes[k.LANES])
     return SimpleNamespace(
         tasks=tasks,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
+
+import numpy as np
 
 from replay.engine.blocks import INT32_MAX, INT64_MAX, MOST_EXTRA_PS, MOST_UNITS
 from replay.engine.errors import GraphError
-from replay.engine.taskgraph import DISCIPLINES, LINE, POLICIES
+from replay.engine.taskgraph import DISCIPLINES, LINE, POLICIES, Int64s
 
 
 class Supplies:
@@ -55,15 +58,38 @@ class Supplies:
         GraphError
             If ``servers`` is not positive or the discipline unknown.
         """
-        rule = _index(discipline, DISCIPLINES, f"discipline of resource {name!r}")
+        return int(self.resources([(name, owner)], group, servers, discipline)[0])
+
+    def resources(
+        self,
+        names: Iterable[tuple[str, int]],
+        group: str,
+        servers: int = 1,
+        discipline: Literal["fifo", "voq", "turns", "line"] = "fifo",
+    ) -> Int64s:
+        """Add several of one group; parameters as of :meth:`resource`.
+
+        Parameters
+        ----------
+        names
+            Name and owner of each.
+
+        Returns
+        -------
+        The resources' indices (resource,).
+        """
+        first, several = len(self._resources), list(names)
+        what = f"resource {(several[0][0] if several else group)!r}"
+        rule = _index(discipline, DISCIPLINES, f"discipline of {what}")
         if not 1 <= servers <= INT32_MAX:
-            message = f"resource {name!r} has {servers} servers; possible: 1 to {INT32_MAX}"
+            message = f"{what} has {servers} servers; possible: 1 to {INT32_MAX}"
             raise GraphError(message)
         if rule == LINE and servers > 1:
-            message = f"resource {name!r} has {servers} servers; a line has one"
+            message = f"{what} has {servers} servers; a line has one"
             raise GraphError(message)
-        self._resources.append((name, group, int(servers), rule, int(owner)))
-        return len(self._resources) - 1
+        count = int(servers)
+        self._resources += [(name, group, count, rule, int(owner)) for name, owner in several]
+        return np.arange(first, len(self._resources), dtype=np.int64)
 
     def credit_pool(self, name: str, capacity: int, group: str = "") -> int:
         """Add a counting pool of ``capacity`` units and return its index; groups are for reports.

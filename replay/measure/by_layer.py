@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.sums import TaskSums
-from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place, places_of
+from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place
 from replay.measure.token_latency import us
-from replay.model.machine.kinds import PHASES, phase_index
+from replay.model.machine.kinds import PHASE_OF_KIND, PHASES
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
     from replay.measure.parts import PortBytes
+    from replay.measure.ports import Known
     from replay.measure.progress import Progress
     from replay.model.machine.machine import Machine
     from replay.model.machine.resources import Ints
@@ -53,7 +54,7 @@ class ByLayer:
         self._first = np.zeros((0, len(PHASES)), np.int64)
         self._last = np.zeros((0, len(PHASES)), np.int64)
 
-    def begin(self, graph: TaskGraph, first_task: int, layer: Ints | Int32s) -> None:
+    def begin(self, graph: TaskGraph, first_task: int, layer: Ints | Int32s, known: Known) -> None:
         """Add up the bytes of a part.
 
         Parameters
@@ -68,30 +69,26 @@ class ByLayer:
         self._evicted += [0] * more
         self._first = np.pad(self._first, ((0, more), (0, 0)), constant_values=NEVER)
         self._last = np.pad(self._last, ((0, more), (0, 0)), constant_values=-1)
-        classes = self._machine.resources.classes(graph)
-        place = places_of(graph, classes, self._machine.num_ranks)
         nothing = np.zeros(0, np.int64)
         for one in np.flatnonzero(np.bincount(layer + 1)[1:]).tolist():
-            sums = TaskSums.of(graph, *place, is_counted=layer == one)
+            sums = TaskSums.of(graph, *known.places, is_counted=layer == one)
             sums = dataclasses.replace(sums, work_ps=nothing, busy_ps=nothing)
             before = self._sums[one]
             self._sums[one] = sums if before is None else before + sums
 
-    def read(self, progress: Progress, charged: Ints, nbytes: Ints) -> None:
+    def read(self, progress: Progress, charged: Ints, nbytes: Ints, known: Known) -> None:
         """Go on with a piece, in which evictions put so many bytes on the ports of some tasks."""
         timeline, graph = progress.timeline, progress.timeline.graph
         layer = self._layer_of_task(progress)
-        phase = phase_index(graph.kind)
+        phase = PHASE_OF_KIND[graph.kind]
         some = np.flatnonzero(progress.owned(np.where(phase >= 0, layer, -1).astype(np.int32)) >= 0)
         key = layer[some] * len(PHASES) + phase[some]
         np.minimum.at(self._first.reshape(-1), key, timeline.start_ps[some])
         np.maximum.at(self._last.reshape(-1), key, timeline.visible_ps[some])
-        classes = self._machine.resources.classes(graph)
-        place = places_of(graph, classes, self._machine.num_ranks)
         of_charged = layer[charged]
         for one in np.unique(of_charged[of_charged >= 0]).tolist():
             of = of_charged == one
-            self._evicted[one] += evicted_by_place(graph, *place, charged[of], nbytes[of])
+            self._evicted[one] += evicted_by_place(graph, *known.places, charged[of], nbytes[of])
 
     def _layer_of_task(self, progress: Progress) -> Int32s:
         if progress.ids is None:

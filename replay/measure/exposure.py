@@ -5,7 +5,6 @@ MEASURES.md defines each number, with an example worked by hand.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -37,6 +36,20 @@ MOVING = frozenset(
 TILES, WHOLE, MOVES = range(3)
 """Computing on SMs, other computing and launches, and `MOVING`: what a GPU is busy with."""
 
+
+def _flags_of_kinds() -> npt.NDArray[np.int8]:
+    """(2, kind): what a GPU is busy with in a task that is not, or is, on an SM; -1 for nothing."""
+    flags = np.full((2, len(Kind)), -1, np.int8)
+    flags[:, among(MOVING)] = MOVES
+    flags[:, among({*COMPUTE, Kind.LAUNCH})] = [[WHOLE], [TILES]]
+    return flags
+
+
+_FLAG_OF_KIND = _flags_of_kinds()
+_OF_ROLE = {
+    role: among(kind for kind in Kind if KINDS[kind].role == role)
+    for role in ("compute", "copying")
+}
 
 NUM_SUMS = 7
 """Numbers that a GPU's time is divided into, see `_divided`."""
@@ -82,7 +95,7 @@ class Exposing:
         progress: Progress,
         pools: Pools,
         classes: Ints,
-        held_up: Sequence[Intervals] = (),
+        held_up: Intervals | None = None,
         closed_ps: int = NEVER,
     ) -> None:
         """Go on with a piece.
@@ -161,23 +174,10 @@ class Exposing:
         # Resources that come later may divide SMs in more parts; the old number divides the new.
         self._divided[:, 3:] *= pools.whole // self._whole
         self._whole = pools.whole
-        parts = self._whole // self._divisor
-        anybody = union(self._busy._replace(owner=np.zeros_like(self._busy.owner)))
-        of_owner = _by_owner(self._busy, 3 * num_ranks)
-        for rank, (until, (tile, place), one, two, units) in enumerate(
-            zip(
-                until_ps.tolist(),
-                _by_owner(self._tiles, num_ranks),
-                of_owner[WHOLE * num_ranks : MOVES * num_ranks],
-                of_owner[MOVES * num_ranks :],
-                (self._whole * pools.capacity[:num_ranks]).tolist(),
-                strict=True,
-            )
-        ):
-            span = (self._until_ps, int(until))
-            self._divided[rank] += _divided(
-                span, tile, parts[place], [one[0], two[0], anybody], units
-            )
+        self._divided += _divided(
+            self._until_ps, until_ps, self._tiles, self._whole // self._divisor, self._busy,
+            self._whole * pools.capacity[:num_ranks],
+        )  # fmt: skip
 
 
 def _waiting(ps: Ints) -> Waiting:
@@ -187,12 +187,9 @@ def _waiting(ps: Ints) -> Waiting:
 
 def _flags(progress: Progress, classes: Ints) -> npt.NDArray[np.int8]:
     """What a GPU is busy with in each task (task,), -1 for nothing and where it is nobody's."""
-    graph, hides = progress.timeline.graph, among({*COMPUTE, Kind.LAUNCH})
-    of_kind = np.full((2, len(Kind)), -1, np.int8)  # elsewhere, and on SMs
-    of_kind[:, among(MOVING)] = MOVES
-    of_kind[:, hides] = [[WHOLE], [TILES]]
+    graph = progress.timeline.graph
     on_sm = np.append(classes == ResourceClass.SM, False).astype(np.int8)
-    flag: npt.NDArray[np.int8] = of_kind[on_sm[graph.resource], graph.kind]
+    flag: npt.NDArray[np.int8] = _FLAG_OF_KIND[on_sm[graph.resource], graph.kind]
     flag[graph.rank < 0] = -1
     if progress.is_done is not None:
         flag[~progress.is_done] = -1
@@ -203,14 +200,14 @@ def _busy(
     timeline: Timeline,
     flag: npt.NDArray[np.int8],
     num_ranks: int,
-    held_up: Sequence[Intervals],
+    held_up: Intervals | None,
 ) -> Intervals:
     """When something of a flag is under way for a GPU; owners are the GPUs, flag after flag."""
     owner = flag.astype(np.int32) * num_ranks + timeline.graph.rank
     owner[flag < 0] = -1
     blocks = [Block(owner, timeline.start_ps), Block(owner, timeline.visible_ps, sign=-1)]
-    if held_up:
-        rank, start, end = _joined(*held_up)
+    if held_up is not None and len(held_up.owner):
+        rank, start, end = held_up
         of = (WHOLE * num_ranks + rank).astype(np.int32)
         of[end <= start] = -1
         blocks += [Block(of, start), Block(of, end, sign=-1)]
@@ -233,16 +230,6 @@ def _joined(*several: Intervals) -> Intervals:
     return Intervals(*(np.concatenate(column) for column in zip(*several, strict=True)))
 
 
-def _by_owner(intervals: Intervals, num_owners: int) -> list[tuple[Intervals, Ints]]:
-    """The intervals of each owner, and their places among all."""
-    # Owners are small numbers: of those of 16 bits a stable sort counts.
-    owner = intervals.owner.astype(np.min_scalar_type(num_owners))
-    order = np.argsort(owner, kind="stable")
-    bounds = np.searchsorted(owner[order], np.arange(num_owners + 1))
-    places = [order[first:last] for first, last in itertools.pairwise(bounds.tolist())]
-    return [(Intervals(*(column[place] for column in intervals)), place) for place in places]
-
-
 def union(intervals: Intervals) -> Intervals:
     """The union of each owner's intervals, as intervals that do not touch, in order."""
     some = intervals.end > intervals.start
@@ -261,51 +248,72 @@ def union(intervals: Intervals) -> Intervals:
 
 
 def _divided(
-    span: tuple[int, int], tiles: Intervals, parts: Ints, others: list[Intervals], of_gpu: int
-) -> list[int]:
-    """Divide one GPU's time between two moments.
+    low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Intervals, of_gpu: Ints
+) -> Ints:
+    """Divide the time of GPUs between two moments: (rank, number), see `NUM_SUMS`.
 
     Parameters
     ----------
-    span
-        The moments.
+    low, until
+        The moments, the second of each GPU (rank,).
     tiles, parts
-        Computing on SMs, and (tile,) the parts of an SM that each takes.
-    others
-        Computing of the GPU that is not on SMs, its rows under way, anything of any GPU.
+        Computing on SMs, whose owners are GPUs, and (tile,) the parts of an SM that each takes.
+    busy
+        When something of a flag is under way, see `_busy`.
     of_gpu
-        Parts of all its SMs.
+        (rank,): parts of all its SMs.
 
     Returns
     -------
     Picoseconds of waiting for wires, imbalance and latency by time, the same times the parts of SMs
-    that wait, and picoseconds times parts that are unfilled: `NUM_SUMS` numbers.
+    that wait, and picoseconds times parts that are unfilled.
     """
-    low, end = span
-    count = len(tiles.owner)
-    flags = _joined(tiles, *others)
-    start, stop = (np.clip(times, low, max(low, end)) for times in (flags.start, flags.end))
-    which = np.repeat(np.arange(1 + len(others)), [count, *(len(one.owner) for one in others)])
-    amount = np.append(parts, np.ones(len(which) - count, np.int64))
-    time = np.concatenate(([low], start, stop, [max(low, end)]))
+    num_ranks = until.size
+    anybody = union(busy._replace(owner=np.zeros_like(busy.owner)))
+    flag, owner = np.divmod(busy.owner, num_ranks)
+    some = flag != TILES
+    every = np.arange(num_ranks)
+    # The whole time of each GPU is a flag of its own, so that nothing lies between two GPUs.
+    rank = np.concatenate((every, tiles.owner, owner[some], np.repeat(every, anybody.owner.size)))
+    start, stop = (
+        np.concatenate((whole, of_tiles, of_busy[some], np.tile(of_anybody, num_ranks)))
+        for whole, of_tiles, of_busy, of_anybody in (
+            (np.full(num_ranks, low), tiles.start, busy.start, anybody.start),
+            (until, tiles.end, busy.end, anybody.end),
+        )
+    )
+    which = np.repeat(
+        [4, TILES, WHOLE, MOVES, 3],
+        [num_ranks, tiles.owner.size, *np.bincount(flag[some], minlength=3)[WHOLE:],
+         num_ranks * anybody.owner.size],
+    )  # fmt: skip
+    amount = np.ones(which.size, np.int64)
+    amount[which == TILES] = parts
+    # Each GPU's time lies past that of the GPU before, so that one sort serves all.
+    end = np.maximum(until, low)
+    ahead = every * (int(end.max()) + 1 - low) - low
+    time = np.concatenate([np.clip(one, low, end[rank]) + ahead[rank] for one in (start, stop)])
     order = np.argsort(time, kind="stable")  # merges what is in order, such as the tasks of an SM
-    length = np.diff(time[order])
+    length = np.diff(time[order], append=0)
 
     def level(of: int) -> Ints:
-        """How much of a flag is set between the instants: (instant,)."""
+        """How much of a flag is set from each instant on: (instant,)."""
         change = np.where(which == of, amount, 0)
-        change = np.concatenate(([0], change, -change, [0]))
-        total: Ints = np.cumsum(change[order])[:-1]
+        total: Ints = np.cumsum(np.concatenate((change, -change))[order])
         return total
 
-    tile, whole, moves, any_gpu = (level(of) for of in range(4))
-    idle = np.where(whole > 0, 0, of_gpu - np.minimum(tile, of_gpu))
+    tile, whole, moves, any_gpu, within = (level(of) for of in range(5))
+    length[within == 0] = 0
+    rank = np.concatenate((rank, rank))[order]
+    most = of_gpu[rank]
+    idle = np.where(whole > 0, 0, most - np.minimum(tile, most)) * length
     alone = (whole == 0) & (tile == 0)
     causes = (moves > 0, alone & (moves == 0) & (any_gpu > 0), alone & (any_gpu == 0))
-    by_time = [int(length[alone & cause].sum()) for cause in causes]
-    by_sms = [int((length * idle)[cause].sum()) for cause in causes]
-    unfilled = int((length * idle)[~alone & (moves == 0)].sum())
-    return [*by_time, *by_sms, unfilled]
+    columns = [np.where(alone & cause, length, 0) for cause in causes]
+    columns += [np.where(cause, idle, 0) for cause in causes]
+    columns.append(np.where(~alone & (moves == 0), idle, 0))
+    firsts = np.searchsorted(rank, every)
+    return np.add.reduceat(np.stack(columns, axis=1), firsts)
 
 
 class SmTimes:
@@ -330,7 +338,7 @@ class SmTimes:
             of = by_cache == is_cache
             waited += sum_by(gpu[of], waits[of], self._num_gpus)
         for role, total in self._longer.items():
-            of = _of_role(role)[graph.kind[task]]
+            of = _OF_ROLE[role][graph.kind[task]]
             total += sum_by(gpu[of], longer[of], self._num_gpus)
 
     def result(self, share_ps: Ints) -> SmTime:
@@ -340,7 +348,7 @@ class SmTimes:
             return [int(time) / 1e6 for time in times]
 
         own = {
-            role: us(longer + share_ps[_of_role(role)].sum(axis=0))
+            role: us(longer + share_ps[_OF_ROLE[role]].sum(axis=0))
             for role, longer in self._longer.items()
         }
         return SmTime(
@@ -349,11 +357,6 @@ class SmTimes:
             waiting_for_hbm_us=us(self._waits[False]),
             copying_us=own["copying"],
         )
-
-
-def _of_role(role: str) -> Bools:
-    """(kind,): whether it is of a role."""
-    return among(kind for kind in Kind if KINDS[kind].role == role)
 
 
 def _last_draws(progress: Progress, classes: Ints) -> tuple[Ints, Bools]:

@@ -27,12 +27,12 @@ from replay.measure.parts import (
     PhaseTimes,
     Utilisation,
 )
-from replay.measure.pools import SMS, Pools
-from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place, places_of, sms_of
+from replay.measure.pools import SMS
+from replay.measure.ports import COMMUNICATION, Known, PortSums, evicted_by_place, sms_of
 from replay.measure.progress import Progress
 from replay.measure.result import Measures
 from replay.measure.token_latency import us
-from replay.model.machine.kinds import KIND_NAMES, KINDS, PHASES, Kind, phase_index
+from replay.model.machine.kinds import KIND_NAMES, KINDS, PHASE_OF_KIND, PHASES, Kind
 from replay.model.machine.resources import PORTS, Ints, ResourceClass
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from replay.engine import TaskGraph, Timeline
     from replay.engine.piece import Piece
     from replay.engine.taskgraph import GraphPart
+    from replay.measure.pools import Pools
     from replay.model.machine.machine import Machine
     from replay.model.machine.notes import Notes
 
@@ -115,6 +116,7 @@ class Measured:
         self._machine, self._phases_separated = machine, phases_separated
         self._history, self._chain, self._times = History(), LongestChain(), PartTimes()
         self._graph: TaskGraph | None = None  # of the last part: its resources are all there are
+        self._resources: Known | None = None  # of that graph
         self._num_tasks = self._num_edges = 0
         self._drawn_at_least = np.zeros(0, np.int64)
         self._sums: TaskSums | None = None
@@ -169,6 +171,7 @@ class Measured:
     ) -> None:
         """Add up what is known of tasks before they run."""
         self._graph = graph
+        known = self._known(graph)
         self._num_tasks += graph.num_tasks
         self._num_edges += graph.num_edges
         drawn = least_work_ps(graph, np.zeros(len(graph.resources), np.int64))
@@ -177,20 +180,19 @@ class Measured:
         self._explaining.begin(first_touch, len(graph.touches), notes)
         self._has_layers = layer is not None
         if layer is not None:
-            self.layers.begin(graph, first_task, layer)
+            self.layers.begin(graph, first_task, layer, known)
 
     def read(self, progress: Progress, times: Times | PartTimes) -> None:
         """Add up what has become of tasks."""
         timeline, graph = progress.timeline, progress.timeline.graph
-        classes = self._machine.resources.classes(graph)
-        pools = Pools.of(graph, self._machine)
-        place = places_of(graph, classes, self._machine.num_ranks)
+        known = self._known(graph)
+        classes, pools, places = known
         sums = TaskSums.of(
-            graph, *place, timeline=timeline, parts=pools.parts, is_counted=progress.is_done
+            graph, *places, timeline=timeline, parts=pools.parts, is_counted=progress.is_done
         )
         self._sums = sums if self._sums is None else self._sums + sums
         self._drawn_ps = _padded(self._drawn_ps, _drawn_ps(progress))
-        phase = progress.owned(phase_index(graph.kind).astype(np.int32))
+        phase = progress.owned(PHASE_OF_KIND[graph.kind].astype(np.int32))
         blocks = [Block(phase, timeline.start_ps), Block(phase, timeline.end_ps, sign=-1)]
         self._phases.append(Levels(len(PHASES), blocks).covered())
         self._over_time.add(progress, pools)
@@ -200,17 +202,23 @@ class Measured:
         self._sm_times.add(progress, pools, classes)
         touching = self._explaining.touches.over(progress)
         charged, nbytes = touching.evicted(timeline)
-        self._evicted += evicted_by_place(graph, *place, charged, nbytes)
+        self._evicted += evicted_by_place(graph, *places, charged, nbytes)
         if self._has_layers:
-            self.layers.read(progress, charged, nbytes)
+            self.layers.read(progress, charged, nbytes, known)
         self._explaining.add(progress, touching, times)
+
+    def _known(self, graph: TaskGraph) -> Known:
+        self._resources = Known.of(graph, self._machine, self._resources)
+        return self._resources
+
+    def _ports(self) -> PortSums:
+        assert self._sums is not None
+        return PortSums(self._sums, self._machine.num_ranks, np.asarray(self._evicted))
 
     def explained(self) -> Mechanisms:
         """The report of all mechanisms."""
         assert self._graph is not None
-        assert self._sums is not None
-        ports = PortSums(self._sums, self._machine.num_ranks, np.asarray(self._evicted))
-        return self._explaining.result(self._graph, ports)
+        return self._explaining.result(self._graph, self._ports())
 
     def tell(self, rank_end_ps: Ints, path: GraphPath, chain_ps: int) -> Measures:
         """All measures, with the critical path and the longest chain."""
@@ -218,9 +226,8 @@ class Measured:
         assert graph is not None
         assert sums is not None
         num_ranks = machine.num_ranks
-        classes = machine.resources.classes(graph)
-        pools = Pools.of(graph, machine)
-        ports = PortSums(sums, num_ranks, np.asarray(self._evicted))
+        classes, pools, _ = self._known(graph)
+        ports = self._ports()
         makespan_ps = max(0, int(sums.last_ps.max(initial=0)))
         share = pools.shares(_padded(sums.busy_ps, self._drawn_ps), makespan_ps)
         alone = self._exposing.result(pools, rank_end_ps)
@@ -242,7 +249,7 @@ class Measured:
             sm_time_us=self._sm_times.result(sms_of(sums.share_ps, num_ranks)),
             bounds_us=_bounds(pools, classes, least, ports, chain_ps, separated),
             critical_path=critical_path_of(path),
-            mechanisms=self.explained(),
+            mechanisms=self._explaining.result(graph, ports),
             network=carried_between_domains(
                 graph, classes, ports, share[pools.pool], machine.network.leaf
             ),
@@ -271,10 +278,9 @@ def _drawn_ps(progress: Progress) -> Ints:
 def _phases(covered: list[Intervals], sums: TaskSums) -> dict[str, PhaseTimes]:
     busy = joined(covered)
     busy_ps = sum_by(busy.owner, busy.end - busy.start, len(PHASES))
-    phase_of_kind = phase_index(np.arange(len(Kind)))
     times = {}
     for index, name in enumerate(PHASES):
-        kinds = np.flatnonzero((phase_of_kind == index) & (sums.last_ps >= 0))
+        kinds = np.flatnonzero((index == PHASE_OF_KIND) & (sums.last_ps >= 0))
         if len(kinds):
             times[name] = PhaseTimes(
                 start_us=us(sums.first_ps[kinds].min()),

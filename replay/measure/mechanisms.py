@@ -20,8 +20,8 @@ from replay.measure.parts import (
     TableUse,
     TileUse,
 )
-from replay.measure.ports import NVLINK
-from replay.model.machine.kinds import ROWS, WIRE_ROLES, Kind, among, wire_role
+from replay.measure.ports import IS_ROW, NVLINK
+from replay.model.machine.kinds import WIRE_ROLE_OF_KIND, WIRE_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,8 +69,8 @@ class Explaining:
     def add(self, progress: Progress, touching: Touching, times: Times | PartTimes) -> None:
         """Go on with a piece, of which these touches are over."""
         timeline = progress.timeline
-        for rank, start, end in self._polls.over(times):
-            np.add.at(self._polled, rank, end - start)
+        waits = self._polls.over(times)
+        np.add.at(self._polled, waits.owner, waits.end - waits.start)
         self._count_touches(timeline, touching)
         tables = timeline.graph.tables
         blocks = [_in_tables(timeline, touching)]
@@ -170,14 +170,15 @@ def _by_role(ports: PortSums) -> dict[str, PortBytes]:
     payload, wire, evicted = (
         sums[:, nvlink] for sums in (ports.payload, ports.wire, ports.evicted)
     )
-    role = wire_role(np.arange(len(Kind)))
-    of_role = {name: wire[role == place].sum(axis=0) for place, name in enumerate(WIRE_ROLES)}
-    rows = payload[among(ROWS)].sum(axis=0)
+    of_role = {
+        name: wire[place == WIRE_ROLE_OF_KIND].sum(axis=0) for place, name in enumerate(WIRE_ROLES)
+    }
+    rows = payload[IS_ROW].sum(axis=0)
     of_role["headers"] += of_role["payload"] - rows
     of_role["payload"] = rows
     if not of_role["weights"].any():  # which most replays never copy
         del of_role["weights"]
-    of_role["evictions"] = evicted[role >= 0].sum(axis=0)
+    of_role["evictions"] = evicted[WIRE_ROLE_OF_KIND >= 0].sum(axis=0)
     return {
         name: PortBytes(uplink=up.tolist(), downlink=down.tolist())
         for name, (up, down) in of_role.items()

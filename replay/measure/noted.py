@@ -198,24 +198,23 @@ class Waits:
     def __init__(self, *, of_starts: bool) -> None:
         self._of_starts = of_starts
         self.since_ps = NEVER
-        self._blocks: list[tuple[Ints, Ints, Ints]] = []
+        nothing = np.zeros(0, np.int64)
+        self._open = nothing, nothing, nothing  # first and second tasks, and owners
 
     def begin(self, blocks: Sequence[tuple[Ints, Ints, Ints]]) -> None:
         """Remember first and second tasks, and owners of waits."""
-        self._blocks += blocks
+        first, second, owner = (
+            np.concatenate(column) for column in zip(self._open, *blocks, strict=True)
+        )
+        self._open = first, second, owner
 
-    def over(self, times: Times | PartTimes) -> list[Intervals]:
+    def over(self, times: Times | PartTimes) -> Intervals:
         """Those of which both tasks are over; they are forgotten here."""
-        found, left = [], []
-        self.since_ps = NEVER
+        first, second, owner = self._open
         of = times.start_ps if self._of_starts else times.visible_ps
-        for first, second, owner in self._blocks:
-            start, end = of(first), of(second)
-            known = (start != UNKNOWN) & (end != UNKNOWN)
-            found.append(Intervals(owner[known], start[known], end[known]))
-            if not known.all():
-                left.append((first[~known], second[~known], owner[~known]))
-                begun = start[~known & (start != UNKNOWN)]
-                self.since_ps = int(begun.min(initial=self.since_ps))
-        self._blocks = left
-        return found
+        start, end = of(first), of(second)
+        known = (start != UNKNOWN) & (end != UNKNOWN)
+        left = ~known
+        self._open = first[left], second[left], owner[left]
+        self.since_ps = int(start[left & (start != UNKNOWN)].min(initial=NEVER))
+        return Intervals(owner[known], start[known], end[known])

@@ -35,11 +35,12 @@ class OverTime:
         self._last_ps = int(timeline.visible_ps.max(initial=self._last_ps, where=over))
         while self._last_ps > NUM_WINDOWS * self._window_ps:
             self._window_ps *= 2
-            pairs = self._busy.reshape(-1, NUM_WINDOWS // 2, 2).sum(axis=2)
-            self._busy = np.pad(pairs, ((0, 0), (0, NUM_WINDOWS // 2)))
+            if len(self._busy):
+                pairs = self._busy.reshape(-1, NUM_WINDOWS // 2, 2).sum(axis=2)
+                self._busy = np.concatenate((pairs, np.zeros_like(pairs)), axis=1)
         row = self._row_of_resource(pools)
-        more = len(self._rows) - len(self._busy)
-        self._busy = np.pad(self._busy, ((0, more), (0, 0)))
+        more = np.zeros((len(self._rows) - len(self._busy), NUM_WINDOWS), np.int64)
+        self._busy = np.concatenate((self._busy, more))
         drawn = timeline.drawn
         of = None if is_done is None else is_done[timeline.graph.touches.task[drawn.touch]]
         services = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,7 +95,7 @@ class Pools:
         shares: npt.NDArray[np.float64] = self.total(busy_ps) / offered
         return shares
 
-    @property
+    @cached_property
     def whole(self) -> int:
         """A number that all of `parts` divide."""
         return math.lcm(*np.unique(self.parts).tolist())

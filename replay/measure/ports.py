@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from replay.engine.sums import TaskSums
 from replay.measure.parts import BusiestPort, PortBytes
-from replay.model.machine.kinds import ACKS, PHASES, ROWS, Kind, among, phase_index
+from replay.measure.pools import Pools
+from replay.model.machine.kinds import ACKS, PHASE_OF_KIND, PHASES, ROWS, among
 from replay.model.machine.resources import PORTS, ResourceClass
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
+    from replay.model.machine.machine import Machine
     from replay.model.machine.resources import Ints
 
 PORT_NAMES = tuple(port.name.lower().replace("_", "-") for port in PORTS)
 NVLINK = ("uplink", "downlink")
 CARDS = (ResourceClass.NIC_OUT, ResourceClass.NIC_IN)
 COMMUNICATION = ("dispatch", "combine")
+IS_ROW, IS_ACK = among(ROWS), among(ACKS)
+_IN_PHASE = {name: place == PHASE_OF_KIND for place, name in enumerate(PHASES)}
+_IN_PHASE["both"] = PHASE_OF_KIND >= 0
 
 
 def places_of(graph: TaskGraph, classes: Ints, num_ranks: int) -> tuple[Ints, int]:
@@ -39,6 +44,32 @@ def places_of(graph: TaskGraph, classes: Ints, num_ranks: int) -> tuple[Ints, in
         of_class = np.flatnonzero(classes == each)
         place[of_class] = index * num_ranks + graph.resources.owner[of_class]
     return place, num_places
+
+
+class Known(NamedTuple):
+    """What measures know of the resources of a machine, once for all that are read of it.
+
+    Attributes
+    ----------
+    classes
+        (resource,): see `Resources.classes`.
+    pools
+        The parts of the machine that they are made of.
+    places
+        Where sums are wanted, see `places_of`.
+    """
+
+    classes: Ints
+    pools: Pools
+    places: tuple[Ints, int]
+
+    @classmethod
+    def of(cls, graph: TaskGraph, machine: Machine, before: Known | None = None) -> Known:
+        """Look at the resources of a graph, unless no more have come since before."""
+        if before is not None and len(before.classes) == len(graph.resources):
+            return before
+        classes = machine.resources.classes(graph)
+        return cls(classes, Pools.of(graph, machine), places_of(graph, classes, machine.num_ranks))
 
 
 def sms_of(by_place: Ints, num_ranks: int) -> Ints:
@@ -87,6 +118,7 @@ class PortSums:
         self.payload, self.wire = of_ports(sums.payload_bytes), of_ports(sums.wire_bytes)
         self.evicted = np.zeros_like(self.wire) if evicted is None else of_ports(evicted)
         self._least, self._duration = of_ports(sums.duration_ps), of_ports(sums.service_ps)
+        self._of_ports: dict[tuple[str, str], Ints] = {}
 
     @classmethod
     def of(cls, graph: TaskGraph, classes: Ints, num_ranks: int) -> PortSums:
@@ -101,18 +133,19 @@ class PortSums:
 
     def of_port(self, phase: str, what: str) -> Ints:
         """Bytes or picoseconds of a phase, or of all ("both"): (port, gpu)."""
-        every = np.ones(len(Kind), np.bool_)
-        sums, counts = {
-            "payload": (self.payload, among(ROWS)),
-            "wire": (self.wire + self.evicted, every),
-            "duration": (self._duration, every),
-            # Nobody waits for acknowledgements: they may be under way after the phase.
-            "awaited": (self._least, ~among(ACKS)),
-        }[what]
-        phases = phase_index(np.arange(len(Kind)))
-        is_in = phases >= 0 if phase == "both" else phases == PHASES.index(phase)
-        by_port: Ints = sums[is_in & counts].sum(axis=0)
-        return by_port
+        if (phase, what) not in self._of_ports:
+            is_in = _IN_PHASE[phase]
+            if what == "payload":
+                sums = self.payload[is_in & IS_ROW]
+            elif what == "wire":
+                sums = self.wire[is_in] + self.evicted[is_in]
+            elif what == "duration":
+                sums = self._duration[is_in]
+            else:  # nobody waits for acknowledgements: they may be under way after the phase
+                assert what == "awaited"
+                sums = self._least[is_in & ~IS_ACK]
+            self._of_ports[phase, what] = sums.sum(axis=0)
+        return self._of_ports[phase, what]
 
     def bytes(self, phase: str, what: str) -> PortBytes:
         """Bytes of a phase on NVLink ports, by direction and GPU."""

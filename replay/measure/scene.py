@@ -10,7 +10,7 @@ from replay.engine.export.scene import Gauge, Journey, Scene, Stage
 from replay.engine.levels import Intervals
 from replay.errors import UserError
 from replay.measure.pools import SMS, Pools
-from replay.model.machine.kinds import PHASES, Kind, phase_index
+from replay.model.machine.kinds import PHASE_OF_KIND, PHASES
 from replay.model.machine.resources import ResourceClass
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def scene(replayed: Replayed, token: int | None = None) -> Scene:
         place=place,
         gauges=gauges,
         phases=PHASES,
-        phase=phase_index(np.arange(len(Kind))).astype(np.int64),
+        phase=PHASE_OF_KIND.astype(np.int64),
         layers=replayed.layers,
         layer=replayed.layer,
         journey=_journey(replayed, ways, token),

@@ -25,7 +25,7 @@ from replay.engine.kernels.compiled_memory import MemoryType
 from replay.engine.kernels.memory import IS_PLAIN, KernelMemory
 
 _INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_ENTRIES: list[tuple[Any, type[KernelMemory]]] = []
+_ENTRIES: list[_Entry] = []
 
 
 class _InnerLibrary(JITCodeLibrary):
@@ -105,15 +105,38 @@ def entry(memory: type[KernelMemory]) -> Callable[[Callable[..., Any]], Any]:
         options: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
         kernel: Any = njit(**options)(function)
         kernel._cache = KernelCache(function)
-        _ENTRIES.append((kernel, memory))
-        return kernel
+        found = _Entry(kernel, memory)
+        _ENTRIES.append(found)
+        return found
 
     return decorate
+
+
+class _Entry:
+    """A kernel that Python calls; its code is there from its first call on.
+
+    Numba would ask for the type of the argument at every call, in Python.
+    """
+
+    def __init__(self, kernel: Any, memory: type[KernelMemory]) -> None:
+        self._kernel, self._memory = kernel, memory
+        self._code: Callable[[KernelMemory], Any] | None = None
+
+    def compile(self) -> Callable[[KernelMemory], Any]:
+        """Compile the kernel, or take it from the cache: what runs on a memory."""
+        self._code = self._kernel.compile((MemoryType(self._memory),))
+        return self._code
+
+    def __call__(self, memory: KernelMemory) -> Any:
+        if type(memory) is not self._memory:
+            message = f"{self._kernel.__name__} runs on {self._memory.__name__}, not {memory!r}"
+            raise TypeError(message)
+        return (self._code or self.compile())(memory)
 
 
 def compile_all() -> None:
     """Compile every kernel of this folder that is not in the cache, and load the others."""
     for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
         import_module(f"{__package__}.{path.stem}")
-    for kernel, memory in _ENTRIES:
-        kernel.compile((MemoryType(memory),))
+    for kernel in _ENTRIES:
+        kernel.compile()

@@ -20,6 +20,7 @@ of the same arrays.
 
 from __future__ import annotations
 
+from ctypes import addressof, c_char
 from typing import Any, ClassVar
 
 import numba
@@ -70,6 +71,22 @@ class RecordLayout:
         return array.reshape(-1).view(self.dtype)
 
 
+def _address(array: npt.NDArray[Any]) -> int:
+    """Where an array lies; nowhere if it is empty, which nobody reads.
+
+    The array's own ways to say so make objects that describe all of it.
+    """
+    if not array.size:
+        return 0
+    flags = array.flags
+    if not flags.writeable or not flags.c_contiguous:
+        return int(array.ctypes.data)
+    # Fields of records may overlap, which a buffer cannot tell.
+    return addressof(
+        c_char.from_buffer(array if array.dtype.names is None else array.view(np.int8))
+    )
+
+
 class MemoryPart:
     """A declared part of a memory: one word that kernels read."""
 
@@ -83,7 +100,7 @@ class MemoryPart:
         if (dtype is not self.dtype and dtype != self.dtype) or not value.flags.c_contiguous:
             message = f"{self.name} must be a contiguous array of {self.dtype}, not {dtype}"
             raise TypeError(message)
-        return [value.ctypes.data]  # __array_interface__ describes all fields of records anew
+        return [_address(value)]
 
     def plain(self, value: Any) -> Any:
         """View that kernels use as plain Python."""
@@ -111,7 +128,7 @@ class Stepped(MemoryPart):
         if value.dtype.kind not in "ib" or not value.flags.aligned or value.ndim != 1:
             message = f"{self.name} must be a column of whole numbers, not {value.dtype}"
             raise TypeError(message)
-        return [value.ctypes.data, value.strides[0], 8 * (WORD_BYTES - value.dtype.itemsize)]
+        return [_address(value), value.strides[0], 8 * (WORD_BYTES - value.dtype.itemsize)]
 
 
 class Records(MemoryPart):
@@ -188,7 +205,17 @@ class KernelMemory:
                 setattr(self, name, part.plain(values[name]))
         self.arrays = values
         self._words = np.array(words, np.int64)
-        self.address = self._words.__array_interface__["data"][0]
+        self.address = _address(self._words)
+
+    def put(self, **values: Any) -> None:
+        """Bind parts anew."""
+        for name, value in values.items():
+            part = self.parts[name]
+            first = self.offsets[name] // WORD_BYTES
+            self._words[first : first + part.num_words] = part.words(value)
+            if IS_PLAIN:
+                setattr(self, name, part.plain(value))
+        self.arrays |= values
 
 
 def _found(part: MemoryPart, name: str, sources: tuple[object, ...]) -> Any:

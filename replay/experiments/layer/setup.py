@@ -108,6 +108,8 @@ class TracedSetup:
         """
         objects, like = given.objects, given.like
         system, scheme = objects.get("system"), objects.get("scheme")
+        if like is not None and system is None and _same_system(spec, like.setup.spec):
+            system = like.setup.system
         ready = set_up(spec, {}, system, scheme, allow_code=given.allow_code)
         check_needs(ready.scheme, ready.system)
         if like is None:
@@ -128,6 +130,11 @@ class TracedSetup:
     def run_id(self) -> str:
         """Identity of the result."""
         return self.setup.run_id
+
+
+def _same_system(one: RunSpec, other: RunSpec) -> bool:
+    """Whether two specs refer to one system as it is described."""
+    return one.system == other.system and not one.overrides and not other.overrides
 
 
 def spec_of(

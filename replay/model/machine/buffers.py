@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ class Buffers:
         self._graph = graph
         self._resources = resources
         self._num_ranks = resources.num_ranks
+        self._known: dict[Hashable, dict[int, int]] = {}  # pools of single servers
 
     def pools(self, group: str, capacity: int, per_rank: int = 1) -> Ints:
         """Buffers of every GPU: credit pools (rank, buffer), or (rank,) where it has one.
@@ -74,25 +75,12 @@ class Buffers:
         -------
         (message,) credit pools, one per SM, pool or warp.
         """
-        used, of = np.unique(servers, return_inverse=True)
         what = "lane" if lanes else "SM"
 
-        def make(name: str, capacity: int) -> Ints:
-            return np.array(self._graph.credit_pool(name, capacity), np.int64)
+        def room(server: int) -> int:
+            return 2 * (1 if lanes else self._resources.servers_of(server))
 
-        pools = [
-            self._resources.once(
-                "outboxes",
-                (what, server),
-                partial(
-                    make,
-                    f"outbox of {what} {server}",
-                    2 * (1 if lanes else self._resources.servers_of(server)),
-                ),
-            )
-            for server in used.tolist()
-        ]
-        return np.array(pools, np.int64).reshape(-1)[of]
+        return self._of_each(what, servers, f"outbox of {what} {{}}", room)
 
     def lane_rings(self, what: str, lanes: Ints, rows: int) -> Ints:
         """Ring buffers where few pairs of ranks have one: (message,) pools of lanes (message,).
@@ -104,18 +92,18 @@ class Buffers:
         rows
             Rows of each.
         """
-        used, of = np.unique(lanes, return_inverse=True)
+        return self._of_each((what, rows), lanes, f"{what} ring {{}}", lambda _: rows)
 
-        def make(name: str) -> Ints:
-            return np.array(self._graph.credit_pool(name, rows), np.int64)
-
-        pools = [
-            self._resources.once(
-                "lane rings", (what, lane, rows), partial(make, f"{what} ring {lane}")
-            )
-            for lane in used.tolist()
-        ]
-        return np.array(pools, np.int64).reshape(-1)[of]
+    def _of_each(
+        self, what: Hashable, servers: Ints, name: str, room: Callable[[int], int]
+    ) -> Ints:
+        """(message,): the pools of servers (message,), made where they are asked for first."""
+        used, of = np.unique(servers, return_inverse=True)
+        known, numbers = self._known.setdefault(what, {}), used.tolist()
+        for number in numbers:
+            if number not in known:
+                known[number] = self._graph.credit_pool(name.format(number), room(number))
+        return np.array([known[number] for number in numbers], np.int64)[of.reshape(-1)]
 
     def rings(self, num_channels: int, rows: int) -> Ints:
         """Ring buffers in the receivers' memory: credit pools (source, destination, channel).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -189,29 +189,25 @@ def phase_of(kind: Kind) -> str | None:
     return KINDS[kind].phase
 
 
-def phase_index(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int8]:
-    """Position in `PHASES` of each kind, -1 for none."""
-    phases = [KINDS[each].phase for each in Kind]
-    index: npt.NDArray[np.int8] = _places(phases, PHASES)[kind]
-    return index
-
-
-def wire_role(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int8]:
-    """Position in `WIRE_ROLES` of each kind, rows as payload; -1 for what is not on a port."""
-    roles = [KINDS[each].on_wire for each in Kind]
-    index: npt.NDArray[np.int8] = _places(roles, WIRE_ROLES)[kind]
-    return index
-
-
 def among(kinds: Iterable[Kind]) -> npt.NDArray[np.bool_]:
     """Whether each kind is one of those given: (kind,)."""
     chosen = np.zeros(len(Kind), np.bool_)
     chosen[list(kinds)] = True
+    chosen.flags.writeable = False
     return chosen
 
 
 def _places(names: list[str | None], known: tuple[str, ...]) -> npt.NDArray[np.int8]:
-    return np.array([-1 if name is None else known.index(name) for name in names], dtype=np.int8)
+    places = np.array([-1 if name is None else known.index(name) for name in names], np.int8)
+    places.flags.writeable = False
+    return places
+
+
+PHASE_OF_KIND = _places([KINDS[kind].phase for kind in Kind], PHASES)
+"""(kind,): position in `PHASES` of each, -1 for none."""
+
+WIRE_ROLE_OF_KIND = _places([KINDS[kind].on_wire for kind in Kind], WIRE_ROLES)
+"""(kind,): position in `WIRE_ROLES` of each, rows as payload; -1 for what is not on a port."""
 
 
 COMPUTE = frozenset(kind for kind in Kind if KINDS[kind].role == "compute")

@@ -129,6 +129,7 @@ class Paths:
         self.ranks = resources.ranks
         factors = system.fabric.network.gpu_factors
         self._gpu_factors = [factors[gpu] for gpu in domains.gpu.tolist()]
+        self._slow_gpus = [rank for rank, left in enumerate(self._gpu_factors) if left != 1]
 
     def __call__(self, src: Ints, dst: Ints) -> Iterator[Path]:
         """Paths of messages between ranks, those within NVLink domains first.
@@ -184,7 +185,7 @@ class Paths:
                 found.append(Hop(of, link, rank, hop.rate, hop.latency_ps))
                 continue
             ports, rate = self.nvlink_ports(outwards=of == ResourceClass.UPLINK)
-            slower = self._slower(rate, self._gpu_factors, rank)
+            slower = self._slower(rate, self._gpu_factors, rank) if self._slow_gpus else ()
             found.append(Hop(of, ports[rank], rank, rate, hop.latency_ps, slower))
         return Path(messages, tuple(found), is_nvlink=True)
 
@@ -225,11 +226,10 @@ class Paths:
         rank, duration_ps
             (message,) or the same for all.
         """
-        slow = [each for each, left in enumerate(self._gpu_factors) if left != 1]
-        if not slow:
+        if not self._slow_gpus:
             return duration_ps
         duration = np.broadcast_to(duration_ps, rank.shape).copy()
-        for each in slow:
+        for each in self._slow_gpus:
             chosen = rank == each
             duration[chosen] = scale_up(duration[chosen], 1 / self._gpu_factors[each])
         return duration

@@ -165,12 +165,9 @@ class Resources:
         if known != kind:
             message = f"{group!r} is the name of a {known} already; a {kind} needs another one"
             raise UserError(message)
-        made = [
-            self._graph.resource(name, group, servers=servers, discipline=discipline, owner=rank)
-            for name, rank in names
-        ]
-        self._servers.update(dict.fromkeys(made, servers))
-        return np.array(made, dtype=np.int64)
+        made = self._graph.resources(names, group, servers, discipline)
+        self._servers |= dict.fromkeys(made.tolist(), servers)
+        return made
 
     def servers_of(self, resource: int) -> int:
         """Servers of a resource that was made here."""
@@ -178,7 +175,7 @@ class Resources:
 
     def classes(self, graph: TaskGraph) -> Ints:
         """Class of every resource of the graph that was built: (resource,) `ResourceClass`."""
-        other = (ResourceClass.OTHER, "")
-        return np.array(
-            [self._groups.get(group, other)[0] for group in graph.resources.groups], dtype=np.int64
-        )
+        groups = graph.resources.groups
+        other = dict.fromkeys(groups, ResourceClass.OTHER)
+        of_group = other | {group: of for group, (of, _) in self._groups.items()}
+        return np.array([of_group[group] for group in groups], dtype=np.int64)

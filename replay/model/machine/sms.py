@@ -8,6 +8,7 @@ schemes adds up the SMs that are in use at every instant (`replay.schemes.contra
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -143,7 +144,8 @@ class Sms:
         shape = (self._resources.num_ranks, *sizes)
 
         def make() -> Ints:
-            names = [(name.format(*place), place[0]) for place in np.ndindex(*shape)]
+            places = itertools.product(*map(range, shape))
+            names = [(name.format(*place), place[0]) for place in places]
             made = self._resources.several(group, of, names, kind=kind, discipline=discipline)
             made = made.reshape(shape)
             if of == ResourceClass.SM:

@@ -217,11 +217,15 @@ def _by_request(
     trace: RoutingTrace, rows: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Rows ordered by (request, position), and the offset at which each request begins."""
-    request = trace.tokens.request[rows]
-    order = np.lexsort((trace.tokens.position[rows], request))
-    rows = rows[order]
-    begins = np.flatnonzero(np.diff(request[order].astype(np.int64), prepend=-1))
-    return rows, np.append(begins, len(rows))
+    request, position = trace.tokens.request[rows], trace.tokens.position[rows]
+    is_new = request[1:] > request[:-1]
+    is_next = (request[1:] == request[:-1]) & (position[1:] >= position[:-1])
+    if not (is_new | is_next).all():  # most traces hold their requests one after another
+        order = np.lexsort((position, request))
+        rows, request = rows[order], request[order]
+        is_new = request[1:] != request[:-1]
+    begins = np.flatnonzero(is_new) + 1
+    return rows, np.concatenate(([0] if len(rows) else [], begins, [len(rows)])).astype(np.int64)
 
 
 def tokens_of_each(trace: RoutingTrace, num_ranks: int) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.model.machine.kinds import KINDS, PHASES, Kind, phase_index
+from replay.model.machine.kinds import KINDS, PHASE_OF_KIND, PHASES, Kind
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph, Timeline
@@ -85,7 +85,7 @@ def _uses(timeline: Timeline, machine: Machine) -> tuple[Ints, Ints, Ints, Ints]
     task = np.concatenate((task[alone], merged[0]))
     end = np.concatenate((timeline.end_ps[task[: alone.sum()]], merged[1]))
     is_whole = (graph.resource < 0) | ~is_sm[graph.resource]  # a kernel that is no blocks
-    between = np.flatnonzero((phase_index(graph.kind) == PHASES.index("between")) & is_whole)
+    between = np.flatnonzero((PHASE_OF_KIND[graph.kind] == PHASES.index("between")) & is_whole)
     return (
         np.concatenate((graph.resources.owner[graph.resource[task]], graph.rank[between])),
         np.concatenate((timeline.start_ps[task], timeline.start_ps[between])),
