@@ -120,7 +120,7 @@ def _show(machine: Fitted) -> None:
     ]  # fmt: skip
     columns = [
         Column("table"), Column("lines", form="d"), Column("mean", "%", ".1f"),
-        Column("nine of ten", "%", ".1f", says="further lines are off by no more, as far as the fitted ones say"),
+        Column("nine of ten", "%", ".1f", says="further lines are off by no more, it is estimated"),
         Column("held out", form="d"), Column("their mean", "%", ".1f"),
         Column("within", form="d", says="lines held out that are off by no more than nine of ten"),
     ]  # fmt: skip

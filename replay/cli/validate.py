@@ -83,6 +83,10 @@ def validate(
         return
     if hold_out:
         raise UserError("--hold-out is of lines of logs: give --log as well")
+    if system is not None and system.endswith(".toml"):
+        raise UserError(
+            f"{system} has no published tables; give the logs of its benchmarks: --log LOG"
+        )
     names = of_system(tables or list(TABLES), system)
     if list_:
         for name in names:

@@ -185,7 +185,7 @@ def fit(
             fitted_lines, others = (_outcome(table, some, values) for some in (used, held))
             parts.append(Part(files, fitted_lines, others, _spread(fitted_lines, len(new))))
         tools = TOOLS.get(table, "")
-        why = f"{len(used)} lines of {table} say too little" if used else f"needs {tools}"
+        why = f"too little in the lines of {table}" if used else f"needs {tools}"
         undetermined |= {key: why for key in start if key not in found}
         progress()
     if not found:
