@@ -21,16 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
+from replay.studies.machines import least_squares
+from replay.studies.machines.machine_file import written
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.catalog import TABLES
 from replay.studies.validate.table import Row, predict
 
 PRESETS = Path(__file__).resolve().parent.parent / "hwmodel" / "presets"
 SOURCE = "ai-dynamo/aiconfigurator performance data"
-STEP = 0.05  # of a constant, for slopes
-ROUNDS = 4
-SOFT = 0.06  # larger relative errors count linearly, not squared
-LARGEST_MOVE = 0.4  # of a constant in one round
 
 
 @dataclass(frozen=True)
@@ -244,57 +242,15 @@ def rows_of(table: str, holds: Callable[[Row], bool]) -> list[Row]:
     return [row for row in TABLES[table].rows() if holds(row)]
 
 
-def rounded(value: float) -> float:
-    return float(f"{value:.3g}")
-
-
 def fitted(fit: Fit, rows: list[Row], fixed: dict[str, float]) -> dict[str, float]:
-    """Fit by Gauss-Newton on relative errors, and return the best round's values."""
-    values, best, least = dict(fit.start), dict(fit.start), np.inf
-    for _ in range(ROUNDS):
-        now = errors(fit.table, rows, {**fixed, **values})
-        if np.abs(now).mean() < least:
-            best, least = dict(values), float(np.abs(now).mean())
-        slopes = np.array([
-            (errors(fit.table, rows, {**fixed, **values, key: value * (1 + step)}) - now) / step
-            for key, value in values.items()
-            for step in [-STEP if key.endswith("efficiency") and value * (1 + STEP) > 1 else STEP]
-        ]).T  # fmt: skip
-        weight = np.minimum(1, SOFT / np.maximum(np.abs(now), 1e-9))
-        move = np.linalg.lstsq(slopes * weight[:, None], -now * weight, rcond=None)[0]
-        for key, change in zip(values, np.clip(move, -LARGEST_MOVE, LARGEST_MOVE), strict=True):
-            values[key] = rounded(values[key] * (1 + float(change)))
-            if key.endswith("efficiency"):
-                values[key] = min(values[key], 1.0)
-    if np.abs(errors(fit.table, rows, {**fixed, **values})).mean() < least:
-        best = values
-    return best
+    """Constants of a fit that bring its table's rows closest, with others that stand."""
+    return least_squares.fitted(
+        fit.start, lambda values: errors(fit.table, rows, {**fixed, **values})
+    )
 
 
 def mean_percent(found: np.ndarray) -> str:
     return f"{100 * np.abs(found).mean():.1f} % of {len(found)} rows"
-
-
-def written(text: str, key: str, value: float, source: str) -> str:
-    """Replace one constant and its source in a preset's text, or add it to its section."""
-    section, _, leaf = key.partition(".")
-    says = f'value = {value!r}, source = "{source}", confidence = "medium", spread = "fitted"'
-    line = f"{leaf} = {{ {says} }}"
-    lines = text.splitlines()
-    if f"[{section}]" not in lines:
-        lines += ["", f"[{section}]"]
-    first = lines.index(f"[{section}]") + 1
-    heads = [at for at in range(first, len(lines)) if lines[at].startswith("[")]
-    end = heads[0] if heads else len(lines)
-    while not lines[end - 1]:
-        end -= 1
-    for at in range(first, end):
-        if lines[at].startswith(f"{leaf} = "):
-            lines[at] = line
-            break
-    else:
-        lines.insert(end, line)
-    return "\n".join(lines) + "\n"
 
 
 def leave_one_out(fits: Sequence[Fit]) -> None:

@@ -20,6 +20,7 @@ import replay.cli.diff
 import replay.cli.explain
 import replay.cli.imitate
 import replay.cli.infer
+import replay.cli.machines
 import replay.cli.place
 import replay.cli.replays
 import replay.cli.report
@@ -49,6 +50,8 @@ app = typer.Typer(
 )
 tracegen.cli.app.command()(replay.cli.imitate.imitate)
 app.add_typer(tracegen.cli.app, name="trace")
+hwmodel.cli.app.command()(replay.cli.machines.measure)
+hwmodel.cli.app.command()(replay.cli.machines.fit)
 app.add_typer(hwmodel.cli.app, name="hardware")
 app.command()(replay.cli.replays.run)
 app.command()(replay.cli.replays.compare)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from replay.cli.options import entries_of
 from replay.cli.screen import progress, show
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
+
+if TYPE_CHECKING:
+    from replay.studies.validate.table import Outcome
 
 
 @delivers
@@ -21,8 +24,23 @@ def validate(
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Tables of one system alone, such as hgx-b200."),
+        typer.Option(
+            metavar="NAME",
+            help="Tables of one system alone, such as hgx-b200; with --log the logs' machine.",
+        ),
     ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--log",
+            metavar="LOG",
+            help="Predict a benchmark's log by --system, which may be a file; repeatable.",
+        ),
+    ] = None,
+    hold_out: Annotated[
+        float,
+        typer.Option(min=0, max=0.9, help="Only the lines that `hardware fit` held out."),
+    ] = 0.0,
     list_: Annotated[bool, typer.Option("--list", help="List the tables and stop.")] = False,
     set_: Annotated[
         list[str] | None,
@@ -47,15 +65,28 @@ def validate(
     deliver: Delivery,
 ) -> None:
     """Predict published measurements and print the errors; exit code 1 if a bound is missed."""
-    from replay.errors import unknown
-    from replay.files import write_text
-    from replay.studies.validate import report, validate
+    from replay.cli.machines import outcomes_of
+    from replay.errors import UserError, unknown
+    from replay.studies.validate import validate
     from replay.studies.validate.catalog import TABLES, of_system
-    from replay.studies.validate.page import page
 
     for name in tables or []:
         if name not in TABLES:
             raise unknown("table", name, TABLES)
+    if log:
+        if tables or list_ or at or set_ or system is None:
+            raise UserError(
+                "--log takes --system and its own lines: no tables, --at, --set or --list"
+            )
+        outcomes = outcomes_of(log, system, hold_out)
+        _deliver(outcomes, json_, deliver, markdown=markdown)
+        return
+    if hold_out:
+        raise UserError("--hold-out is of lines of logs: give --log as well")
+    if system is not None and system.endswith(".toml"):
+        raise UserError(
+            f"{system} has no published tables; give the logs of its benchmarks: --log LOG"
+        )
     names = of_system(tables or list(TABLES), system)
     if list_:
         for name in names:
@@ -67,6 +98,17 @@ def validate(
         return
     with progress(len(names), "table") as bar:
         outcomes = validate(names, overrides=overrides, progress=bar.update)
+    _deliver(outcomes, json_, deliver, markdown=markdown)
+
+
+def _deliver(
+    outcomes: list[Outcome], json_: Path | None, deliver: Delivery, *, markdown: bool
+) -> None:
+    """Write and print the errors, and exit with 1 if a bound is missed."""
+    from replay.files import write_text
+    from replay.studies.validate import report
+    from replay.studies.validate.page import page
+
     if json_ is not None:
         write_text(json_, json.dumps(report.as_json(outcomes), indent=1))
     deliver(lambda: page(outcomes))

@@ -38,12 +38,14 @@ def build(collective: str, nbytes: int, machine: Machine, start: Ints) -> tuple[
         As nccl-tests counts them.
     """
     begun = machine.kernel(start)
-    if collective != "alltoall":
+    if collective not in ("alltoall", "sendrecv"):
         way = NCCL.way(machine, collective_of(collective), nbytes)
         return way.build(begun), way.name
     n, rules = machine.num_ranks, rules_on(machine.system, machine.num_ranks)
     channels = machine.sms.channels("nccl", rules.num_channels)
     share = np.full((n, n), max(1, nbytes // n))
+    if collective == "sendrecv":  # to the next rank alone
+        share = np.roll(np.eye(n, dtype=np.int64), 1, axis=1) * nbytes
     done = all_to_all(machine, DISPATCH, channels, rules, share, begun, payload=False).done
     return done, "sends and receives"
 

@@ -26,6 +26,8 @@ INPUTS = {
     "files",
     "journals",
     "compared",
+    "log",
+    "logs",
     "result",
     "results",
 }

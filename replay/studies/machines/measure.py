@@ -1,0 +1,206 @@
+"""Measure the machine at hand, on one GPU or under torchrun: a log that `fit` reads.
+
+On one GPU: products by cuBLAS, kernels that read, write and copy memory, launches, gaps between
+kernels, waiting of the host. On several: all-to-all and all-reduce by NCCL, and a copy from the
+first GPU to the second. Multicast, flags between GPUs and stores by SMs need kernels of their own
+and are not measured.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from replay.errors import UserError
+from replay.studies.machines.measured import SCHEMA
+
+WARM_UPS, REPEATS = 5, 20
+SHAPES = [
+    (m, n, k)
+    for n, k in ((4096, 7168), (7168, 2048), (8192, 8192))
+    for m in (64, 256, 1024, 4096, 8192, 16384)
+]
+MEMORY_BYTES = [1 << power for power in (20, 24, 26, 28, 30)]
+MESSAGE_BYTES = [1 << power for power in range(12, 30, 2)]
+FLUSH_BYTES = 1 << 28  # more than any L2 cache
+NEEDED_BYTES = 4 << 30
+SECONDS = 60
+
+Sample = dict[str, Any]
+
+
+def needs(environment: Mapping[str, str]) -> str:
+    """What the command needs and how long it takes, in a line.
+
+    Parameters
+    ----------
+    environment
+        With what torchrun sets, such as ``WORLD_SIZE``.
+    """
+    ranks = int(environment.get("WORLD_SIZE", "1"))
+    several = f"{ranks} NVIDIA GPUs" if ranks > 1 else "one NVIDIA GPU"
+    alone = "" if ranks > 1 else " (several: torchrun --nproc-per-node N -m replay.cli ...)"
+    return (
+        f"measuring takes about {SECONDS} s and needs PyTorch with CUDA and {several} that nobody "
+        f"else uses, each with {NEEDED_BYTES >> 30} GB free{alone}"
+    )
+
+
+def prepared(environment: Mapping[str, str]) -> Any:
+    """Import torch and choose this process's GPU.
+
+    Raises
+    ------
+    UserError
+        If torch, CUDA, the GPU or its memory is missing.
+    """
+    try:
+        import torch
+    except ImportError:
+        message = "hardware measure needs PyTorch: pip install 'moereplay[capture]'"
+        raise UserError(message) from None
+    if not torch.cuda.is_available():
+        raise UserError("hardware measure needs an NVIDIA GPU; torch sees none")
+    local, seen = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= seen:
+        raise UserError(f"hardware measure: process {local} has no GPU; torch sees {seen}")
+    torch.cuda.set_device(local)
+    free = torch.cuda.mem_get_info()[0]
+    if free < NEEDED_BYTES:
+        message = f"hardware measure needs {NEEDED_BYTES / 1e9:.1f} GB of GPU memory"
+        raise UserError(f"{message}; {free / 1e9:.1f} GB of GPU {local} are free")
+    return torch
+
+
+def measure(torch: Any, environment: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+    """Measure, and return the document; None on other ranks than the first.
+
+    Parameters
+    ----------
+    torch
+        The module, as `prepared` returns it.
+    environment
+        As for `needs`.
+    """
+    environment = os.environ if environment is None else environment
+    rank, ranks = (int(environment.get(key, default)) for key, default in
+                   (("RANK", "0"), ("WORLD_SIZE", "1")))  # fmt: skip
+    samples: list[Sample] = []
+    if rank == 0:
+        samples = [*_products(torch), *_memory(torch), *_launches(torch)]
+    if ranks > 1:
+        torch.distributed.init_process_group("nccl")
+        samples += _between_gpus(torch, rank, ranks)
+        torch.distributed.destroy_process_group()
+    device = torch.cuda.get_device_name()
+    about = f"{ranks} x {device}, CUDA {torch.version.cuda}, torch {torch.__version__}"
+    return {"schema": SCHEMA, "measured": about, "samples": samples} if rank == 0 else None
+
+
+def _timed(torch: Any, call: Callable[[], object]) -> float:
+    """Median seconds of a call on the GPU whose data is not in the L2 cache."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    for _ in range(WARM_UPS):
+        call()
+    times: list[float] = []
+    for _ in range(REPEATS):
+        flush.zero_()
+        times.append(_between_events(torch, call))
+    return statistics.median(times)
+
+
+def _between_events(torch: Any, call: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _products(torch: Any) -> list[Sample]:
+    found: list[Sample] = []
+    for m, n, k in SHAPES:
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        seconds = _timed(torch, partial(torch.mm, a, b.t()))
+        found.append({"what": "gemm-bf16", "m": m, "n": n, "k": k, "seconds": seconds})
+    return found
+
+
+def _memory(torch: Any) -> list[Sample]:
+    found: list[Sample] = []
+    for size in MEMORY_BYTES:
+        source = torch.zeros(size // 4, dtype=torch.float32, device="cuda")
+        target = torch.empty_like(source)
+        for read, written, call in (
+            (size, size, partial(target.copy_, source)),
+            (size, 0, source.sum),
+            (0, size, target.zero_),
+        ):
+            seconds = _timed(torch, call)
+            found.append({"what": "memory", "read": read, "written": written, "seconds": seconds})
+    return found
+
+
+def _launches(torch: Any) -> list[Sample]:
+    tiny, found = torch.zeros(1, device="cuda"), list[Sample]()
+    for kernels in (10, 100, 1000):
+
+        def row(kernels: int = kernels) -> None:
+            for _ in range(kernels):
+                tiny.add_(1)
+
+        row()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            row()
+        seconds = _timed(torch, graph.replay)
+        found.append({"what": "kernels-graph", "kernels": kernels, "seconds": seconds})
+        # Long kernels first, so that the launches are ahead of the GPU.
+        ahead = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
+        for _ in range(20 + kernels // 50):
+            ahead.zero_()
+        seconds = _between_events(torch, row)
+        found.append({"what": "kernels-stream", "kernels": kernels, "seconds": seconds})
+    for _ in range(REPEATS):
+        for what, call in (("launch", partial(tiny.add_, 1)), ("host-sync", tiny.item)):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            found.append({"what": what, "seconds": time.perf_counter() - start})
+    return found
+
+
+def _between_gpus(torch: Any, rank: int, ranks: int) -> list[Sample]:
+    """Collectives as nccl-tests times them, call behind call; a copy by the first rank."""
+    found: list[Sample] = []
+    for size in MESSAGE_BYTES:
+        each = size // 2 // ranks * ranks
+        sent = torch.zeros(each, dtype=torch.bfloat16, device="cuda")
+        got = torch.empty_like(sent)
+        for what, call in (
+            ("all-to-all", partial(torch.distributed.all_to_all_single, got, sent)),
+            ("all-reduce", partial(torch.distributed.all_reduce, sent)),
+        ):
+            for _ in range(WARM_UPS):
+                call()
+            torch.distributed.barrier()
+
+            def several(call: Callable[[], object] = call) -> None:
+                for _ in range(REPEATS):
+                    call()
+
+            seconds = _between_events(torch, several) / REPEATS
+            found.append({"what": what, "bytes": 2 * each, "gpus": ranks, "seconds": seconds})
+        if rank == 0 and torch.cuda.device_count() > 1:
+            far = torch.empty_like(sent, device="cuda:1")
+            seconds = _timed(torch, partial(far.copy_, sent))
+            found.append({"what": "pair-copy", "bytes": 2 * each, "seconds": seconds})
+        torch.distributed.barrier()
+    return found

@@ -1,0 +1,165 @@
+"""Measuring, with a GPU that takes a nanosecond for each byte, and where something is missing."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from loops import every
+
+from replay.errors import UserError
+from replay.studies.machines import logs, measure
+
+
+class Tensor:
+    """Says to the clock of `gpu` how many bytes its calls move."""
+
+    def __init__(self, gpu, *sides, dtype=1, device="cuda"):
+        self.gpu, self.nbytes = gpu, dtype
+        for side in sides:
+            self.nbytes *= side
+
+    def t(self):
+        return self
+
+    def busy(self, *_given):
+        self.gpu.ns += self.nbytes
+        return self
+
+    zero_ = copy_ = sum = add_ = item = busy
+
+
+class Event:
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def record(self):
+        self.at = self.gpu.ns
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) / 1e6
+
+
+class Capture:
+    """A graph that is replayed takes as long as when it was captured."""
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def __call__(self, graph):
+        self.graph, graph.gpu = graph, self.gpu
+        return self
+
+    def __enter__(self):
+        self.begun = self.gpu.ns
+
+    def __exit__(self, *_):
+        self.graph.ns = self.gpu.ns - self.begun
+
+
+class Graph:
+    def replay(self):
+        self.gpu.ns += self.ns
+
+
+def torch_of(gpu, *, gpus=1, free=80 << 30):
+    """What `measure` uses of torch."""
+
+    def tensor(*sides, dtype=4, device="cuda"):
+        return Tensor(gpu, *sides, dtype=dtype, device=device)
+
+    def like(one, device="cuda"):
+        return Tensor(gpu, one.nbytes)
+
+    def exchanged(*tensors):
+        tensors[0].busy()
+
+    cuda = SimpleNamespace(
+        Event=lambda enable_timing: Event(gpu), CUDAGraph=Graph, graph=Capture(gpu),
+        synchronize=lambda: None, is_available=lambda: gpus > 0, device_count=lambda: gpus,
+        set_device=lambda at: None, mem_get_info=lambda: (free, free),
+        get_device_name=lambda: "NVIDIA H100 80GB HBM3",
+    )  # fmt: skip
+    distributed = SimpleNamespace(
+        init_process_group=lambda kind: None, destroy_process_group=lambda: None,
+        barrier=lambda: None, all_to_all_single=exchanged, all_reduce=exchanged,
+    )  # fmt: skip
+    return SimpleNamespace(
+        empty=tensor, zeros=tensor, randn=tensor, empty_like=like, cuda=cuda,
+        distributed=distributed, int8=1, bfloat16=2, float32=4, __version__="2.11",
+        mm=lambda a, b: a.busy(), version=SimpleNamespace(cuda="13.0"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def gpu():
+    return SimpleNamespace(ns=0)
+
+
+def of(document, what):
+    return [one for one in document["samples"] if one["what"] == what]
+
+
+def test_one_gpu(gpu):
+    document = measure.measure(torch_of(gpu), {})
+    assert document["schema"] == "moereplay-measured/1"
+    assert document["measured"] == "1 x NVIDIA H100 80GB HBM3, CUDA 13.0, torch 2.11"
+    # Times are of the call alone, and not of what empties the cache before it.
+    for one in of(document, "memory"):
+        assert one["seconds"] * 1e9 == pytest.approx(one["read"] or one["written"])
+    for one in of(document, "gemm-bf16"):
+        assert one["seconds"] * 1e9 == pytest.approx(2 * one["m"] * one["k"])
+    for what in ("kernels-stream", "kernels-graph"):  # four bytes each
+        assert [round(one["seconds"] * 1e9) for one in of(document, what)] == [40, 400, 4000]
+    assert len(of(document, "launch")) == len(of(document, "host-sync")) == measure.REPEATS
+    assert not of(document, "all-to-all")
+
+
+def test_several_gpus(gpu):
+    torch = torch_of(gpu, gpus=8)
+    document = measure.measure(torch, {"RANK": "0", "WORLD_SIZE": "8"})
+    sizes = [one["bytes"] for one in of(document, "all-to-all")]
+    assert sizes == measure.MESSAGE_BYTES == [one["bytes"] for one in of(document, "all-reduce")]
+    for what in ("all-to-all", "all-reduce", "pair-copy"):
+        for one in of(document, what):
+            assert one["seconds"] * 1e9 == pytest.approx(one["bytes"]) and one.get("gpus", 8) == 8
+    assert measure.measure(torch, {"RANK": "3", "WORLD_SIZE": "8"}) is None
+
+
+def test_what_it_needs_is_said():
+    assert "one NVIDIA GPU that nobody else uses" in measure.needs({})
+    assert "8 NVIDIA GPUs" in measure.needs({"WORLD_SIZE": "8"})
+    assert all("\n" not in measure.needs(one) for one in ({}, {"WORLD_SIZE": "2"}))
+
+
+@every(
+    "torch, environment, said",
+    [
+        (None, {}, "pip install"),
+        ({"gpus": 0}, {}, "torch sees none"),
+        ({"gpus": 2}, {"LOCAL_RANK": "2"}, "process 2 has no GPU; torch sees 2"),
+        ({"free": 1 << 30}, {}, "4.3 GB of GPU memory; 1.1 GB of GPU 0 are free"),
+    ],
+)
+def test_what_is_missing_is_refused(gpu, monkeypatch, torch, environment, said):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", torch if torch is None else torch_of(gpu, **torch))
+        with pytest.raises(UserError, match=said) as error:
+            measure.prepared(environment)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_writes_a_log_that_is_read(gpu, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", torch_of(gpu))
+    said = command("hardware measure -o mine.json")
+    assert said.code == 0 and "measuring takes about" in said.err
+    log = logs.read("mine.json", "dgx-h100")
+    assert {row.table for row in log.rows} == {"matrices", "streams", "values"}
+    monkeypatch.setitem(sys.modules, "torch", None)
+    said = command("hardware measure -o other.json")
+    assert said.code == 2 and said.err.count("\n") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.json"}
