@@ -31,12 +31,32 @@ def progress(total: int, unit: str) -> Any:
 
 
 def announce_compiling() -> None:
-    """Say, where somebody is watching, that the engine is being compiled, if it has to be.
+    """Have the engine compiled on all processors, once it has to be; say so if somebody watches.
 
     Whether somebody is or not, say which folder of compiled kernels cannot be trusted.
     """
     from replay.engine import compilation
 
     compilation.when_left_aside(tell)
-    if sys.stderr.isatty():
-        compilation.when_compiling(lambda: print(compilation.NOTICE, file=sys.stderr))
+    compilation.when_compiling(_compile)
+
+
+def _compile() -> None:
+    from replay.engine import compilation
+    from replay.engine.engine import compile_ahead
+
+    if not sys.stderr.isatty():
+        compile_ahead()
+        return
+    print(compilation.NOTICE, end="", file=sys.stderr, flush=True)
+    try:
+        compile_ahead(_say_how_far)
+    finally:
+        print(file=sys.stderr)
+
+
+def _say_how_far(number: int, total: int) -> None:
+    from replay.engine import compilation
+
+    line = f"\r{compilation.NOTICE}: {number} of {total} parts"
+    print(line, end="", file=sys.stderr, flush=True)
