@@ -42,21 +42,15 @@ def announce_compiling() -> None:
 
 
 def _compile() -> None:
-    from replay.engine import compilation
-    from replay.engine.engine import compile_ahead
+    from replay.engine import compilation, engine
 
     if not sys.stderr.isatty():
-        compile_ahead()
+        engine.compile_ahead()
         return
-    print(compilation.NOTICE, end="", file=sys.stderr, flush=True)
-    try:
-        compile_ahead(_say_how_far)
-    finally:
-        print(file=sys.stderr)
-
-
-def _say_how_far(number: int, total: int) -> None:
-    from replay.engine import compilation
-
-    line = f"\r{compilation.NOTICE}: {number} of {total} parts"
-    print(line, end="", file=sys.stderr, flush=True)
+    tell(compilation.NOTICE)
+    engine.compile_ahead(
+        lambda number, total: print(
+            f"\r{number} of {total} parts", end="", file=sys.stderr, flush=True
+        )
+    )
+    print(file=sys.stderr)
