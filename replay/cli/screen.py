@@ -29,12 +29,26 @@ def progress(total: int, unit: str) -> Progress:
 
 
 def announce_compiling() -> None:
-    """Say, where somebody is watching, that the engine is being compiled, if it has to be.
+    """Have the engine compiled on all processors, once it has to be; say so if somebody watches.
 
     Whether somebody is or not, say which folder of compiled kernels cannot be trusted.
     """
     from replay.engine import compilation
 
     compilation.when_left_aside(tell)
-    if sys.stderr.isatty():
-        compilation.when_compiling(lambda: print(compilation.NOTICE, file=sys.stderr))
+    compilation.when_compiling(_compile)
+
+
+def _compile() -> None:
+    from replay.engine import compilation, engine
+
+    if not sys.stderr.isatty():
+        engine.compile_ahead()
+        return
+    tell(compilation.NOTICE)
+    engine.compile_ahead(
+        lambda number, total: print(
+            f"\r{number} of {total} parts", end="", file=sys.stderr, flush=True
+        )
+    )
+    print(file=sys.stderr)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: What a command line may say; the time is that of a whole comparison, on an AMD EPYC (Zen 4).
-NOTICE = "compiling the engine for this machine, once; 10 s or more"
+#: What a command line may say.
+NOTICE = "compiling the engine for this machine, once"
 
 _listeners: list[Callable[[], None]] = []
 _told: list[Callable[[str], None]] = []

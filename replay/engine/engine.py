@@ -5,6 +5,7 @@ The semantics are in ``ENGINE.md``; how the kernels get their speed, too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,8 +120,14 @@ def _too_long(limit_ps: int, num_resources: int) -> str:
     )
 
 
-def compile_ahead() -> None:
-    """Compile what the cache lacks, so that processes that start together need not each do so."""
+def compile_ahead(progress: Callable[[int, int], None] | None = None) -> None:
+    """Compile what the cache lacks, so that processes that start together need not each do so.
+
+    Parameters
+    ----------
+    progress
+        Told how many kernels are compiled, out of how many.
+    """
     from replay.engine.kernels.compiling import compile_all
 
-    compile_all()
+    compile_all(progress)

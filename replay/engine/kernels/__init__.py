@@ -5,7 +5,8 @@
 | `memory` | records, vectors and numbers behind one pointer |
 | `compiled_memory` | what numba is taught about them |
 | `layout` | the records, the memories of a layout and of a run, and what their numbers mean |
-| `settings`, `compiling`, `cache`, `private` | how kernels are compiled and kept, and where |
+| `settings`, `compiling` | how kernels are compiled |
+| `cache`, `sources`, `private` | how they are kept, under which name, and where |
 | `packing`, `interning` | from the graph to records before a run, and back after it |
 | `channels`, `lanes`, `lookups` | data structures: tasks on their way, queues, tables |
 | `events`, `starts`, `loop` | the two phases of an instant, and the loop over them |
@@ -16,4 +17,5 @@ The semantics are those of the twin, ``tests/oracle/engine_oracle.py``; each fil
 functions it implements. With ``NUMBA_DISABLE_JIT=1`` the same source runs as plain Python.
 """
 
+from replay.engine.kernels import sources as sources  # before all that kernels are made of
 from replay.engine.kernels.settings import config as config  # before all that imports numba

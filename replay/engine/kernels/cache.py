@@ -5,7 +5,7 @@ Numba's own cache looks at a function's own file only, dies where it cannot writ
 whatever it finds. This one
 
 - compiles again when any file of this folder has changed, so that kernels may call one another
-  across files;
+  across files, and keeps nothing that was compiled while one changed (`sources`);
 - lies in ``NUMBA_CACHE_DIR`` if that is set, else beside the source, else in the user's cache
   folder, else in a temporary folder of this user: the first of them that can be written to and
   that is this user's alone, since a cached kernel is unpickled (`private`). Beside the source that
@@ -36,9 +36,9 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.serialize import dumps
 
 from replay.engine.compilation import announce, say
-from replay.engine.kernels import private
+from replay.engine.kernels import private, sources
 
-_SOURCES = Path(__file__).parent
+_SOURCES = sources.FOLDER
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -59,15 +59,25 @@ class KernelCache(FunctionCache):
         Numba's own first loads all that a compilation may need, SciPy among it, which takes longer
         than most replays. Machine code needs none of it, and a compilation loads it for itself.
         """
-        with self._guard_against_spurious_io_errors():
-            found = self._load_overload(signature, target_context)
+        found = self._found(signature, target_context)
         if found is None:
             _tell_of_others()
-            announce()
+            announce()  # who listens may have it compiled, with all others
+            found = self._found(signature, target_context)
         return found
 
+    def _found(self, signature: Any, target_context: Any) -> Any:
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(signature, target_context)
+
+    def has(self, signature: Any, codegen: Any) -> bool:
+        """Whether there is a file with this kernel."""
+        return bool(self._cache_file.is_there(self._index_key(signature, codegen)))
+
     def save_overload(self, signature: Any, kernel: Any) -> None:
-        """Keep a kernel that was compiled."""
+        """Keep a kernel that was compiled, if it is of the text that its name would say."""
+        if sources.digest() != sources.READ:
+            return
         key = self._index_key(signature, kernel.codegen)
         self._cache_file.save(key, self._impl.reduce(kernel))
 
@@ -85,6 +95,11 @@ class _KernelFile:
 
     def __init__(self, name: str) -> None:
         self._name = name
+
+    def is_there(self, key: Any) -> bool:
+        """Whether something was saved under a key."""
+        path = self._path(key)
+        return path is not None and path.is_file()
 
     def load(self, key: Any) -> Any:
         """Read what was saved under a key; None without it, or if it is damaged."""
@@ -140,11 +155,8 @@ class _KernelFile:
 @cache
 def _stamp() -> str:
     """Digest of all that the code of a kernel depends on, but for the processor."""
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
-    for path in sorted(_SOURCES.glob("*.py")):
-        digest.update(f"{path.name} {path.stat().st_size} ".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    of = f"{numba.__version__} {llvmlite.__version__} {sources.READ}"
+    return hashlib.sha256(of.encode()).hexdigest()[:16]
 
 
 # --- Where --------------------------------------------------------------------------------------

@@ -9,18 +9,33 @@ takes to compile a small one.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.compiler_machinery import register_pass
-from numba.core.typed_passes import NativeLowering
+from numba.core.compiler import CompilerBase
+from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    IRLegalization,
+    NativeLowering,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
 
-from replay.engine.kernels.cache import KernelCache
+from replay.engine.compilation import announce
+from replay.engine.kernels.cache import KernelCache, cache_folder
 from replay.engine.kernels.compiled_memory import MemoryType
 from replay.engine.kernels.memory import IS_PLAIN, KernelMemory
 
@@ -28,25 +43,55 @@ _INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_w
 _ENTRIES: list[_Entry] = []
 
 
-class _InnerLibrary(JITCodeLibrary):
-    """Code of a function that only kernels call: neither optimised nor turned into machine code.
+class _EntryLibrary(JITCodeLibrary):
+    """Code of an entry with all that it calls: optimised once, when all of it is there."""
 
-    Numba does both for each function, with all it calls: the innermost one again at each level.
-    Here it is done once, for the entry that links all of them.
-    """
+    def add_linking_library(self, library: Any) -> None:
+        """Add the code of a function that is called, and of those that it calls."""
+        if library not in self._linking_libraries:
+            super().add_linking_library(library)
+            for called in library._linking_libraries:
+                self.add_linking_library(called)
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        pass
+        # At levels 2 and 3 kernels are as fast (ENGINE.md), and take a tenth longer to compile.
+        tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+        builder = llvm.create_pass_builder(self._codegen._tm, tuning)
+        builder.getModulePassManager().run(self._final_module, builder)
 
-    def _finalize_final_module(self) -> None:
+
+class _InnerLibrary(_EntryLibrary):
+    """Code of a function that only kernels call: neither linked, optimised nor made machine code.
+
+    Numba does all of it for each function, with all it calls: the innermost one again at each
+    level. Here it is done once, for the entry.
+    """
+
+    def finalize(self) -> None:
+        """Take no more code."""
         self._finalized = True
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class _LowerOnly(NativeLowering):
-    """Numba's last step, without an address of the code."""
+class _LowerEntry(NativeLowering):
+    """Numba's last step for a function that Python calls."""
 
-    _name = "lower_only"
+    _name = "lower_entry"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _EntryLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        return bool(super().run_pass(state))
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _LowerInner(NativeLowering):
+    """Numba's last step for other functions, without an address of the code."""
+
+    _name = "lower_inner"
 
     def run_pass(self, state: Any) -> bool:
         state.library = _InnerLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
@@ -59,17 +104,74 @@ class _LowerOnly(NativeLowering):
         return True
 
 
-class _InnerCompiler(CompilerBase):
-    """Numba's steps, but for the last."""
+_SIGNATURES: dict[Any, Any] = {}
+"""Types of operators and functions of numba, by those of arguments: it goes through all rules."""
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _InferTypes(NopythonTypeInference):
+    """Numba's inference of types, which looks for the rule of each operator once."""
+
+    _name = "infer_types"
+
+    def run_pass(self, state: Any) -> bool:
+        context = state.typingctx
+        look_for = context.resolve_function_type
+
+        def resolve(function: Any, args: Any, keywords: Any) -> Any:
+            if type(function) is not types.Function or keywords:
+                return look_for(function, args, keywords)
+            key = (function, *args)
+            if key not in _SIGNATURES:
+                found = look_for(function, args, keywords)
+                if found is None:
+                    return None
+                _SIGNATURES[key] = found
+            return _SIGNATURES[key]
+
+        context.resolve_function_type = resolve
+        try:
+            return bool(super().run_pass(state))
+        finally:
+            context.resolve_function_type = look_for
+
+
+class _Compiler(CompilerBase):
+    """Numba's steps without those for what kernels do not have.
+
+    These are closures, contexts, literals, arrays, exceptions and functions of NumPy. Numba goes
+    through the whole of a function several times at each step, whatever there is to do.
+    """
+
+    lowering: type[NativeLowering]
 
     def define_pipelines(self) -> list[Any]:
-        steps = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        steps.passes = [
-            (_LowerOnly if step is NativeLowering else step, what) for step, what in steps.passes
-        ]
-        steps._finalized = False
+        steps = PassManager("kernel")
+        for step in (
+            TranslateByteCode, FixupArgs, IRProcessing, ReconstructSSA, _InferTypes,
+            PreLowerStripPhis, IRLegalization, AnnotateTypes, self.lowering, NoPythonBackend,
+        ):  # fmt: skip
+            steps.add_pass(step, step.__name__)
         steps.finalize()
         return [steps]
+
+
+class _InnerCompiler(_Compiler):
+    lowering = _LowerInner
+
+
+class _EntryCompiler(_Compiler):
+    lowering = _LowerEntry
+
+    def compile_extra(self, function: Any) -> Any:
+        # Objects by the hundred thousand, which stay: Python would look through them over and over.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return super().compile_extra(function)
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def inner(function: Callable[..., Any]) -> Any:
@@ -103,7 +205,7 @@ def entry(memory: type[KernelMemory]) -> Callable[[Callable[..., Any]], Any]:
         if IS_PLAIN:
             return function
         options: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
-        kernel: Any = njit(**options)(function)
+        kernel: Any = njit(pipeline_class=_EntryCompiler, **options)(function)
         kernel._cache = KernelCache(function)
         found = _Entry(kernel, memory)
         _ENTRIES.append(found)
@@ -119,13 +221,25 @@ class _Entry:
     """
 
     def __init__(self, kernel: Any, memory: type[KernelMemory]) -> None:
-        self._kernel, self._memory = kernel, memory
+        self._kernel, self._memory, self._kinds = kernel, memory, (MemoryType(memory),)
         self._code: Callable[[KernelMemory], Any] | None = None
 
     def compile(self) -> Callable[[KernelMemory], Any]:
         """Compile the kernel, or take it from the cache: what runs on a memory."""
-        self._code = self._kernel.compile((MemoryType(self._memory),))
+        self._code = self._kernel.compile(self._kinds)
         return self._code
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return str(self._kernel.__name__)
+
+    def is_missing(self) -> bool:
+        """Whether it is neither loaded nor in the cache."""
+        kernel, kinds = self._kernel, self._kinds
+        return kinds not in kernel.overloads and not kernel._cache.has(
+            kinds, kernel.targetctx.codegen()
+        )
 
     def __call__(self, memory: KernelMemory) -> Any:
         if type(memory) is not self._memory:
@@ -134,9 +248,66 @@ class _Entry:
         return (self._code or self.compile())(memory)
 
 
-def compile_all() -> None:
-    """Compile every kernel of this folder that is not in the cache, and load the others."""
+def compile_all(progress: Callable[[int, int], None] | None = None) -> None:
+    """Compile every kernel of this folder that is not in the cache, in two processes if it pays.
+
+    The second begins at the other end, and each takes from the cache what the other has compiled.
+
+    Parameters
+    ----------
+    progress
+        Told how many are compiled, out of how many.
+    """
+    _import_all()
+    if _missing():
+        announce()  # who listens may ask for the same, and have it
+    wanted = _missing()
+    if not wanted:
+        return
+    helper = _start_helper() if len(wanted) > _FEW else None
+    try:
+        for number, kernel in enumerate(wanted, 1):
+            kernel.compile()
+            if progress is not None:
+                progress(max(number, len(wanted) - len(_missing())), len(wanted))
+    finally:
+        if helper is not None:
+            helper.kill()
+            helper.wait()
+
+
+_FEW = 4  # kernels take as long as the start of another process
+
+
+def _import_all() -> None:
     for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
         import_module(f"{__package__}.{path.stem}")
-    for kernel in _ENTRIES:
+
+
+def _missing() -> list[_Entry]:
+    """Kernels that are neither loaded nor in the cache; the loop first, which takes longest."""
+    found = [one for one in _ENTRIES if one.is_missing()]
+    return sorted(found, key=lambda one: (one.name != "run", one.name))
+
+
+def compile_backwards() -> None:
+    """Help another process: compile what is not in the cache, the last first."""
+    _import_all()
+    for kernel in reversed(_missing()):
         kernel.compile()
+
+
+def _start_helper() -> subprocess.Popen[bytes] | None:
+    """Have another process compile, where a second processor and a folder for both are there."""
+    if (os.cpu_count() or 1) < 2 or cache_folder() is None or not sys.executable:
+        return None
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        f"from {__name__} import compile_backwards; compile_backwards()"
+    )
+    nowhere = subprocess.DEVNULL
+    with contextlib.suppress(OSError):  # it is compiled here, then
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", code], stdin=nowhere, stdout=nowhere, stderr=nowhere
+        )
+    return None

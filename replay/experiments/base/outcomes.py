@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from replay.engine.engine import compile_ahead
 from replay.errors import RefusedError
 from replay.experiments.base.experiment import AnyExperiment, Given
 from replay.experiments.base.result import ResultBase
@@ -87,6 +88,7 @@ def carried_out(
         is_observed=observe is not None,
     )  # fmt: skip
     if jobs > 1 and observe is None:
+        compile_ahead()  # once, rather than each process for itself
         places = list(setups)
         requests = [
             (experiment, asked[at].spec, {**given, **asked[at].given}) for at in places

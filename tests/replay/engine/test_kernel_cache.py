@@ -30,6 +30,17 @@ assert indptr.tolist() == [0, 1, 3] and order.tolist() == [1, 0, 2]
 print(cache.cache_folder())
 """
 
+#: The same; a file of the kernels is edited when what the statement names has been imported.
+EDIT_WHILE_COMPILING = (
+    """
+from pathlib import Path
+from replay.engine.kernels import {first}
+with Path("replay/engine/kernels/{name}.py").open("a") as file:
+    file.write("# an edit\\n")
+"""
+    + SORT_ROWS
+)
+
 Outcome = Callable[..., tuple[bool, str]]
 
 BESIDE = Path("replay/engine/kernels/__pycache__")
@@ -112,8 +123,11 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     said = {"out": str(place / "out"), "err": str(place / "err")}
     more = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-    def ask(package: Path, *, user: int | None = None, **environment: str) -> tuple[bool, str]:
-        code = SORT_ROWS if user is None else BE_SOMEBODY_ELSE.format(user=user) + SORT_ROWS
+    def ask(
+        package: Path, *, user: int | None = None, code: str = SORT_ROWS, **environment: str
+    ) -> tuple[bool, str]:
+        if user is not None:
+            code = BE_SOMEBODY_ELSE.format(user=user) + code
         asked = {
             "code": code, "package": str(package), **said,
             "environment": surroundings(package) | more | environment,
@@ -183,6 +197,34 @@ def test_an_edit_in_any_file_of_the_folder_compiles_again(
     after = kept_files(folder)
     assert len(after) == 1
     assert after != before  # what nobody reads any more is gone
+
+
+@pytest.mark.parametrize(
+    ("first", "name"),
+    [("sources", "edges"), ("edges", "edges"), ("edges", "layout"), ("memory", "edges")],
+)
+def test_what_is_edited_while_it_is_compiled_is_not_kept(
+    outcome: Outcome, package: Path, first: str, name: str
+) -> None:
+    """Neither under the name of the text that was read, nor under that of the new one."""
+    home = package / BESIDE
+    edit = EDIT_WHILE_COMPILING.format(first=first, name=name)
+    assert outcome(package, code=edit) == (True, str(home))
+    assert not kept_files(home)
+    assert outcome(package) == (True, str(home))
+    assert len(kept_files(home)) == 1
+    assert outcome(package) == (False, str(home))
+
+
+def test_an_edit_leaves_alone_what_others_compile_of_the_new_text(
+    outcome: Outcome, compiled: Path
+) -> None:
+    """Who began before it takes what was compiled of what it has read."""
+    home = compiled / BESIDE
+    before = kept_files(home)
+    edit = EDIT_WHILE_COMPILING.format(first="sources", name="layout")
+    assert outcome(compiled, code=edit) == (False, str(home))
+    assert kept_files(home) == before
 
 
 @pytest.mark.extended

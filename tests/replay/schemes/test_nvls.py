@@ -9,6 +9,7 @@ from packets import response_packets, write_packets
 from round_machine import NS, US, round_machine
 
 import hwmodel
+import replay
 from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.collectives.nvls import NVLS
@@ -17,6 +18,8 @@ from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
+from tracegen.generate import generate
+from tracegen.models import load
 
 UP, DOWN = 150 * NS, 100 * NS
 VISIBLE, ACCESS, MERGE = 30 * NS, 20 * NS, 7 * NS
@@ -167,3 +170,27 @@ def test_the_all_reduce_moves_a_share_more_than_its_bytes_each_way() -> None:
         # A header of 16 bytes comes with every 128; none of it are token rows.
         assert carried.tolist() == [(nbytes + nbytes // RANKS) * 144 // 128] * RANKS
         assert not graph.payload_bytes[of_kind].any()
+
+
+def test_the_jump_near_128_rows_an_expert_is_a_second_wave_of_tiles() -> None:
+    """A second expert of a GPU with more rows than a tile is high; the exchange has no part in it.
+
+    23 column tiles for each of six row tiles are more than 132 SMs, those for each of five are not.
+    """
+    took: dict[tuple[int, bool], float] = {}
+    for tokens in (112, 116):
+        trace = generate(
+            "uniform", load("gpt-oss-20b"), ranks=8, tokens_per_rank=tokens, layers=1, seed=1
+        )
+        loads = np.bincount(trace.expert_ids[0].ravel(), minlength=32).reshape(8, 4)
+        fullest = loads[np.argmax((loads > 128).sum(axis=1))]
+        grid = hwmodel.load("dgx-h100").compute.gemm_tiles(fullest, 5760, 2880, "bf16")
+        assert (grid.num_tiles > 132) == (tokens == 116)
+        for is_left_out in (False, True):
+            result = replay.run(
+                trace, scheme="nvls", system="dgx-h100", tokens_per_rank=tokens,
+                communication_only=is_left_out,
+            )  # fmt: skip
+            took[tokens, is_left_out] = result.totals.makespan_us
+    whole, exchange = (took[116, left_out] - took[112, left_out] for left_out in (False, True))
+    assert whole > 9 and exchange < 1.5
