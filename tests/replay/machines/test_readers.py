@@ -71,6 +71,18 @@ def test_runs_of_another_kind_are_left_out(rows):
         rows(text.replace("       0", "       3"))
 
 
+def test_sends_of_later_versions_are_left_out(rows):
+    text = bench_logs.nccl("sendrecv_perf", 8, [(4096, 9.0)])
+    head = "# nccl-tests version 2.19.6 nccl-headers={0} nccl-library={0}\n"
+    assert len(rows(head.format(22903) + text)) == 1
+    with pytest.raises(UserError, match=r"sendrecv of NCCL 2\.30"):
+        rows(head.format(23004) + text)
+    document = bench_logs.nccl_json("sendrecv_perf", 8, [(4096, 9.0)])
+    assert len(rows(document)) == 1
+    with pytest.raises(UserError, match=r"sendrecv of NCCL 2\.30"):
+        rows(document.replace("22902", "23004"))
+
+
 @every("write", [bench_logs.nvbandwidth, bench_logs.nvbandwidth_json])
 def test_nvbandwidth(rows, write):
     fan = [[[355.2] * 8]]
