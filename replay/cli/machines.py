@@ -42,7 +42,7 @@ def measure(
 
 def fit(
     logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Output of benchmarks, text or JSON.")
+        list[Path], typer.Argument(metavar="LOG", help="Output of benchmarks, text or JSON.")
     ],
     output: Annotated[
         Path, file_option("--output", "-o", help="Write the machine to this file, as TOML.")

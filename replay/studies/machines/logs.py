@@ -20,8 +20,8 @@ from replay.studies.machines import (
 from replay.studies.machines.log import MOST_LINES, Log
 from replay.studies.validate.table import Row
 
-DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
-"""What readers of JSON meet where a document is not what its first keys say."""
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What readers meet where a log is not what its begin says."""
 
 MOST_SHOWN = 80  # characters of what is wrong
 
@@ -76,8 +76,7 @@ def read(path: str | Path, system: str) -> Log:
     else:
         for reader in TEXTS:
             if reader.knows(log):
-                log.tools.append(reader.tool)
-                reader.read(log)
+                _read(reader, log, path)
     if not log.tools:
         known = ", ".join(dict.fromkeys(reader.tool for reader in (*TEXTS, *DOCUMENTS)))
         raise UserError(f"the log {path} is of no tool that is known; known: {known}")
@@ -98,12 +97,16 @@ def _read_document(log: Log, path: str | Path) -> None:
         raise UserError(f"the log {path} is not JSON: {error}") from None
     for reader in DOCUMENTS:
         if reader.knows(document):
-            log.tools.append(reader.tool)
-            try:
-                reader.read(log, document)
-            except DAMAGED as error:
-                what = f"{type(error).__name__} {str(error)[:MOST_SHOWN]}"
-                raise UserError(f"the log {path} of {reader.tool} is damaged: {what}") from None
+            _read(reader, log, path, document)
+
+
+def _read(reader: Reader, log: Log, path: str | Path, *document: Any) -> None:
+    log.tools.append(reader.tool)
+    try:
+        reader.read(log, *document)
+    except DAMAGED as error:
+        what = f"{type(error).__name__} {str(error)[:MOST_SHOWN]}"
+        raise UserError(f"the log {path} of {reader.tool} is damaged: {what}") from None
 
 
 def _merged(rows: Sequence[Row]) -> list[Row]:

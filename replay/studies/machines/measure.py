@@ -43,7 +43,11 @@ def needs(environment: Mapping[str, str]) -> str:
     """
     ranks = int(environment.get("WORLD_SIZE", "1"))
     several = f"{ranks} NVIDIA GPUs" if ranks > 1 else "one NVIDIA GPU"
-    alone = "" if ranks > 1 else " (several: torchrun --nproc-per-node N -m replay.cli ...)"
+    alone = (
+        ""
+        if ranks > 1
+        else " (several: torchrun --nproc-per-node N -m replay.cli hardware measure)"
+    )
     return (
         f"measuring takes about {SECONDS} s and needs PyTorch with CUDA and {several} that nobody "
         f"else uses, each with {NEEDED_BYTES >> 30} GB free{alone}"

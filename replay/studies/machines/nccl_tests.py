@@ -23,6 +23,10 @@ PROGRAMS = {
 }
 HEAD = re.compile(r"# nThread +(\d+) nGpus +(\d+) ")
 SETTINGS = re.compile(r"agg iters: (\d+).* graph: (\d+)")
+VERSION = re.compile(r"nccl-headers=(\d{4,6}) ")
+PAIRED = 23000
+"""Version from which ``sendrecv_perf`` tells NCCL that a rank has two peers (``src/sendrecv.cu``
+lines 68 to 75), which then have all channels; tables are of earlier ones."""
 NAMED = re.compile(r"\b([a-z_]{1,20}_perf)(?![a-z])")
 LINE = re.compile(
     r"^ *(\d{1,15}) +\d+ +\w+ +\w+ +-?\d+ +([\d.e+]{1,12}) +[\d.e+]+ +[\d.e+]+ +(\S+)"
@@ -38,10 +42,12 @@ def read_text(log: Log) -> None:
     """Take the lines of every run in a log."""
     stem = log.name.rpartition(".")[0] or log.name
     named = NAMED.search(stem)
-    program, devices, why_not = named[1] if named else "", 0, ""
+    program, devices, version, why_not = named[1] if named else "", 0, 0, ""
     for number, line in log.lines:
         if match := NAMED.search(line):
             program = match[1]
+        if match := VERSION.search(line):
+            version = int(match[1])
         if match := HEAD.search(line):
             devices, why_not = 0, ""
             settings = SETTINGS.search(line)
@@ -53,7 +59,8 @@ def read_text(log: Log) -> None:
             why_not = "times of the host (-C)"
         if match := LINE.match(line):
             size, time, wrong = int(match[1]), match[2], match[3]
-            _take(log, number, program, devices, size, time, wrong, why_not)
+            reason = why_not or _paired(program, version)
+            _take(log, number, program, devices, size, time, wrong, reason)
 
 
 def is_json(document: Any) -> bool:
@@ -66,6 +73,7 @@ def read_json(log: Log, document: dict[str, Any]) -> None:
     config, program = document["config"], NAMED.search(str(document.get("args", [""])[:1]))
     ranks = len(config["devices"]) * int(config["nthreads"]) * int(config["ngpus"])
     why_not = _unlike(int(config["aggregated_iterations"]), int(config["graph"]))
+    why_not = why_not or _paired(program[1] if program else "", int(document["nccl_version"]))
     if config.get("blocking_collectives"):
         why_not = "calls that wait for each other (-z)"
     for number, one in enumerate(document["results"], start=1):
@@ -83,6 +91,13 @@ def _unlike(aggregated: int, graphs: int) -> str:
     if graphs:
         return "calls in a CUDA graph (-G)"
     return "several calls in a group (-m)" if aggregated > 1 else ""
+
+
+def _paired(program: str, version: int) -> str:
+    """Why sends and receives of a version are not like those before; empty if they are."""
+    if program == "sendrecv_perf" and version >= PAIRED:
+        return "sendrecv of NCCL 2.30 and later, where two peers share all channels"
+    return ""
 
 
 def _take(

@@ -325,10 +325,13 @@ def test_the_file_says_where_its_values_are_from(log, tmp_path):
     assert all(row == base[row[0]] for row in system.spec.rows() if row[0] in other)
 
 
+NAME = "a \"b' \\c.log"
+
+
 def test_a_name_with_signs_is_text(log, tmp_path):
-    found = fit.fit(BASE, [log(copies({}), 'a "b".log')])
+    found = fit.fit(BASE, [log(copies({}), NAME)])
     document = tomllib.loads(found.toml('x"\\y'))
-    assert document["name"] == 'x"\\y' and 'a "b".log' in document["link"]["efficiency"]["source"]
+    assert document["name"] == 'x"\\y' and NAME in document["link"]["efficiency"]["source"]
 
 
 def test_lines_that_the_base_cannot_predict_are_left_out(log):

@@ -17,6 +17,7 @@ class Tensor:
 
     def __init__(self, gpu, *sides, dtype=1, device="cuda"):
         self.gpu, self.nbytes = gpu, dtype
+        self.flushes = sides == (measure.FLUSH_BYTES,) and dtype == 1
         for side in sides:
             self.nbytes *= side
 
@@ -25,6 +26,7 @@ class Tensor:
 
     def busy(self, *_given):
         self.gpu.ns += self.nbytes
+        self.gpu.flushes += self.flushes
         return self
 
     zero_ = copy_ = sum = add_ = item = busy
@@ -70,7 +72,7 @@ def torch_of(gpu, *, gpus=1, free=80 << 30):
         return Tensor(gpu, *sides, dtype=dtype, device=device)
 
     def like(one, device="cuda"):
-        return Tensor(gpu, one.nbytes)
+        return Tensor(gpu, 1, dtype=one.nbytes)
 
     def exchanged(*tensors):
         tensors[0].busy()
@@ -94,7 +96,7 @@ def torch_of(gpu, *, gpus=1, free=80 << 30):
 
 @pytest.fixture
 def gpu():
-    return SimpleNamespace(ns=0)
+    return SimpleNamespace(ns=0, flushes=0)
 
 
 def of(document, what):
@@ -105,6 +107,8 @@ def test_one_gpu(gpu):
     document = measure.measure(torch_of(gpu), {})
     assert document["schema"] == "moereplay-measured/1"
     assert document["measured"] == "1 x NVIDIA H100 80GB HBM3, CUDA 13.0, torch 2.11"
+    calls = len(measure.SHAPES) + 3 * len(measure.MEMORY_BYTES) + 3  # three graphs
+    assert gpu.flushes == measure.REPEATS * calls
     # Times are of the call alone, and not of what empties the cache before it.
     for one in of(document, "memory"):
         assert one["seconds"] * 1e9 == pytest.approx(one["read"] or one["written"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import bench_logs
+import numpy as np
 import pytest
 from loops import every
 
@@ -69,6 +70,18 @@ def test_runs_of_another_kind_are_left_out(rows):
         rows(text.replace("#\n# Using", "# Blocking Enabled: wait and barrier\n#\n# Using"))
     with pytest.raises(UserError, match="results were wrong"):
         rows(text.replace("       0", "       3"))
+
+
+def test_sends_of_later_versions_are_left_out(rows):
+    text = bench_logs.nccl("sendrecv_perf", 8, [(4096, 9.0)])
+    head = "# nccl-tests version 2.19.6 nccl-headers={0} nccl-library={0}\n"
+    assert len(rows(head.format(22903) + text)) == 1
+    with pytest.raises(UserError, match=r"sendrecv of NCCL 2\.30"):
+        rows(head.format(23004) + text)
+    document = bench_logs.nccl_json("sendrecv_perf", 8, [(4096, 9.0)])
+    assert len(rows(document)) == 1
+    with pytest.raises(UserError, match=r"sendrecv of NCCL 2\.30"):
+        rows(document.replace("22902", "23004"))
 
 
 @every("write", [bench_logs.nvbandwidth, bench_logs.nvbandwidth_json])
@@ -317,3 +330,53 @@ def test_many_commands_and_many_lines_take_no_longer_together():
     log = Log("x.log", (command + text) * 3000, SYSTEM)
     deepep_tests.read_text(log)
     assert len(log.rows) == 2 and len(log.lines) == 3000 * 18 + 1
+
+
+SAMPLES = (
+    NCCL,
+    bench_logs.nccl_json("alltoall_perf", 8, [(8192, 9.0)]),
+    bench_logs.nvbandwidth({"device_to_device_memcpy_read_ce": [bench_logs.pairs(395.1)]}),
+    bench_logs.nvbandwidth_json({"one_to_all_write_sm": [[[355.2] * 8]]}),
+    bench_logs.intranode(4096, 7168, 8, 24, GPUS, 351.25, 702.5),
+    bench_logs.low_latency(128, 7168, 8, 8, 77.5, 114.0),
+    bench_logs.elastic(512, 7168, 8, 256, 8, 24, (50.0, 30_000_000), (90.0, 60_000_000)),
+    bench_logs.deepgemm([("fp8", 4, 33152, 6144, 7168, 2301.0), ("bf16", 1, 128, 4096, 512, 9.0)]),
+    bench_logs.cublas([(8192, 4096, 7168, 712.5)]),
+    bench_logs.collectivex({"ep": 8, "hidden": 7168, "topk": 8, "experts": 256}, [(1, 20.5, 22.5)]),
+    json.dumps(
+        {
+            "schema": "moereplay-measured/1",
+            "samples": [{"what": "pair-copy", "bytes": 1 << 28, "seconds": 1e-3}],
+        }
+    ),
+)
+
+
+@every("sample", SAMPLES)
+def test_whatever_is_changed_in_a_log_is_read_or_refused_in_a_line(rows, sample):
+    draw = np.random.default_rng(7)
+    signs = [
+        "9",
+        "0",
+        ".",
+        "-",
+        "e",
+        " ",
+        "",
+        "\n",
+        "x",
+        '"',
+        "}",
+        "[",
+        "null",
+        "1e999",
+        "99999999",
+    ]
+    for _ in range(150):
+        text = list(sample)
+        for at in draw.integers(len(text), size=draw.integers(1, 6)):
+            text[at] = signs[draw.integers(len(signs))]
+        try:
+            rows("".join(text))
+        except UserError as error:
+            assert "\n" not in str(error) and len(str(error)) < 400
