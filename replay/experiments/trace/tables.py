@@ -32,11 +32,11 @@ def heading(compared: TraceComparison) -> str:
     """What was replayed."""
     one = compared.base
     trace, batch = one.trace, one.batch
-    each = "as recorded" if batch.tokens_per_rank is None else f"{batch.tokens_per_rank} tokens"
+    each = "" if batch.tokens_per_rank is None else f" x {batch.tokens_per_rank} tokens"
     return (
         f"{trace.model}, {trace.num_experts} experts, top-{trace.topk}: "
         f"{trace.title or trace.content_id[:12]}\n"
-        f"{one.system.name}, {batch.num_ranks} ranks x {each}, {batch.phase} ({batch.batching}); "
+        f"{one.system.name}, {batch.num_ranks} ranks{each}, {batch.phase} ({batch.batching}); "
         f"{steps_text(one)}"
     )
 

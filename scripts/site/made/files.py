@@ -43,6 +43,7 @@ def models() -> Mapping[str, Shown]:
     from replay.experiments.layer.spec import RunSpec
     from replay.experiments.serve.arrivals.spec import ArrivalSpec
     from replay.experiments.serve.spec import InferSpec
+    from replay.experiments.trace.spec import TraceSpec
     from replay.experiments.train.spec import TrainSpec
     from replay.model.work.transformer_shape import LayerShape
     from replay.steps.plan import ParallelPlan
@@ -73,6 +74,7 @@ def models() -> Mapping[str, Shown]:
         "train": Shown(TrainSpec),
         "tensor": Shown(TensorSpec),
         "run": Shown(RunSpec),
+        "trace": Shown(TraceSpec, tuple(one for one in RunSpec.model_fields if one != "steps")),
         "catalogue": Shown(Entry),
         "settings": Shown(FileSettings),
         **{f"kind.{name}": Shown(model) for name, model in GENERATORS.items()},

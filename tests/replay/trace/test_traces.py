@@ -210,18 +210,19 @@ def test_only_times_are_read_off(monkeypatch: pytest.MonkeyPatch) -> None:
         replay.run(trace(), scheme="deepep-ll")
 
 
-def test_a_library_profiles_once() -> None:
+def test_a_library_profiles_once(tmp_path: Path) -> None:
     """What the first step chooses, all have; each step is then a replay with these options."""
-    whole = replay.run(trace(), scheme="deepep", direction="training", tune=True, steps="2:4")
-    chose = replay.run(trace(), scheme="deepep", direction="training", tune=True, step=2).scheme
+    asked: dict[str, Any] = {"scheme": "deepep", "direction": "training"}
+    whole = replay.run(trace(), **asked, tune=True, steps="2:4", folder=tmp_path)
+    chose = replay.run(trace(), **asked, tune=True, step=2).scheme
     assert whole.scheme == chose and chose.tuned
     options = {name: chose.options[name] for name in chose.tuned[0].options}
-    for one in whole.steps:
-        alone = replay.run(
-            trace(), scheme="deepep", direction="training", options=options, tune=False,
-            step=one.step,
-        )  # fmt: skip
-        assert one.makespan_us == pytest.approx(alone.totals.makespan_us)
+    more: dict[str, Any] = {"options": options, "tune": False, "launch": whole.launch}
+    alone = [replay.run(trace(), **asked, **more, step=step) for step in (2, 3)]
+    for one, other in zip(whole.steps, alone, strict=True):
+        assert one.makespan_us == pytest.approx(other.totals.makespan_us)
+    kept = [json.loads(text)["description"]["replay"] for text in points(tmp_path).values()]
+    assert set(kept) == {one.run_id for one in alone}
 
 
 # ---- whoever replays, whenever -------------------------------------------------------------------
