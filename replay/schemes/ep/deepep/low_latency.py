@@ -261,9 +261,11 @@ class LowLatencyDeepEp(StagedScheme):
         costs, source = machine.costs, work.source_rank
         # Read from memory, cast into the staging buffer, copied from the cache that it is in.
         a_token = costs.memory_load() + costs.warp_copy(row, unroll=SEND_UNROLL, readers=math.inf)
+        chosen = np.bincount(work.pair_token, minlength=work.num_tokens)
         sent = machine.serve(
-            blocks[source, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]], a_token,
-            kind=Kind.DISPATCH_SEND, rank=source, after=begun[source],
+            blocks[source, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]],
+            a_token + costs.choices(chosen), kind=Kind.DISPATCH_SEND, rank=source,
+            after=begun[source],
         )  # fmt: skip
         machine.notes.follow("sent", np.arange(work.num_tokens), sent)
         owner = np.arange(len(messages.tokens)) // messages.num_blocks
@@ -410,13 +412,16 @@ class LowLatencyDeepEp(StagedScheme):
         sources = np.bincount(work.pair_token, minlength=work.num_tokens)
         added = machine.serve(
             blocks[owner, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]],
-            costs.sm_add(sources * row, row), late=costs.memory_load(),
+            costs.sm_add(sources * row, row),
+            late=costs.memory_load() + costs.choices(sources),
             kind=Kind.COMBINE_RECEIVE, rank=owner, after=together[owner],
         )  # fmt: skip
         block = owner * MOST_BLOCKS + blocks_of_tokens(work, MOST_BLOCKS)
-        moved = np.zeros(work.num_ranks * MOST_BLOCKS, np.int64)
-        np.add.at(moved, block, (sources + 1) * row)
-        rank = np.arange(len(moved)) // MOST_BLOCKS
+        rank = np.arange(work.num_ranks * MOST_BLOCKS) // MOST_BLOCKS
+        rows, sums = np.zeros(len(rank), np.int64), np.bincount(block, minlength=len(rank))
+        np.add.at(rows, block, sources)
+        waiting = rows.reshape(work.num_ranks, -1).sum(axis=1) * row
+        moved = costs.missed(rows * row, waiting[rank]) + sums * row
         streamed = machine.stream(COMBINE.memory, moved, rank, together[rank])
         done = machine.join(added, block, rank, streamed)
         machine.notes.follow("combined", np.arange(work.num_tokens), done[block])
