@@ -75,6 +75,7 @@ FITTED_SHAPES_B200 = {(8, *shape) for shape in FITTED_SHAPES}
 FEW_AND_MANY_CHOICES = {(4, 5120, 1), (8, 4096, 2), (8, 7168, 8)}  # of as many GPUs
 SMS, TOKENS = (4, 12, 24), (1, 8, 32, 128, 512, 2048, 8192, 65536)
 FEW_TOKENS = (1, 32, 512, 2048)  # where shapes are left out, which takes a fit for each
+FEWER_TOKENS = (1, 16, 128, 1024)  # the same of low-latency kernels
 
 
 def shape(row: Row) -> tuple[object, ...]:
@@ -235,6 +236,7 @@ FITS = (
         "fitted to DeepEP low-latency dispatch and combine, 8 x B200, shapes 4096/2 and 7168/8 "
         "(hidden/top-k), and 4 x GB200, shape 5120/1",
         preset="hgx-b200",
+        sampled=lambda row: row["tokens_per_rank"] in FEWER_TOKENS,
     ),
 )  # fmt: skip
 
