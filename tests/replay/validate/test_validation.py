@@ -132,7 +132,7 @@ CONSTANTS = [
     ("deepep_normal", {"overheads.fence_us": 0.0}),
     ("deepep_low_latency_b200", {"warp.release_ns": 0.0}),
     ("deepep_low_latency_b200", {"warp.choice_ns": 1000.0}),
-    ("deepep_low_latency_b200", {"gpu.sm_push_GB_per_s": 39.0}),
+    ("deepep_low_latency_b200", {"gpu.sm_push_GB_per_s": 10.0}),
     ("deepep_low_latency", {"link.scatter_efficiency": 0.3}),
     ("nccl_ep", {"nic.efficiency": 0.5}),
     ("deepep_internode", {"warp.bulk_ns": 40.0}),
