@@ -216,6 +216,10 @@ class WarpSpec(StrictDocument):
     """Waiting of one warp, not of its SM, for 512 bytes of one source of a sum."""
     bulk_ns: Quantity[NonNegative]
     """SM time of a bulk copy of 512 bytes, into its shared memory or out of it."""
+    choice_ns: Quantity[NonNegative]
+    """A row of one of a token's choices beside its bytes, as a slot and a release of the GPU."""
+    release_ns: Quantity[NonNegative]
+    """A release of system scope behind stores to peers, for each of them."""
 
 
 class HbmSpec(StrictDocument):

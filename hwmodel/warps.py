@@ -37,6 +37,10 @@ class Warps:
         Time that a warp waits for `STEP_BYTES` of one source while others use the SM.
     bulk_copy_ps
         SM time of a bulk copy of `STEP_BYTES`, into shared memory or out of it.
+    choice_ps
+        A row of one of a token's choices of experts, beside its bytes.
+    release_ps
+        A release of system scope behind stores to peers, for each of them.
     memory_latency_ps, cache_latency_ps
         A load that misses the L2 cache, and one that hits.
     cache_bytes
@@ -50,6 +54,8 @@ class Warps:
     reduce_source_ps: int
     reduce_wait_ps: int
     bulk_copy_ps: int
+    choice_ps: int
+    release_ps: int
     memory_latency_ps: int
     cache_latency_ps: int
     cache_bytes: int
@@ -66,6 +72,8 @@ class Warps:
             reduce_source_ps=ps_from_ns(spec.warp.reduce_source_ns.value),
             reduce_wait_ps=ps_from_ns(spec.warp.reduce_wait_ns.value),
             bulk_copy_ps=ps_from_ns(spec.warp.bulk_ns.value),
+            choice_ps=ps_from_ns(spec.warp.choice_ns.value),
+            release_ps=ps_from_ns(spec.warp.release_ns.value),
             memory_latency_ps=ps_from_ns(spec.hbm.latency_ns.value),
             cache_latency_ps=ps_from_ns(spec.gpu.l2_latency_ns.value),
             cache_bytes=spec.gpu.l2_bytes.value,

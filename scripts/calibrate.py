@@ -59,19 +59,21 @@ class Fit:
 # What tells a shape from another, by table.
 COLUMNS = {
     "deepep_normal": ("hidden", "topk"),
-    "deepep_normal_b200": ("hidden", "topk"),
+    "deepep_normal_b200": ("ep_size", "hidden", "topk"),
     "deepep_low_latency": ("hidden", "topk"),
     "deepep_internode": ("num_sms",),
-    "deepep_low_latency_b200": ("hidden", "topk"),
+    "deepep_low_latency_b200": ("ep_size", "hidden", "topk"),
     "gemm": ("n", "k"),
     "moe_compute": ("hidden", "intermediate"),
     "nccl_collectives": ("collective", "num_gpus"),
     "nccl_collectives_b200": ("collective", "num_gpus"),
 }
 FITTED_SHAPES = {(2048, 8), (5120, 1), (7168, 8)}
+FITTED_SHAPES_B200 = {(8, *shape) for shape in FITTED_SHAPES}
+FEW_AND_MANY_CHOICES = {(4, 5120, 1), (8, 4096, 2), (8, 7168, 8)}  # of as many GPUs
 SMS, TOKENS = (4, 12, 24), (1, 8, 32, 128, 512, 2048, 8192, 65536)
-SMS_B200 = (4, 12, 20)
 FEW_TOKENS = (1, 32, 512, 2048)  # where shapes are left out, which takes a fit for each
+FEWER_TOKENS = (1, 16, 128, 1024)  # the same of low-latency kernels
 
 
 def shape(row: Row) -> tuple[object, ...]:
@@ -211,10 +213,10 @@ FITS = (
             "warp.reduce_wait_ns": 55.0,
             "overheads.fence_us": 12.0,
         },
-        lambda row: row["num_sms"] in SMS_B200 and row["tokens_per_rank"] in TOKENS,
-        lambda row: row["num_sms"] not in SMS_B200,
-        "fitted to DeepEP normal dispatch and combine, EP8, 8 x B200, shapes 2048/8 and 7168/8 "
-        "(hidden/top-k), 4, 12 and 20 SMs",
+        lambda row: sampled(row) and shape(row) in FITTED_SHAPES_B200,
+        lambda row: shape(row) not in FITTED_SHAPES_B200,
+        "fitted to DeepEP normal dispatch and combine, EP8, 8 x B200, shapes 2048/8, 5120/1 and "
+        "7168/8 (hidden/top-k), 4, 12 and 24 SMs",
         preset="hgx-b200",
         sampled=few,
     ),
@@ -222,13 +224,17 @@ FITS = (
         "deepep_low_latency_b200",
         {
             "link.scatter_efficiency": 0.77,
-            "link.bulk_scatter_efficiency": 0.7,
-            "overheads.grid_barrier_us": 4.0,
+            "link.bulk_scatter_efficiency": 0.85,
+            "overheads.grid_barrier_us": 0.5,
+            "warp.choice_ns": 200.0,
+            "warp.release_ns": 600.0,
         },
-        lambda row: row["hidden"] == 7168,
-        lambda row: row["hidden"] != 7168,
-        "fitted to DeepEP low-latency dispatch and combine, EP8, 8 x B200, shape 7168/8",
+        lambda row: shape(row) in FEW_AND_MANY_CHOICES,
+        lambda row: shape(row) not in FEW_AND_MANY_CHOICES,
+        "fitted to DeepEP low-latency dispatch and combine, 8 x B200, shapes 4096/2 and 7168/8 "
+        "(hidden/top-k), and 4 x GB200, shape 5120/1",
         preset="hgx-b200",
+        sampled=lambda row: row["tokens_per_rank"] in FEWER_TOKENS,
     ),
 )  # fmt: skip
 

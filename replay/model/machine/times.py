@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.model.machine.resources import IntsLike
+from replay.model.machine.resources import Ints, IntsLike
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -146,6 +146,10 @@ class Costs:
         """From the end of that SM time until the sum of such rows is written."""
         return Time(self._system.warps.bulk_latency_ps(sources, row_bytes))
 
+    def choices(self, rows: IntsLike) -> Time:
+        """Rows of a token's choices, one after the other, beside their bytes."""
+        return Time(rows * self._system.warps.choice_ps)
+
     # ---- memory ----------------------------------------------------------------------------------
 
     def stream(self, nbytes: IntsLike | MemoryTraffic) -> Time:
@@ -154,6 +158,20 @@ class Costs:
         if isinstance(nbytes, MemoryTraffic):
             return Time(hbm.elementwise_ps(nbytes.read, nbytes.written))
         return Time(hbm.stream_ps(nbytes))
+
+    def missed(self, nbytes: Ints, waiting: Ints) -> Ints:
+        """Bytes of those that peers have written which device memory reads again: (task,).
+
+        Parameters
+        ----------
+        nbytes
+            (task,): bytes that a task reads.
+        waiting
+            (task,): bytes that wait to be read on its GPU. The L2 cache has all of them where they
+            are few, and none where they are as many as it has room for.
+        """
+        room = self._system.l2.num_bytes
+        return nbytes * np.minimum(waiting, room) // room
 
     def cached(self, nbytes: IntsLike) -> Time:
         """All SMs together read or write bytes that are in the L2 cache."""
@@ -202,6 +220,10 @@ class Costs:
         """From a store's arrival at a peer until its source knows."""
         fabric = self._system.fabric
         return Time(fabric.uplink_latency_ps + fabric.downlink_latency_ps)
+
+    def release(self, peers: IntsLike) -> Time:
+        """A release of system scope behind stores to peers, beside their acknowledgement."""
+        return Time(peers * self._system.warps.release_ps)
 
     def multicast_release(self) -> Time:
         """What a fence takes longer behind stores that the switch has copied."""

@@ -29,7 +29,8 @@ from replay.schemes.contract.reading import Dependencies
 from replay.schemes.ep.base import LayerRefusedError
 
 UP, DOWN, VISIBLE, POLL = 150 * NS, 100 * NS, 30 * NS, 5 * NS
-ACKNOWLEDGED = UP + DOWN
+CHOICE, RELEASE = 7 * NS, 9 * NS  # of a row; of a release, for each peer
+ACKNOWLEDGED = UP + DOWN + RELEASE  # of two GPUs
 MEMORY, CACHE, GAP, GRID_BARRIER = 60 * NS, 20 * NS, 2 * US, 100 * NS
 SMALL_KERNEL = 300 * NS
 HIDDEN = 2048
@@ -44,7 +45,14 @@ def machine() -> hwmodel.System:
     free = {"link.fan_out_efficiency": 1.0, "link.scatter_efficiency": 1.0}
     return hwmodel.load(
         "dgx-h100",
-        {**ROUND, **free, "link.bulk_scatter_efficiency": 1.0, "overheads.grid_barrier_us": 0.1},
+        {
+            **ROUND,
+            **free,
+            "link.bulk_scatter_efficiency": 1.0,
+            "overheads.grid_barrier_us": 0.1,
+            "warp.choice_ns": 7.0,
+            "warp.release_ns": 9.0,
+        },
     )
 
 
@@ -92,7 +100,7 @@ def dispatched(row: int) -> int:
     """From the beginning of the kernel until rank 1's GEMM could read the only row."""
     message = row + HEADER
     wire = write_packets(message)
-    cast = MEMORY + copied(message, 8, CACHE)
+    cast = MEMORY + copied(message, 8, CACHE) + CHOICE
     landed = cast + wire + UP + wire + DOWN + VISIBLE
     # The source learns of it, its count is seen, the flag follows.
     counted = landed + ACKNOWLEDGED + VISIBLE + POLL + 2 * COUNTED_EACH
@@ -122,7 +130,7 @@ def test_one_row_is_combined_in_the_sum_of_its_steps(machine: hwmodel.System) ->
     assert sent > BF16_ROW * 10
     landed = sent + wire + UP + wire + DOWN + VISIBLE
     seen = landed + ACKNOWLEDGED + CACHE + FLAG + UP + FLAG + DOWN + VISIBLE + POLL
-    added = BF16_ROW * 5 + BF16_ROW * 20 + MEMORY  # read at 200, written at 50 GB/s
+    added = BF16_ROW * 5 + BF16_ROW * 20 + MEMORY + CHOICE  # read at 200, written at 50 GB/s
     assert timeline.makespan_ps == sends + seen + GRID_BARRIER + added
 
 
@@ -135,10 +143,49 @@ def test_results_leave_when_they_have_come_from_memory() -> None:
     assert timeline.start_ps[row] == read > begin(timeline, Kind.COMBINE_SEND) + US
 
 
+@pytest.mark.parametrize("choices", [1, 3, 8])
+def test_every_choice_of_a_token_takes_its_block_longer(
+    choices: int, machine: hwmodel.System
+) -> None:
+    ids = np.arange(choices, dtype=np.int32)[None]
+    layer = small_layers.work(
+        ids, 8, 8, tokens_of_rank=[1] + [0] * 7, shape=ExpertShape(HIDDEN, 64)
+    )
+    timeline = run(layer, machine)
+    cast = MEMORY + copied(BF16_ROW + HEADER, 8, CACHE) + choices * CHOICE
+    assert busy(timeline, Kind.DISPATCH_SEND, 0) == cast
+    [added] = tasks(timeline, Kind.COMBINE_RECEIVE, 0)
+    assert timeline.graph.duration_ps[added] == BF16_ROW * (5 * choices + 20)
+    assert timeline.visible_ps[added] - timeline.end_ps[added] == MEMORY + choices * CHOICE
+
+
+def test_a_release_takes_longer_with_every_peer_of_the_domain() -> None:
+    # The only row is flagged behind a release, in the dispatch and in the combine.
+    def took(num_ranks: int, release_ns: float, **changes: Any) -> int:
+        system = hwmodel.load("dgx-h100", {**ROUND, "warp.release_ns": release_ns, **changes})
+        return run(to_rank(1, num_ranks=num_ranks), system).makespan_ps
+
+    for num_ranks in (2, 4, 8):
+        longer = took(num_ranks, 2e4) - took(num_ranks, 1e4)
+        assert longer == 2 * (num_ranks - 1) * 10 * US
+    nodes = {"fabric.num_domains": 2}
+    assert took(16, 2e4, **nodes) - took(16, 1e4, **nodes) == 2 * 7 * 10 * US
+
+
+@every(("room", "read"), [(1, 12), (12, 12), (24, 6), (1200, 0)])
+def test_sums_read_from_memory_what_the_cache_has_no_room_for(room: int, read: int) -> None:
+    # 12 rows come back to GPU 0; of a cache of `room` rows, a share is taken that it fills.
+    system = hwmodel.load("dgx-h100", {**ROUND, "gpu.l2_bytes": room * BF16_ROW})
+    timeline = run(to_rank(1, tokens=12), system)
+    memory = tasks(timeline, Kind.COMBINE_MEMORY, 0)
+    moved = timeline.graph.duration_ps[memory].sum() * 5 / BF16_ROW
+    assert moved == pytest.approx(12 + read, abs=0.2)
+
+
 def test_a_row_of_the_own_gpu_stays_there(machine: hwmodel.System) -> None:
     timeline = run(to_rank(0), machine)
     message = BF16_ROW + HEADER
-    cast = MEMORY + copied(message, 8, CACHE)
+    cast = MEMORY + copied(message, 8, CACHE) + CHOICE
     counted = cast + VISIBLE + POLL + 2 * COUNTED_EACH
     # Nobody is told; the grid meets, which takes longer than to see the flag.
     met = counted + GRID_BARRIER
@@ -186,7 +233,8 @@ def test_bytes_of_memory(machine: hwmodel.System) -> None:
     per_byte = 1 / 5
     cast = 6 * (BF16_ROW + message)  # read, and written into the staging buffer
     packed = 2 * 6 * message
-    sent, added = 6 * BF16_ROW, 6 * 2 * BF16_ROW
+    # Sums are written; of the rows hardly any is more than the L2 cache has room for.
+    sent, added = 6 * BF16_ROW, 6 * BF16_ROW + (6 * BF16_ROW) ** 2 // machine.l2.num_bytes
     slots = 2 * 2 * 16  # two experts, sixteen tokens of two ranks each
     expected = {
         (Kind.LAYOUT, 0): 6 * (4 + 8), (Kind.LAYOUT, 1): 0,
@@ -219,7 +267,7 @@ def test_kernels_and_waits_of_the_host(hook: bool, kernels: int, machine: hwmode
 def test_a_hook_puts_a_gap_in_place_of_a_barrier_of_the_grid(machine: hwmodel.System) -> None:
     message = BF16_ROW + HEADER
     own = [run(to_rank(0), machine, hook=hook) for hook in (False, True)]
-    cast = MEMORY + copied(message, 8, CACHE)
+    cast = MEMORY + copied(message, 8, CACHE) + CHOICE
     counted = begun(1) + cast + VISIBLE + POLL + 2 * COUNTED_EACH
     packed = copied(message, 7, MEMORY)
     assert finish(own[0], Kind.DISPATCH_RECEIVE) == counted + GRID_BARRIER + packed
@@ -234,7 +282,7 @@ def test_time_of_the_sms(machine: hwmodel.System) -> None:
     # 8 ranks, an expert each: 8 SMs, one group of 32 warps. 80 tokens of rank 0 for rank 1.
     timeline = run(to_rank(1, tokens=80, num_ranks=8), machine)
     message = BF16_ROW + HEADER
-    cast = MEMORY + copied(message, 8, CACHE)
+    cast = MEMORY + copied(message, 8, CACHE) + CHOICE
     assert busy(timeline, Kind.DISPATCH_SEND, 0) == 80 * cast
     sms = timeline.graph.resource[tasks(timeline, Kind.DISPATCH_SEND, 0)]
     assert sorted(Counter(sms.tolist()).values()) == [10] * 8

@@ -37,6 +37,7 @@ FP8_ROW, BF16_ROW = HIDDEN + 4 * HIDDEN // 128, 2 * HIDDEN
 RATE = 5  # bytes of memory in a picosecond
 BARRIER, GRID, SMALL = 1010 * NS, 700 * NS, 300 * NS
 GAP = 2 * US
+LOOK = 30 * NS  # of a thread, at a GPU, for a store of a row
 UP, DOWN, VISIBLE, ACCESS, LOAD = 150 * NS, 100 * NS, 30 * NS, 20 * NS, 60 * NS
 
 
@@ -192,7 +193,9 @@ def test_a_row_is_pushed_out_and_pulled_back_in_the_sum_of_its_steps() -> None:
     begun = GAP + SMALL + GAP + BARRIER + GAP  # expected values, meeting, kernel
     assert begin(timeline, Kind.DISPATCH_SEND, 0) == begun
     slot = BF16_ROW + PROBS
-    there = slot * 10 + LOAD + write_packets(slot) * 2 + UP + DOWN + VISIBLE
+    walked = LOOK * 2 * 2  # at two GPUs, for the row and its gate weights; the SM stores meanwhile
+    assert walked > slot * 10
+    there = walked + LOAD + write_packets(slot) * 2 + UP + DOWN + VISIBLE
     met = GAP + BARRIER + UP + DOWN  # behind the acknowledgement
     assert begin(timeline, Kind.PERMUTE, 1) == begun + there + met + GAP
 
@@ -204,6 +207,30 @@ def test_a_row_is_pushed_out_and_pulled_back_in_the_sum_of_its_steps() -> None:
     added = begin(timeline, Kind.COMBINE_RECEIVE, 0)
     assert added == pulled + BF16_ROW * 5 + LOAD + asked + data
     assert begin(timeline, Kind.COMBINE_MEMORY, 0) == added + BF16_ROW * 20
+
+
+@every(
+    ("precision", "is_backward", "stores"),
+    [("bf16", True, 1), ("bf16", False, 2), ("fp8", True, 2), ("fp8", False, 3)],
+)
+def test_a_thread_walks_through_all_gpus_for_each_store_of_a_row(
+    precision: str, is_backward: bool, stores: int
+) -> None:
+    # A token of GPU 0 for three experts of GPU 1, one of eight GPUs; then for one on each of three.
+    for experts, rows in (([3, 4, 5], 1), ([3, 6, 9], 3)):
+        work = small_layers.work(
+            np.array([experts], np.int32), 8, 24, tokens_of_rank=[1] + [0] * 7,
+            shape=ExpertShape(512, 64), precision=precision, is_backward=is_backward,
+        )  # fmt: skip
+        graph, _ = replay(work)
+        pushes = (graph.kind == Kind.DISPATCH_SEND) & (graph.rank == 0) & (graph.duration_ps > 0)
+        assert graph.duration_ps[pushes].tolist() == [LOOK * 8 * stores // rows] * rows
+
+
+def test_an_sm_stores_many_bytes_longer_than_its_thread_walks() -> None:
+    graph, _ = replay(one_row(16384))
+    pushes = (graph.kind == Kind.DISPATCH_SEND) & (graph.duration_ps > 0)
+    assert graph.duration_ps[pushes].tolist() == [(2 * 16384 + PROBS) * 10]
 
 
 def test_an_sm_takes_whole_chunks_of_tokens() -> None:

@@ -20,6 +20,7 @@ from replay.schemes.ep.hybrid_ep import between
 HIDDEN = 1024
 ROW = 2 * HIDDEN
 US = 1_000_000
+LOOK_PS, STORES = 30_000, 2  # of a thread, for a store to a GPU of the node; of a row
 
 
 def nodes(count: int, **changes: float) -> hwmodel.System:
@@ -41,7 +42,8 @@ def built(
     machine = Machine(system, graph, work.num_ranks)
     split = machine.sms.split("hybrid-ep", {"num_sms": num_sms})
     shape, start = (num_sms, chunk_tokens), machine.mark(machine.ranks)
-    getattr(between, phase)(work, machine, split, shape, (ROW, ROW), start)
+    stores = (STORES,) if phase == "dispatch" else ()
+    getattr(between, phase)(work, machine, split, shape, (ROW, ROW), *stores, start)
     return graph.build(), machine
 
 
@@ -81,7 +83,10 @@ def _late(graph: TaskGraph) -> int:
 def test_the_way_of_a_row_out(expert: int) -> None:
     graph, machine = built(rows_to(expert), "dispatch", nodes(2))
     costs = machine.costs
-    pushed = costs.sm_store(ROW).ps + costs.memory_load().ps
+    # A look at each of eight GPUs for each store of the row, longer than the store takes the SM.
+    walked = LOOK_PS * 8 * STORES
+    assert walked > costs.sm_store(ROW).ps
+    pushed = walked + costs.memory_load().ps
     across = put_ps(machine.system, ROW) + int(costs.poll().ps) if expert >= 8 else 0
     timeline = schedule(graph)
     arrived = timeline.end_ps + graph.latency_ps

@@ -318,7 +318,8 @@ LOW_LATENCY_ROWS: Costs = {
     (Kind.LAYOUT, ""): each((3 * (4 + 8), TOKENS)),
     # Tokens to the staging buffer; slots to where the GEMMs read them.
     (Kind.DISPATCH_MEMORY, ""): each((ROW + LL_MESSAGE, TOKENS), (2 * LL_MESSAGE, PAIRS)),
-    (Kind.COMBINE_MEMORY, ""): each((LL_BACK, PAIRS), (LL_BACK, OWNED), (LL_BACK, TOKENS)),
+    # Rows that came are in the cache.
+    (Kind.COMBINE_MEMORY, ""): each((LL_BACK, PAIRS), (LL_BACK, TOKENS)),
 }
 # A slot has room for ids, weights, the source and the places of a list, in steps of 32 bytes.
 V2_SLOT = ROW + 64
@@ -500,9 +501,8 @@ MOVERS: dict[str, Costs] = {
         ),
     },
     "hybrid-ep": {
-        (Kind.DISPATCH_SEND, ""): each(
-            (PUSH * HYBRID_OUT, COPIES_OUT), (PUSH * HYBRID_OUT, COPIES_IN)
-        ),
+        # A look at each GPU for a row and for its gate weights, longer than the stores take.
+        (Kind.DISPATCH_SEND, ""): each((30 * NS * 3 * 2, TOKENS)),
         # Into shared memory, and the sums out of it.
         (Kind.COMBINE_SEND, ""): each(
             (READ * HYBRID_BACK, COPIES_OUT), (READ * HYBRID_BACK, COPIES_IN)

@@ -47,3 +47,11 @@ def test_large_sizes_go_on_as_smaller_ones_do(phase: str) -> None:
     build = partial(getattr(scheme, phase), even_work(8, 8192, 128, 8, 2048))
     replayed = Bench().time_us(Bench().system("dgx-h100"), 8, build)
     assert replayed == pytest.approx(continued, rel=0.01)
+
+
+def test_rows_of_the_normal_kernels_on_64_gpus_count_in_no_statistic() -> None:
+    first = TABLES["deepep_internode"].rows()[0]
+    rows = [Row("", 0, {**first.setting, "ep_size": gpus}, 1.0) for gpus in (16, 32, 64, 128)]
+    for table in (deepep.INTERNODE, deepep.INTERNODE_NOTIFY):
+        assert table.is_outlier is not None
+        assert table.is_outlier(rows) == [False, False, True, True]

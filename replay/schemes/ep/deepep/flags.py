@@ -89,10 +89,12 @@ def store_rows(
             machine.order(path.of(arrived), told[path.of(group)])
         else:
             by_card[path.messages] = True
-    acknowledged = np.unique(group[~by_card])
+    acknowledged, costs = np.unique(group[~by_card]), machine.costs
+    peers = min(machine.num_ranks, machine.domains.size) - 1
     told[acknowledged] = machine.delay(
-        kinds.sync, machine.costs.acknowledged(), told[acknowledged], groups[0][acknowledged]
-    )
+        kinds.sync, costs.acknowledged() + costs.release(peers), told[acknowledged],
+        groups[0][acknowledged],
+    )  # fmt: skip
     return Told(told, machine.gather(arrived[by_card], dst[by_card], begun))
 
 

@@ -5,13 +5,17 @@ needed before; a count per (expert, source) follows as flag. One kernel's SMs fi
 after a barrier of the grid, receive:
 
 - dispatch, send: token t on SM ``t mod SMs``, whose warps read it, cast it into a staging buffer,
-  and copy it from there, a warp for each of its experts. One warp of the first SM meanwhile clears
+  and copy it from there, a warp for each of its experts, which first asks for a slot there and then
+  counts it, with a release. One warp of the first SM meanwhile clears
   the signals of the buffer that is used next, and says so for every expert.
 - dispatch, receive: the group of warps of (expert, source) waits for its flag and packs the rows.
 - combine, send: the group of (expert, owner) copies its rows, a row a warp, into the owner's slots,
   and flags its expert.
 - combine, receive: blocks wait for the flags of all experts, the grid for all blocks; then token t
-  is added up, weighted, on SM ``t mod SMs``.
+  is added up, weighted, on SM ``t mod SMs``, which waits for its rows in turn. They have just come,
+  and are in the L2 cache as far as it has room.
+
+A flag is a release of system scope, which takes longer the more peers its GPU stores to.
 
 Buffers are doubled, for odd and even calls. A call writes into the buffer of the call before the
 last, whose rows a peer has read before it flags those of the last: no barrier is needed.
@@ -23,7 +27,8 @@ of GPU g's port is
     combine:  up B_c x Ein(g), down B_c x sum of e(t) over g's tokens
 
 Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/internode_ll.cu`` and the layout of
-the buffers in ``config.hpp``. Other versions widen the combine's grid to more tokens than experts.
+the buffers in ``config.hpp``. The combine's grid is that of versions before c5facf5 (August 2025),
+which widened it to the tokens where these are more than experts: H100 was measured without that.
 
 The module is long because the four halves share slots, counts and flags of one buffer.
 """
@@ -261,9 +266,11 @@ class LowLatencyDeepEp(StagedScheme):
         costs, source = machine.costs, work.source_rank
         # Read from memory, cast into the staging buffer, copied from the cache that it is in.
         a_token = costs.memory_load() + costs.warp_copy(row, unroll=SEND_UNROLL, readers=math.inf)
+        chosen = np.bincount(work.pair_token, minlength=work.num_tokens)
         sent = machine.serve(
-            blocks[source, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]], a_token,
-            kind=Kind.DISPATCH_SEND, rank=source, after=begun[source],
+            blocks[source, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]],
+            a_token + costs.choices(chosen), kind=Kind.DISPATCH_SEND, rank=source,
+            after=begun[source],
         )  # fmt: skip
         machine.notes.follow("sent", np.arange(work.num_tokens), sent)
         owner = np.arange(len(messages.tokens)) // messages.num_blocks
@@ -410,13 +417,16 @@ class LowLatencyDeepEp(StagedScheme):
         sources = np.bincount(work.pair_token, minlength=work.num_tokens)
         added = machine.serve(
             blocks[owner, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]],
-            costs.sm_add(sources * row, row), late=costs.memory_load(),
+            costs.sm_add(sources * row, row),
+            late=costs.memory_load() + costs.choices(sources),
             kind=Kind.COMBINE_RECEIVE, rank=owner, after=together[owner],
         )  # fmt: skip
         block = owner * MOST_BLOCKS + blocks_of_tokens(work, MOST_BLOCKS)
-        moved = np.zeros(work.num_ranks * MOST_BLOCKS, np.int64)
-        np.add.at(moved, block, (sources + 1) * row)
-        rank = np.arange(len(moved)) // MOST_BLOCKS
+        rank = np.arange(work.num_ranks * MOST_BLOCKS) // MOST_BLOCKS
+        rows, sums = np.zeros(len(rank), np.int64), np.bincount(block, minlength=len(rank))
+        np.add.at(rows, block, sources)
+        waiting = rows.reshape(work.num_ranks, -1).sum(axis=1) * row
+        moved = costs.missed(rows * row, waiting[rank]) + sums * row
         streamed = machine.stream(COMBINE.memory, moved, rank, together[rank])
         done = machine.join(added, block, rank, streamed)
         machine.notes.follow("combined", np.arange(work.num_tokens), done[block])

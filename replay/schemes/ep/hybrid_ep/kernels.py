@@ -47,11 +47,14 @@ class RowSizes:
         On the way out and on the way back.
     slot
         Room for either, without gate weights: values of two bytes, and scales.
+    stores
+        Stores of a row on the way out: its values, and by themselves its scales and gate weights.
     """
 
     out: int
     back: int
     slot: int
+    stores: int
 
     @classmethod
     def of(cls, work: LayerWork) -> RowSizes:
@@ -62,9 +65,10 @@ class RowSizes:
         out = VALUE_BYTES[types.dispatch] * hidden + scales
         back = VALUE_BYTES[types.combine] * hidden
         slot = 2 * hidden + scales
+        stores = 1 + (scales > 0)
         if work.is_backward:
-            return cls(out, back + probs, slot)
-        return cls(out + probs, back, slot)
+            return cls(out, back + probs, slot, stores)
+        return cls(out + probs, back, slot, stores + 1)
 
 
 def meet(machine: Machine, kinds: PhaseKinds, after: Ints, *, behind_rows: bool = False) -> Ints:
@@ -95,12 +99,14 @@ def dispatch(
     begun = _begun(machine, DISPATCH, start, "dispatch")
     if machine.num_domains > 1:
         shape = (num_sms, chunk_tokens)
-        pushed = between.dispatch(work, machine, split, shape, (rows.out, rows.back), begun)
+        sizes = rows.out, rows.back
+        pushed = between.dispatch(work, machine, split, shape, sizes, rows.stores, begun)
         return meet(machine, DISPATCH, pushed, behind_rows=True)
     sm = _sm_of_token(work, num_sms, chunk_tokens)[work.copy_token]
     pushes = Pushes.of(work.copy_source, work.copy_rank, sm, work.num_ranks)
     pushed, arrived = pushes.push(
-        machine, DISPATCH, sms, machine.costs.sm_store(pushes.rows * rows.out),
+        machine, DISPATCH, sms,
+        between.push_time(machine, pushes, work.copy_token, rows.out, rows.stores),
         work.dispatch_row_bytes, begun, meta_bytes=rows.out - work.dispatch_row_bytes,
     )  # fmt: skip
     machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
