@@ -53,7 +53,13 @@ def matrix_kernel(
         )
         return _sliced(machine, work, gemm, grids, pool, begun, found)
     return gemm_kernel(
-        machine, work, gemm, pool, after, launched_early=launched_early, layout="matrix",
+        machine,
+        work,
+        gemm,
+        pool,
+        after,
+        launched_early=launched_early,
+        layout="matrix",
         found=found,
     ).end
 
