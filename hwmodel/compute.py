@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import cast
 
 import numpy as np
 
@@ -423,7 +424,7 @@ class Compute:
             np.where(rows > 0, busy, 0) if isinstance(rows, np.ndarray) else int(busy * (rows > 0))
         )
 
-    def hidden_ps(self, tile_ps: Whole, ending_ps: Whole) -> Whole:
+    def hidden_ps(self, tile_ps: Whole, ending_ps: IntArray | int) -> Whole:
         """Part of a tile's time in which its SM multiplies the next tile already.
 
         Parameters
@@ -440,7 +441,7 @@ class Compute:
         """
         if self.accumulators == 1:
             return 0 * tile_ps
-        return np.maximum(np.minimum(ending_ps, tile_ps - ending_ps), 0)
+        return cast("Whole", np.maximum(np.minimum(ending_ps, tile_ps - ending_ps), 0))
 
     def _load_ps(self, rows: Whole, rows_feed: Feed, weights: int, weights_feed: Feed) -> Whole:
         """Time of so many bytes' way from the L2 cache into the SM."""
@@ -511,8 +512,9 @@ class Compute:
             for width in set(widths)
         }  # fmt: skip
         tiles = [tiles_of[width] for width in widths]
-        busy = np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices) + stores
-        hidden = self.hidden_ps(busy, self.tile_overhead_ps) * (grid.slices == 1)
+        busy: IntArray = np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices) + stores
+        hidden: IntArray = self.hidden_ps(busy, self.tile_overhead_ps)
+        hidden = hidden * (grid.slices == 1)
         stream = self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps
         end = max(_in_order_ps(busy - hidden, sms) + int(np.min(hidden)), stream)
         return end + adds + (self.reduction_ps if grid.slices > 1 else 0)

@@ -64,7 +64,9 @@ COLUMNS = {
     "deepep_internode": ("num_sms",),
     "deepep_low_latency_b200": ("ep_size", "hidden", "topk"),
     "gemm": ("n", "k"),
+    "gemm_machines": ("n", "k"),
     "moe_compute": ("hidden", "intermediate"),
+    "moe_machines": ("ep_size",),
     "nccl_collectives": ("collective", "num_gpus"),
     "nccl_collectives_b200": ("collective", "num_gpus"),
 }
@@ -106,6 +108,38 @@ def in_the_switch(row: Row) -> bool:
 
 def second_size(row: Row) -> bool:
     return bool(row["bytes"].bit_length() % 2 == 1)
+
+
+def of_b200(row: Row, library: str) -> bool:
+    return bool(row["system"] == "hgx-b200" and row["library"] == library)
+
+
+def deepgemm_b200(row: Row) -> bool:
+    return of_b200(row, "deepgemm-sglang")
+
+
+def partial_b200(row: Row) -> bool:
+    return deepgemm_b200(row) and row["m"] >= 256 and row["m"] % 128 != 0
+
+
+def whole_b200(row: Row) -> bool:
+    """Whole tiles that bind, in products too short for power to bind."""
+    return deepgemm_b200(row) and 512 <= row["m"] <= 4352 and row["m"] % 128 == 0
+
+
+def middle_cublas_b200(row: Row) -> bool:
+    """Products whose tiles bind, and too short for power to bind."""
+    return of_b200(row, "cublas-trtllm") and 512 <= row["m"] <= 4352
+
+
+def weights_b200(row: Row) -> bool:
+    """Experts' weights that bind."""
+    return bool(row["moe_dtype"] == "bfloat16" and 16 <= row["global_tokens"] <= 256)
+
+
+def experts_b200(row: Row) -> bool:
+    """Experts' tiles that bind."""
+    return bool(row["moe_dtype"] == "bfloat16" and row["global_tokens"] >= 6144)
 
 
 def large_bf16(row: Row) -> bool:
@@ -192,6 +226,46 @@ FITS = (
         lambda row: row["num_gpus"] != 4 and not in_the_switch(row),
         lambda row: row["num_gpus"] == 4,
         "fitted to collectives of NCCL 2.29.2 on 2 and 8 x H100",
+    ),
+    Fit(
+        "moe_machines",
+        {"hbm.stream_efficiency": 0.85},
+        lambda row: weights_b200(row) and row["ep_size"] == 8,
+        lambda row: weights_b200(row) and row["ep_size"] != 8,
+        "fitted to MoE expert computation (TensorRT-LLM), BF16, EP8, 16 to 256 tokens, B200",
+        preset="hgx-b200",
+    ),
+    Fit(
+        "gemm_machines",
+        {"compute.fp8_efficiency": 0.8},
+        lambda row: whole_b200(row) and row["n"] == 7168,
+        lambda row: whole_b200(row) and row["n"] == 5120,
+        "fitted to FP8 GEMMs of DeepGEMM, B200, 7168 x 8192, m from 512 that is a multiple of 128",
+        preset="hgx-b200",
+    ),
+    Fit(
+        "gemm_machines",
+        {"compute.fp8_absent_row_ns": 2.0},
+        lambda row: partial_b200(row) and row["n"] == 7168,
+        lambda row: partial_b200(row) and row["n"] == 5120,
+        "fitted to FP8 GEMMs of DeepGEMM, B200, 7168 x 8192, m from 256 that is no multiple of 128",
+        preset="hgx-b200",
+    ),
+    Fit(
+        "gemm_machines",
+        {"compute.bf16_efficiency": 0.8},
+        lambda row: middle_cublas_b200(row) and row["n"] == 5120,
+        lambda row: middle_cublas_b200(row) and row["n"] == 7168,
+        "fitted to cuBLAS, B200, 5120 x 2048, m from 512 to 4352",
+        preset="hgx-b200",
+    ),
+    Fit(
+        "moe_machines",
+        {"compute.bf16_grouped_efficiency": 0.8},
+        lambda row: experts_b200(row) and row["ep_size"] == 8,
+        lambda row: experts_b200(row) and row["ep_size"] != 8,
+        "fitted to MoE expert computation (TensorRT-LLM), EP8, B200, from 6144 tokens",
+        preset="hgx-b200",
     ),
     Fit(
         "nccl_collectives_b200",

@@ -312,16 +312,16 @@ def _read_operands(
             drawn_bytes=slots(-(-activations // (num_steps * of_activations))),
             reads_on=step < num_steps - 1, is_found="activations" in found,
         )  # fmt: skip
-    # Each column tile writes its own part. The row tile's block is there from the first of them on,
-    # which holds the room of all.
+    # Each column tile writes its own part; who reads the row tile finds it by its first.
     wrote = np.arange(len(tile)) if kept is None else np.flatnonzero(kept[tile])
-    is_first = added.column[wrote] == 0
+    column, whole = added.column[wrote], (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]
+    begin = column * tiles.block_n[rank[wrote]]
+    end = begin + added.width[wrote]
     parts = blocks + num_steps * num_weights + (num_steps + 1) * len(tiles) + wrote
-    whole = (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]
     machine.l2.write(
-        added.steps[0][wrote], rank[wrote],
-        np.where(is_first, outputs[tile[wrote]], parts),
-        -(-whole * added.width[wrote] // gemm.n), room=np.where(is_first, whole, 1),
+        added.steps[-1][wrote], rank[wrote],
+        np.where(column == 0, outputs[tile[wrote]], parts),
+        whole * end // gemm.n - whole * begin // gemm.n,
     )  # fmt: skip
     return outputs
 

@@ -96,33 +96,24 @@ class L2:
             lag_ps=0 if reads_on else self._ending_ps,
         )
 
-    def write(
-        self,
-        tasks: Ints,
-        rank: Ints,
-        block: Ints,
-        nbytes: IntsLike,
-        *,
-        room: IntsLike | None = None,
-    ) -> None:
+    def write(self, tasks: Ints, rank: Ints, block: Ints, nbytes: IntsLike) -> None:
         """Let tasks write blocks when they start: what they write is there for who reads it.
 
-        The memory is busy for as long as writing it back takes. Nothing of a tile is left to do
-        behind that: a kernel that stores a tile's result loads operands of the next meanwhile.
+        It takes room in the cache, and the memory as long as writing it back does. Nothing of a
+        tile is left to do behind that: a kernel that stores a tile's result loads operands of the
+        next meanwhile.
 
         Parameters
         ----------
         tasks, rank, block, nbytes
             (write,), as for `read`.
-        room
-            (write,): bytes that the block takes in the cache, if not all that is written.
         """
         self._caches.read(
             "results",
             tasks,
             self._tables()[rank],
             block,
-            nbytes=np.clip(nbytes if room is None else room, 1, self._system.l2.kept_bytes),
+            nbytes=np.clip(nbytes, 1, self._system.l2.kept_bytes),
             fetch_ps=self._system.hbm.write_ps(nbytes),
             port_ps=0,
             lag_ps=0,

@@ -350,8 +350,10 @@ class Case(AnyCase):
         return found
 
     def has_one_tile(self, expert: int) -> bool:
-        """Whether all rows of an expert are in one row tile, which writes one block of results."""
+        """Whether all rows of an expert are in one row tile: no block of weights is read twice."""
         graph = self.built.graph
-        written = self.built.machine.notes.reads.get("results", [])
-        tasks = graph.touches.task[np.concatenate(written)] if written else np.zeros(0, np.int64)
-        return int(((graph.kind[tasks] == Kind.GEMM1) & (graph.tag[tasks] == expert)).sum()) == 1
+        read = self.built.machine.notes.reads.get("weights", [])
+        touches = np.concatenate(read) if read else np.zeros(0, np.int64)
+        tasks = graph.touches.task[touches]
+        mine = touches[(graph.kind[tasks] == Kind.GEMM1) & (graph.tag[tasks] == expert)]
+        return len(mine) > 0 and len(np.unique(graph.touches.key[mine])) == len(mine)

@@ -13,7 +13,7 @@ import numpy as np
 from replay.model.compute.experts import activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
-from replay.model.compute.masked import SCALE_BYTES
+from replay.model.compute.masked import SCALE_BYTES, masked_activation
 from replay.model.compute.matrix import matrix_kernel
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
@@ -89,9 +89,9 @@ def one_matrix(
     return build
 
 
-# The loop that measures a multiplication takes copies of the weights in turn, as many as fill the L2
-# cache and at most so many, and the same rows each time (``collector/trtllm/collect_gemm.py``); or so
-# many copies of both (``collector/sglang/collect_gemm.py``).
+# The loop that measures a multiplication takes copies of the weights in turn, as many as fill the
+# L2 cache and at most so many, and the same rows each time (``collector/trtllm/collect_gemm.py`` of
+# ai-dynamo/aiconfigurator); or so many copies of both (``collector/sglang/collect_gemm.py``).
 WEIGHT_COPIES, COPIES = 5, 6
 # What one SM reads lies in one half of the cache, or in two where that half is not the SM's; what
 # many read, which the measured room is of, lies in both.
@@ -221,11 +221,52 @@ def predict_moe(bench: Bench, row: Row) -> float:
     system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US)
     shape = ExpertShape(row["hidden"], row["intermediate"], gated=row["gated"] == "yes")
     works = (one_rank(rows, shape, precision) for rows in _measured_rows(row))
-    return float(np.mean([bench.time_us(system, 1, partial(_moe, work, row)) for work in works]))
+    kernels = _moe_deepgemm if precision == "fp8" and is_blackwell(row) else _moe
+    return float(np.mean([bench.time_us(system, 1, partial(kernels, work, row)) for work in works]))
 
 
-SORT_KERNELS = 3  # counts, prefix sums, positions
+# Kernels before the rows are expanded: the choice of experts, with which a call begins; one that
+# sorts up to 256 tokens, or three (counts, prefix sums, positions); and one that lists the groups'
+# matrices for CUTLASS's kernels (NVIDIA/TensorRT-LLM, in
+# ``cpp/tensorrt_llm/kernels/cutlass_kernels/moe_gemm/moe_kernels.cu``:
+# ``fusedBuildExpertMapsSortFirstToken``, ``threeStepBuildExpertMapsSortFirstToken``,
+# ``computeStridesTmaWarpSpecialized``). 256 is where BF16 takes 4 to 9 us longer, measured.
+ROUTING_KERNELS, SORT_KERNELS, SORTED_AT_ONCE, GROUP_KERNELS = 1, 3, 256, 1
 INDEX_BYTES = 4
+
+
+def _sorted(row: Row, machine: Machine, start: Ints, others: int) -> Ints:
+    """Add the kernels that sort tokens by experts, and others: (rank,) marks of their end."""
+    pairs = np.array([row["global_tokens"] * row["topk"]])
+    sorting = SORT_KERNELS if row["global_tokens"] > SORTED_AT_ONCE else 1
+    for _ in range(ROUTING_KERNELS + sorting + others):
+        start = machine.memory_kernel(Kind.PERMUTE, INDEX_BYTES * pairs, start)
+    return start
+
+
+def _moe_deepgemm(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
+    """Add the kernels of an operator whose FP8 experts are DeepGEMM's: (rank,) marks of their end.
+
+    So on Blackwell: expanded rows go into a masked buffer, quantised on their way, and results out
+    of it again (NVIDIA/TensorRT-LLM at 0173833, ``fused_moe_deepgemm.py`` in
+    ``tensorrt_llm/_torch/modules/fused_moe``).
+    """
+    hidden, rows = work.shape.hidden, np.array([work.num_tokens])
+    tokens, pool = np.array([row["global_tokens"]]), machine.sms.pool("sm", machine.sms.count)
+    wide = rows * 2 * hidden
+    at = machine.memory_kernel(
+        Kind.PERMUTE, MemoryTraffic(wide, wide, rows), _sorted(row, machine, start, 0)
+    )
+    expert_of_pair = 2 * INDEX_BYTES * tokens * row["topk"]
+    at = machine.memory_kernel(Kind.PERMUTE, expert_of_pair, at)
+    quantised = MemoryTraffic(wide, _quantise_bytes(rows, hidden) - wide, rows)
+    at = machine.memory_kernel(Kind.PERMUTE, quantised, at)
+    first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
+    at = gemm_kernel(machine, work, first, pool, at, layout="masked").end
+    at = masked_activation(machine, work, at)
+    at = gemm_kernel(machine, work, second, pool, at, layout="masked").end
+    at = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(wide, wide, rows), at)
+    return machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(wide, tokens * 2 * hidden), at)
 
 
 def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
@@ -234,8 +275,7 @@ def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
     fp8 = work.precision.gemm == "fp8"
     slower = TRTLLM_ELEMENTWISE_FP8 if fp8 else 1
     tokens = np.array([row["global_tokens"]])
-    for _ in range(SORT_KERNELS):
-        start = machine.memory_kernel(Kind.PERMUTE, INDEX_BYTES * tokens * row["topk"], start)
+    start = _sorted(row, machine, start, GROUP_KERNELS)
     nbytes = rows * hidden * (1 if fp8 else 2)
     copied = MemoryTraffic(nbytes, nbytes, rows)
     if fp8:  # in the same kernel, from BF16; the scale of 128 values has 4 bytes
@@ -298,8 +338,8 @@ GEMM_SHORT_K = replace(
     name="gemm_short_k",
     title="Dense GEMM with a short inner dimension, H100",
     bounds=(
-        Bound("BF16", 10, lambda row: not _is_fp8(row)),
-        Bound("FP8", 10, _is_fp8),
+        Bound("BF16", 15, lambda row: not _is_fp8(row)),
+        Bound("FP8", 15, _is_fp8),
     ),
 )
 
@@ -308,7 +348,7 @@ GEMM_MACHINES = replace(
     name="gemm_machines",
     title="Dense GEMM, BF16 (cuBLAS) and block-scaled FP8 (DeepGEMM), B200 and H200",
     bounds=(
-        Bound("H200, FP8", 10, has(system="hgx-h200")),
+        Bound("H200, FP8", 20, has(system="hgx-h200")),
         Bound("B200, BF16", 10, has(system="hgx-b200", gemm_dtype="bfloat16")),
         Bound("B200, FP8", 10, has(system="hgx-b200", gemm_dtype="fp8_block")),
     ),
@@ -330,6 +370,10 @@ MOE_UNGATED = replace(
     MOE_SKEWED,
     name="moe_ungated",
     title="Experts without gate of one rank (TensorRT-LLM), even and skewed routing, H100",
+    bounds=(
+        Bound("balanced", 15, has(distribution="balanced")),
+        Bound("power law", 15, lambda row: row["distribution"] != "balanced"),
+    ),
 )
 
 MOE = Table(

@@ -79,7 +79,7 @@ def replayed(shape: Shape, dtype: str, order: str, system: System) -> ListReplay
         )
         blocks += num_weights + num_rows
     machine.l2.write(
-        steps[0], rank, blocks + np.arange(count), BLOCK_M * widths * OUT_BYTES
+        steps[-1], rank, blocks + np.arange(count), BLOCK_M * widths * OUT_BYTES
     )  # fmt: skip
     timeline = schedule(graph.build())
     cache = mechanisms(timeline, machine).cache

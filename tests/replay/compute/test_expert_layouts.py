@@ -35,6 +35,7 @@ def exact_system(**changes: object) -> System:
         "compute.tile_overhead_ns": 0.0,
         "hbm.peak_GB_per_s": 1000.0,
         "hbm.stream_efficiency": 1.0,
+        "hbm.write_efficiency": 1.0,
         "overheads.kernel_gap_stream_us": 0.0,
     }
     for dtype in ("bf16", "fp8"):
@@ -200,7 +201,9 @@ def test_padding_never_helps_and_costs_nothing_without_partial_tiles(seed: int) 
 @every("layout", LAYOUTS)
 def test_a_small_batch_streams_the_weights_of_the_experts_it_touches(layout: str) -> None:
     """Eight rows: the time of the GEMM grows by one expert's weights with each expert touched."""
-    system = hwmodel.load("dgx-h100", {"hbm.peak_GB_per_s": 10.0, "hbm.stream_efficiency": 1.0})
+    memory = {"peak_GB_per_s": 10.0, "stream_efficiency": 1.0, "write_efficiency": 1.0}
+    values = {f"hbm.{key}": value for key, value in memory.items()}
+    system = hwmodel.load("dgx-h100", {**values, "compute.tile_overhead_ns": 0.0})
     weight = 2 * COLUMNS * INNER  # bytes of BF16; each takes 100 ps
     times = {}
     for touched in (1, 2, 4, 8):

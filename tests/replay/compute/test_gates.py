@@ -30,6 +30,7 @@ EXACT: dict[str, Any] = {
     "compute.bf16_grouped_whole_tiles": False,
     "hbm.peak_GB_per_s": 1000.0,
     "hbm.stream_efficiency": 1.0,
+    "hbm.write_efficiency": 1.0,
 }
 """An operation of a tile and a byte of memory take a picosecond."""
 

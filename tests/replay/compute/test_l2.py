@@ -39,7 +39,7 @@ def machine_of(**changes: float) -> System:
         "compute.bf16_blocks": [[TILE, TILE]], "compute.bf16_grouped_blocks": [[TILE, TILE]],
         "compute.bf16_grouped_whole_tiles": False, "compute.tile_overhead_ns": 0.0,
         "compute.cluster_tiles": 1, "compute.operand_bytes_per_clock": 1e6,
-        "hbm.peak_GB_per_s": 1000.0, "hbm.stream_efficiency": 1.0,
+        "hbm.peak_GB_per_s": 1000.0, "hbm.stream_efficiency": 1.0, "hbm.write_efficiency": 1.0,
     }  # fmt: skip
     named = {name.replace("__", "."): value for name, value in changes.items()}
     return hwmodel.load("dgx-h100", {**values, **named})
@@ -148,6 +148,22 @@ def test_memory_that_is_asked_again_takes_the_time_of_the_blocks() -> None:
     slow = machine_of(gpu__l2_bytes=room, hbm__peak_GB_per_s=1.0)
     timeline, _ = run(rows, slow, priority=order, num_sms=1)
     assert timeline.makespan_ps == fetched * 1000  # memory alone decides
+
+
+@every("slices", [1, 2])
+@every("share", [0.25, 0.9])
+def test_results_are_written_while_the_next_tile_is_multiplied(share: float, slices: int) -> None:
+    """Tiles in a row on one SM: each writes its own part, which takes a share of its time."""
+    written_ps = 2 * TILE * TILE * 1000  # at a GB a second; what is read takes a thousandth of it
+    changes = {
+        "cache__slices": slices, "cache__kept_share": 1.0, "hbm__write_efficiency": 0.001,
+        "compute__tile_overhead_ns": written_ps / share / 1000,
+    }  # fmt: skip
+    system = machine_of(**changes)
+    tile = system.compute.tile_ps(TILE, TILE, INNER, "bf16", block_m=TILE)
+    timeline, _ = run([4 * TILE], system, num_sms=1)
+    assert timeline.makespan_ps == pytest.approx(16 * tile, rel=0.01)
+    assert busy_ps(timeline, "hbm 0") == pytest.approx(16 * written_ps, rel=0.01)
 
 
 def test_groups_of_row_tiles_go_column_by_column() -> None:

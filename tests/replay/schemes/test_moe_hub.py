@@ -214,10 +214,12 @@ def test_weights_and_rows_stream_from_memory_and_results_go_to_the_hub() -> None
     toucher = graph.kind[graph.touches.task[drawn.touch]]
     taken = drawn.end_ps - drawn.start_ps
     # Weights of 64 columns, the row, its activation; GEMM-2 finds that in the L2 cache.
-    up, down = [2 * 64 * HIDDEN, 2 * HIDDEN, 2 * 32], [2 * 32 * HIDDEN // 16] * 16
-    for kind, nbytes in ((Kind.GEMM1, up), (Kind.GEMM2, down)):
+    # Five bytes a picosecond, four where they are written.
+    up = [-(-2 * 64 * HIDDEN // 5), -(-2 * HIDDEN // 5), 2 * 32 // 4]
+    down = [-(-2 * 32 * HIDDEN // 16 // 5)] * 16
+    for kind, times in ((Kind.GEMM1, up), (Kind.GEMM2, down)):
         found = sorted(taken[of_memory & (toucher == kind)].tolist(), reverse=True)
-        assert found == sorted((-(-size // 5) for size in nbytes), reverse=True)
+        assert found == sorted(times, reverse=True)
 
 
 def test_rows_of_own_experts_take_the_same_way_without_the_link() -> None:

@@ -34,7 +34,7 @@ from replay.schemes import SCHEMES
 TYPES = Precision("bf16", combine="fp32")
 TWO, FOUR = 2, 4
 ROW, BACK = TWO * HIDDEN, FOUR * HIDDEN
-WRITTEN = 2  # a byte that an elementwise kernel writes counts as two that it reads
+WRITTEN = 2  # a byte that a kernel writes counts as two that it reads
 PUSH, READ, WRITE = 10, 5, 20  # ps a byte: an SM stores to a peer, reads and writes its own memory
 PULL = 20  # the slower of reading and writing
 
@@ -209,9 +209,9 @@ def memory_of_experts(scheme: str) -> Costs:
     costs = {
         (Kind.GEMM1, "weights"): weights(COLUMNS, HIDDEN),
         (Kind.GEMM1, "activations"): each((ROW, rows)),
-        (Kind.GEMM1, "results"): each((TWO * (INTERMEDIATE if fused else COLUMNS), rows)),
+        (Kind.GEMM1, "results"): each((WRITTEN * TWO * (INTERMEDIATE if fused else COLUMNS), rows)),
         (Kind.GEMM2, "weights"): weights(HIDDEN, INTERMEDIATE),
-        (Kind.GEMM2, "results"): each((RESULTS[scheme], rows)),
+        (Kind.GEMM2, "results"): each((WRITTEN * RESULTS[scheme], rows)),
     }
     if not fused:  # an activation kernel between the two
         costs[Kind.ACTIVATION, ""] = each(
@@ -634,10 +634,10 @@ def test_gradients_of_rows_pass_memory_between_kernels(scheme: str) -> None:
     memory = replay(layer(TYPES, is_backward=True), scheme).memory
     # Down projection first; the activation reads its result and the forward pass's, and writes the
     # gradients of both halves and the operand of a weight gradient.
-    assert memory[Kind.GEMM2, "results"] == each((TWO * INTERMEDIATE, PAIRS))
+    assert memory[Kind.GEMM2, "results"] == each((WRITTEN * TWO * INTERMEDIATE, PAIRS))
     assert memory[Kind.ACTIVATION, ""] == each((2 * TWO * (COLUMNS + INTERMEDIATE), PAIRS))
     assert memory[Kind.GEMM1, "activations"] == each((TWO * COLUMNS, PAIRS))
-    assert memory[Kind.GEMM1, "results"] == each((BACK, PAIRS))
+    assert memory[Kind.GEMM1, "results"] == each((WRITTEN * BACK, PAIRS))
 
 
 def test_without_launch_on_arrival_kernels_follow_one_another() -> None:

@@ -5,16 +5,17 @@ import pytest
 from loops import every
 
 import hwmodel
+from replay.model.machine.machine import Machine
 from replay.studies.validate import compute
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.table import Row
 
 
-def row(tokens, hidden=2688, distribution="balanced", **changes):
+def row(tokens, distribution="balanced", **changes):
     setting = {
         "moe_dtype": "bfloat16", "distribution": distribution, "global_tokens": tokens,
-        "hidden": hidden, "intermediate": 1856, "topk": 6, "num_experts": 128, "ep_size": 8,
-        **changes,
+        "hidden": 2688, "intermediate": 1856, "gated": "no", "topk": 6, "num_experts": 128,
+        "ep_size": 8, **changes,
     }  # fmt: skip
     return Row("made-up", 2, setting, 1.0)
 
@@ -25,8 +26,8 @@ def time_us(one):
 
 def test_experts_without_gate_read_one_projection_up():
     """Every expert has a row, so that all weights are read; 64 tokens are little beside them."""
-    ungated, gated = time_us(row(64)), time_us(row(64, hidden=2688 + 128))
-    per_expert = 2 * 1856 * 2688, 3 * 1856 * (2688 + 128)
+    ungated, gated = time_us(row(64)), time_us(row(64, gated="yes"))
+    per_expert = 2 * 1856 * 2688, 3 * 1856 * 2688
     assert ungated / gated == pytest.approx(per_expert[0] / per_expert[1], rel=0.1)
     gbps = hwmodel.load("dgx-h100").hbm.rate.units_per_second / 1e9
     assert ungated == pytest.approx(16 * 2 * per_expert[0] / gbps / 1e3, rel=0.25)
@@ -68,3 +69,79 @@ def test_outliers_are_told_by_the_column_of_the_size():
     rows = [row(tokens) for tokens in (512, 1024, 2048)]
     slow = [Row("x", 2, one.setting, time) for one, time in zip(rows, (600, 700, 127), strict=True)]
     assert compute.skew_outliers(slow) == [True, True, False]
+
+
+def test_more_than_256_tokens_are_sorted_by_two_kernels_more(monkeypatch):
+    """The same rows on the rank: a small kernel of a graph is 1.2 us of gap and 1.4 us."""
+    monkeypatch.setattr(compute, "_measured_rows", lambda _: [np.full(16, 12)])
+    monkeypatch.setattr(compute, "_tuned_rows", lambda _: 16)
+    few, more = time_us(row(256)), time_us(row(257))
+    assert more - few == pytest.approx(2 * 2.6, abs=0.1)
+
+
+def test_experts_of_deepgemm_on_blackwell_move_rows_four_times_beside_the_gemms(monkeypatch):
+    """Copied, quantised into the buffer, out of it again, and added: 16 bytes a value of a row.
+
+    On Hopper the quantising kernels take nine times their bytes.
+    """
+    rows = np.full(16, 1024)
+    monkeypatch.setattr(compute, "_measured_rows", lambda _: [rows])
+    times = {}
+    for system in ("dgx-h100", "hgx-b200"):
+        found = []
+        original = Machine.memory_kernel
+
+        def noted(self, kind, nbytes, *given, original=original, found=found, **named):
+            found.append(int(np.sum(getattr(nbytes, "both", nbytes))))
+            return original(self, kind, nbytes, *given, **named)
+
+        monkeypatch.setattr(Machine, "memory_kernel", noted)
+        time_us(row(16384, system=system, moe_dtype="fp8_block", hidden=4096, topk=8, gated="yes"))
+        monkeypatch.setattr(Machine, "memory_kernel", original)
+        times[system] = found
+    values = int(rows.sum()) * 4096
+    assert sum(times["hgx-b200"]) == pytest.approx(
+        (4 + 3 + 4 + 2) * values + 2 * 16384 * 4096, rel=0.02
+    )
+    assert sum(times["dgx-h100"]) > 2 * sum(times["hgx-b200"])
+
+
+def gemm_row(library="deepgemm-sglang", dtype="fp8_block", system="hgx-b200", m=64, n=128, k=8192):
+    setting = {"system": system, "library": library, "gemm_dtype": dtype, "m": m, "n": n, "k": k}
+    return Row("made-up", 2, setting, 1.0)
+
+
+def test_deepgemm_on_blackwell_brings_scales_into_order_in_four_kernels(monkeypatch):
+    with_scales = [
+        compute.predict_gemm(Bench(), gemm_row(system=s)) for s in ("hgx-b200", "hgx-h200")
+    ]
+    monkeypatch.setattr(compute, "is_blackwell", lambda _: False)
+    without = [compute.predict_gemm(Bench(), gemm_row(system=s)) for s in ("hgx-b200", "hgx-h200")]
+    assert with_scales[0] - without[0] == pytest.approx(4 * 2.6, abs=0.1)
+    assert with_scales[1] == without[1]
+
+
+@every(
+    ("row", "found"),
+    [
+        # 16.8 MB of rows, each for one SM, and a copy of the weights between; five with all rows.
+        (gemm_row("cublas-trtllm", "bfloat16", "dgx-h100", m=1024), ["activations"]),
+        # 4 x 16.8 MB: more than the 28 MB that stay of what is read once.
+        (gemm_row("cublas-trtllm", "bfloat16", "dgx-h100", m=4096), []),
+        # Five copies of 29 MB of weights, and the same rows each time: 29 + 0.1 MB between.
+        (gemm_row("cublas-trtllm", "bfloat16", "dgx-h100", m=8, n=7168, k=2048), []),
+        # Copies of the rows, too.
+        (gemm_row(system="hgx-b200", m=512), ["weights", "activations"]),
+        (gemm_row(system="hgx-b200", m=4096), []),
+    ],
+)
+def test_a_loop_finds_what_little_was_read_after(row, found):
+    assert compute.found_operands(hwmodel.load(row["system"]), row) == found
+
+
+def test_rows_that_are_found_are_not_read_from_memory(monkeypatch):
+    """16.8 MB of rows at 3.0 TB/s are 5.6 us, of which the tiles hide a part."""
+    one = gemm_row("cublas-trtllm", "bfloat16", "dgx-h100", m=1024)
+    warm = compute.predict_gemm(Bench(), one)
+    monkeypatch.setattr(compute, "found_operands", lambda *_: [])
+    assert 1.5 < compute.predict_gemm(Bench(), one) - warm < 5.6
