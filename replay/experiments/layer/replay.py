@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from replay.chains.layer_sampling import CONFIDENCE
 from replay.chains.memory import room
-from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
+from replay.experiments.base.result import SchemeDescription, SystemDescription, __version__
 from replay.experiments.layer.result import (
     BatchDescription,
     Result,
@@ -76,7 +76,7 @@ def _described(
     assert ready.launch is not None
     return Result(
         run_id=setup.run_id,
-        version=package_version(),
+        version=__version__,
         spec=spec,
         trace=TraceDescription(
             content_id=trace.content_id,
