@@ -226,7 +226,7 @@ class GraphBuilder(Supplies):
         count = broadcast_length(ends)
         for name, tasks in ends.items():
             check_range(name, tasks, 0, INT32_MAX, 0, "edge")
-        self._edges.append(*(stretch(tasks, count) for tasks in ends.values()), count)
+        self._edges.append(stretch(ends["src"], count), stretch(ends["dst"], count), count)
 
     def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
         """Add one task that waits for all of ``ids`` and return its id."""

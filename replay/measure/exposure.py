@@ -268,6 +268,16 @@ def _divided(
     Picoseconds of waiting for wires, imbalance and latency by time, the same times the parts of SMs
     that wait, and picoseconds times parts that are unfilled.
     """
+    from replay.engine.kernels.sums import (
+        ANYBODY,
+        PARTLY,
+        TRAVELS,
+        WHOLLY,
+        WITHIN,
+        Flags,
+        divide_time,
+    )
+
     num_ranks = until.size
     anybody = union(busy._replace(owner=np.zeros_like(busy.owner)))
     flag, owner = np.divmod(busy.owner, num_ranks)
@@ -282,38 +292,31 @@ def _divided(
             (until, tiles.end, busy.end, anybody.end),
         )
     )
-    which = np.repeat(
-        [4, TILES, WHOLE, MOVES, 3],
+    what = np.repeat(
+        [WITHIN, PARTLY, WHOLLY, TRAVELS, ANYBODY],
         [num_ranks, tiles.owner.size, *np.bincount(flag[some], minlength=3)[WHOLE:],
          num_ranks * anybody.owner.size],
     )  # fmt: skip
-    amount = np.ones(which.size, np.int64)
-    amount[which == TILES] = parts
+    amount = np.ones(what.size, np.int64)
+    amount[num_ranks : num_ranks + parts.size] = parts
     # Each GPU's time lies past that of the GPU before, so that one sort serves all.
     end = np.maximum(until, low)
     ahead = every * (int(end.max()) + 1 - low) - low
     time = np.concatenate([np.clip(one, low, end[rank]) + ahead[rank] for one in (start, stop)])
-    order = np.argsort(time, kind="stable")  # merges what is in order, such as the tasks of an SM
-    length = np.diff(time[order], append=0)
-
-    def level(of: int) -> Ints:
-        """How much of a flag is set from each instant on: (instant,)."""
-        change = np.where(which == of, amount, 0)
-        total: Ints = np.cumsum(np.concatenate((change, -change))[order])
-        return total
-
-    tile, whole, moves, any_gpu, within = (level(of) for of in range(5))
-    length[within == 0] = 0
-    rank = np.concatenate((rank, rank))[order]
-    most = of_gpu[rank]
-    idle = np.where(whole > 0, 0, most - np.minimum(tile, most)) * length
-    alone = (whole == 0) & (tile == 0)
-    causes = (moves > 0, alone & (moves == 0) & (any_gpu > 0), alone & (any_gpu == 0))
-    columns = [np.where(alone & cause, length, 0) for cause in causes]
-    columns += [np.where(cause, idle, 0) for cause in causes]
-    columns.append(np.where(~alone & (moves == 0), idle, 0))
-    firsts = np.searchsorted(rank, every)
-    return np.add.reduceat(np.stack(columns, axis=1), firsts)
+    shares = np.zeros((num_ranks, NUM_SUMS), np.int64)
+    divide_time(
+        Flags(
+            num_flags=what.size,
+            order=np.argsort(time, kind="stable"),  # merges what is in order
+            time=time,
+            what=what.astype(np.int8),
+            amount=amount,
+            owner=rank,
+            most=of_gpu,
+            shares=shares.reshape(-1),
+        )
+    )
+    return shares
 
 
 class SmTimes:

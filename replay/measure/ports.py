@@ -22,7 +22,7 @@ NVLINK = ("uplink", "downlink")
 CARDS = (ResourceClass.NIC_OUT, ResourceClass.NIC_IN)
 COMMUNICATION = ("dispatch", "combine")
 IS_ROW, IS_ACK = among(ROWS), among(ACKS)
-_IN_PHASE = {name: place == PHASE_OF_KIND for place, name in enumerate(PHASES)}
+_IN_PHASE = {name: np.equal(PHASE_OF_KIND, place) for place, name in enumerate(PHASES)}
 _IN_PHASE["both"] = PHASE_OF_KIND >= 0
 
 

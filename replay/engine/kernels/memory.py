@@ -82,9 +82,8 @@ def _address(array: npt.NDArray[Any]) -> int:
     if not flags.writeable or not flags.c_contiguous:
         return int(array.ctypes.data)
     # Fields of records may overlap, which a buffer cannot tell.
-    return addressof(
-        c_char.from_buffer(array if array.dtype.names is None else array.view(np.int8))
-    )
+    plain = array if array.dtype.names is None else array.view(np.int8)
+    return addressof(c_char.from_buffer(plain.data))
 
 
 class MemoryPart:

@@ -155,3 +155,70 @@ def find_last_ends(e):
         resource = e.resource[task]
         if resource >= 0 and e.status[task] >= e.is_known_from and e.end[task] > e.last[resource]:
             e.last[resource] = e.end[task]
+
+
+#: What may be set of an owner's time, in this order: the whole of it, what serves with some of its
+#: parts, with all of them, what travels, anything of anybody.
+WITHIN, PARTLY, WHOLLY, TRAVELS, ANYBODY = range(5)
+NUM_SHARES = 7
+
+
+class Flags(KernelMemory):
+    """When flags of owners are set, and what the time of each owner is divided into.
+
+    Each owner's time lies behind that of the owner before; event ``i`` sets flag ``i``, event
+    ``num_flags + i`` takes it back.
+    """
+
+    num_flags = Fixed()
+    order = Vector(np.int64)  # of the events
+    time = Vector(np.int64)  # of the events
+    # Of each flag: what it is, how many parts it takes, and whose it is.
+    what = Vector(np.int8)
+    amount = Vector(np.int64)
+    owner = Vector(np.int64)
+    most = Vector(np.int64)  # parts that each owner has
+    shares = Vector(np.int64)  # (owner, share)
+
+
+@entry(Flags)
+def divide_time(f):
+    """Add up the time in which all parts are idle, and time times the parts that are, by cause."""
+    within = partly = wholly = travels = anybody = before = 0
+    for place in range(2 * f.num_flags):
+        flag = f.order[place]
+        time = f.time[flag]
+        sign = 1
+        if flag >= f.num_flags:
+            flag -= f.num_flags
+            sign = -1
+        owner = f.owner[flag]
+        length = time - before
+        before = time
+        if within > 0 and length > 0 and wholly == 0:
+            idle = f.most[owner] - partly
+            at = NUM_SHARES * owner
+            if travels > 0:
+                cause = 0
+            elif partly == 0 and anybody > 0:
+                cause = 1
+            elif partly == 0:
+                cause = 2
+            else:
+                cause = 3
+            if partly == 0:
+                f.shares[at + cause] = f.shares[at + cause] + length
+            if idle > 0:
+                f.shares[at + 3 + cause] = f.shares[at + 3 + cause] + length * idle
+        amount = sign * f.amount[flag]
+        what = f.what[flag]
+        if what == WITHIN:
+            within += amount
+        elif what == PARTLY:
+            partly += amount
+        elif what == WHOLLY:
+            wholly += amount
+        elif what == TRAVELS:
+            travels += amount
+        else:
+            anybody += amount

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.chains.layer_sampling import CONFIDENCE
 from replay.chains.memory import room
-from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
+from replay.experiments.base.result import SchemeDescription, SystemDescription, __version__
 from replay.experiments.layer.result import (
     BatchDescription,
     Result,
@@ -98,7 +98,7 @@ def entered(setup: TracedSetup, ready: Replay, trials: Sequence[Trial]) -> dict[
     precision = setup.setup.chain_settings.number_types(trace)
     assert ready.launch is not None
     return {
-        "version": package_version(),
+        "version": __version__,
         "trace": TraceDescription(
             content_id=trace.content_id,
             title=trace.info.title,

@@ -13,7 +13,14 @@ import hwmodel
 import replay
 import tracegen
 from replay.chains.chain import ChainLink
-from replay.chains.host_program import can_be_captured, num_kernels, program, typical_program
+from replay.chains.host_program import (
+    EXPERTS,
+    FEW_EXPERTS,
+    can_be_captured,
+    num_kernels,
+    program,
+    typical_program,
+)
 from replay.chains.layer import build_layer
 from replay.chains.replay import Replay
 from replay.engine import schedule
@@ -22,6 +29,7 @@ from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES, Scheme, find
 from replay.schemes.contract.layers import draw, work
+from replay.schemes.registry import COMPARED, EXAMPLES
 
 SYSTEM = hwmodel.load("dgx-h100")
 DECODE = tracegen.load("gpt-oss-20b-decode", layers=[0])
@@ -208,6 +216,22 @@ def test_which_schemes_a_graph_can_hold() -> None:
     }
     # The calls of flux make their indices each time; FasterMoE synchronises at the end.
     assert waiting == {"flux", "fastermoe"}
+
+
+@every("name", [*COMPARED, *EXAMPLES])
+def test_few_experts_tell_where_hosts_wait(name: str) -> None:
+    """Of a launch nothing but that is asked, so that a small layer is built for it."""
+    scheme = find(name)
+    for is_backward in (False, True):
+        listed = (
+            typical_program(scheme, is_backward=is_backward, num_experts=num_experts)
+            for num_experts in (FEW_EXPERTS, EXPERTS)
+        )
+        waits = [
+            None if one is None else [each.name for each in one if not each.launches]
+            for one in listed
+        ]
+        assert waits[0] == waits[1]
 
 
 def test_decode_is_captured_with_more_sms_than_other_machines_have() -> None:
