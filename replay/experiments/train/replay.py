@@ -25,7 +25,7 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
     """Make the step that was set up; an observer is called with its schedule."""
     setup, scheme = ready.step, ready.scheme
     spec = setup.spec
-    times = setup.replays.under(scheme)
+    times = setup.replays.under(scheme, watch.progress)
     jitter = read(spec.jitter, spec.jitter_seed)
     step = compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
     watch.saw(step.timeline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ class MadeReplays:
             "left_out": ["nothing but this"],
         }  # fmt: skip
 
-    def under(self, scheme: Scheme | str) -> StepTimes:
+    rows = 0  # to be replayed
+
+    def under(self, scheme: Scheme | str, _: Callable[[], None] | None = None) -> StepTimes:
         name = (find(scheme) if isinstance(scheme, str) else scheme).name
         if name not in EXCHANGE_MS:
             message = f"scheme {name!r}: no backward pass"
