@@ -29,9 +29,12 @@ is_half_made() {
 }
 
 # Usage: pip_install ARGUMENT...    what `pip install` takes; into .venv
+# Python compiles the modules that it imports; pip would compile five times as many, tests of numba and all.
 pip_install() {
+    local later=
+    [ -n "${PYTHONDONTWRITEBYTECODE:-}" ] || later=--no-compile
     touch .venv/.moereplay-unfinished &&
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" &&
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check $later "$@" &&
         rm .venv/.moereplay-unfinished
 }
 

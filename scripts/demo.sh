@@ -2,7 +2,7 @@
 # The main job on the real trace that ships with the project: every scheme on the same routing.
 # Usage: bash scripts/demo.sh [further options of `moereplay compare`]
 set -euo pipefail
-source "$(dirname "$0")/_venv.sh"
+source "$(dirname "$0")/_venv.sh" ""  # no extra, whatever options are given here
 
 mkdir -p out
 moereplay compare gpt-oss-20b-decode --json out/gpt-oss-20b-decode.json \

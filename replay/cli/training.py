@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,12 +34,16 @@ def train(
 ) -> None:
     """Replay a step of training a whole model under several schemes, the fastest first."""
     from replay.experiments.train.scene import scene
+    from replay.experiments.train.spec import TrainSpec
 
     if of_trace is not None:
         call = dataclasses.replace(call, given={"trace": of_trace, **call.given})
     exports = parse_exports(trace_events, (), None, None, is_one_graph=True)
+    spec = call.wanted().spec
+    assert isinstance(spec, TrainSpec)
+    steps: dict[str, Any] = {"steps": spec.samples * spec.layers_sampled, "unit": "layer"}
     if exports is None:
-        call.carry_out()
+        call.carry_out(**steps)
         return
     if len(call.wanted().schemes or ()) != 1:
         message = "--trace-events holds one step: name one --scheme"
@@ -48,6 +52,6 @@ def train(
     def observe(timeline: Timeline) -> None:
         exports(timeline, scene(timeline))
 
-    call.carry_out(observe=observe)
+    call.carry_out(observe=observe, **steps)
     for line in exports.report:
         print(line, file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replay.cli.options import entries_of
-from replay.cli.screen import progress, show
+from replay.cli.screen import progress, show, tell
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
@@ -96,6 +96,8 @@ def validate(
     if at:
         _print_at(names, at, overrides, markdown=markdown)
         return
+    if len(names) == len(TABLES):  # some take seconds, and some a minute
+        tell(f"{len(names)} tables: several minutes; less with names (--list) or --system")
     with progress(len(names), "table") as bar:
         outcomes = validate(names, overrides=overrides, progress=bar.update)
     _deliver(outcomes, json_, deliver, markdown=markdown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -83,6 +83,9 @@ class LayerPasses:
     beside: Pairing | None = None
     calls: Calls | None = None
     paired: Scheme | None = None
+    _pairs: dict[tuple[int, int], tuple[ChainLink, ChainLink, Timed | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def num_ranks(self) -> int:
@@ -134,7 +137,7 @@ class LayerPasses:
                 return made(link, weights, back=True, hop=hops.backward)
             return behind_forward(again, made(link, weights, back=True, hop=False))
 
-        both = self._beside(forward, backward)
+        both = self._pair(forward, backward)
         if not self.splits:
             return PassTimes(ahead, back(backward, "with"), beside=both)
         work = backward.work().putting_off_weights()
@@ -264,6 +267,13 @@ class LayerPasses:
         experts = {cause: self._tiled(times[of]) for cause, times in routed.causes.items()}
         causes = _added(dense.causes, experts)
         return alone(causes, dense.activity + routed.activity.of(self._tiled(of)))
+
+    def _pair(self, forward: ChainLink, backward: ChainLink) -> Timed | None:
+        """As `_beside`, made once: where hosts send, and what else a layer has, change nothing."""
+        key = id(forward), id(backward)
+        if key not in self._pairs:
+            self._pairs[key] = forward, backward, self._beside(forward, backward)
+        return self._pairs[key][2]
 
     def _beside(self, forward: ChainLink, backward: ChainLink) -> Timed | None:
         """A forward pass beside a backward pass, from when all GPUs have come.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -155,15 +155,34 @@ class StepReplays:
             **self.routing.parameters,
         )
 
+    @property
+    def rows(self) -> int:
+        """Rows of all passes that are replayed under a scheme, to say how long it takes.
+
+        Both passes; the backward pass again where gradients of weights are put off, and both again
+        beside each other. What hosts take is found by replaying every pass twice.
+        """
+        layers = self.shape.num_moe_layers if self.trace is None else self.trace.num_layers
+        passes = 2 + self.splits_backward + 2 * (self.beside is not None)
+        pairs = self.plan.ep * self._tokens * self.shape.topk * min(self.layers, layers)
+        nodes, size = self._nodes, self.system.fabric.gpus_per_domain
+        if nodes is not None:  # rows between two others are left out
+            pairs = int(pairs * (1 - (1 - min(nodes * size / self.plan.ep, 1)) ** 2))
+        return pairs * self.samples * passes * (1 if self.stack is None else 2)
+
     # ---- under a scheme --------------------------------------------------------------------------
 
-    def under(self, scheme: str | Scheme) -> StepTimes:
+    def under(
+        self, scheme: str | Scheme, progress: Callable[[], object] = lambda: None
+    ) -> StepTimes:
         """Replay the parts under a scheme.
 
         Parameters
         ----------
         scheme
             As of `replay.run`, with its options.
+        progress
+            Called for each MoE layer that was replayed.
 
         Raises
         ------
@@ -190,7 +209,7 @@ class StepReplays:
         )
         return StepTimes(
             num_ranks=self.plan.peers,
-            layers=self._layers(passes, links),
+            layers=self._layers(passes, links, progress),
             embedding=shared.embedding,
             head=shared.head,
             hop=shared.hop,
@@ -264,11 +283,15 @@ class StepReplays:
         links = {(one.step, one.is_backward, one.layer_index): one for one in ready.links}
         return ready, links
 
-    def _layers(self, passes: LayerPasses, links: Links) -> list[list[PassTimes]]:
+    def _layers(
+        self, passes: LayerPasses, links: Links, progress: Callable[[], object]
+    ) -> list[list[PassTimes]]:
         if self._places is None:
             self._places = tuple(self._stand_ins(links, s) for s in range(self.samples))
         dense: dict[Hops, PassTimes] = {}
-        return [self._sample(passes, links, sample, dense) for sample in range(self.samples)]
+        return [
+            self._sample(passes, links, sample, dense, progress) for sample in range(self.samples)
+        ]
 
     @functools.cached_property
     def _hops(self) -> Mapping[int, Hops]:
@@ -281,7 +304,12 @@ class StepReplays:
         return {layer: Hops(layer in ahead, layer in back) for layer in ahead | back}
 
     def _sample(
-        self, passes: LayerPasses, links: Links, sample: int, dense: dict[Hops, PassTimes]
+        self,
+        passes: LayerPasses,
+        links: Links,
+        sample: int,
+        dense: dict[Hops, PassTimes],
+        progress: Callable[[], object],
     ) -> list[PassTimes]:
         """Passes over all layers, with one sample of routing; dense layers are added to `dense`."""
         assert self._places is not None
@@ -298,8 +326,11 @@ class StepReplays:
                 continue
             key = int(stands_for[place % len(stands_for)]), layer >= shape.num_layers, hops
             if key not in known:
+                is_first = key[0] not in {done[0] for done in known}
                 both = [links[sample, is_backward, key[0]] for is_backward in (False, True)]
                 known[key] = passes.moe(*both, is_mtp=key[1], hops=hops)
+                if is_first:
+                    progress()
             layers.append(known[key])
             place += 1
         return layers

@@ -50,15 +50,19 @@ def every(
     def of(test: Test) -> Test:
         @functools.wraps(test)
         def loop(*args: Any, **fixtures: Any) -> None:
-            failed = []
+            failed, skipped = [], []
             for label, values in table.items():
                 try:
                     test(*args, **values, **fixtures)
+                except pytest.skip.Exception as reason:  # the cases behind it are not skipped
+                    skipped.append(f"[{label}] {reason}")
                 except (Exception, pytest.fail.Exception) as error:
                     failed.append(f"[{label}] {_told(error)}")
             if failed:
                 shown = "\n\n".join(failed[:NUM_SHOWN])
                 pytest.fail(f"{len(failed)} of {len(table)} cases\n{shown}", pytrace=False)
+            if len(skipped) == len(table):
+                pytest.skip("; ".join(skipped[:NUM_SHOWN]))
 
         signature = inspect.signature(test)
         kept = [one for name, one in signature.parameters.items() if name not in wanted]

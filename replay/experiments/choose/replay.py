@@ -70,6 +70,11 @@ def carry_out(
             return [known[job.id] for job in jobs]
 
         for one in setup.possible:
+            most = min(len(one.bounded), spec.most or len(one.bounded))
+            report(
+                f"{one.where.system}: simulates up to {most:,} steps, the most promising first, "
+                f"until no other can be among the first {spec.top}; less with --most or --top"
+            )
             ranked = rank(one.bounded, costs, top=spec.top, by=spec.by, most=spec.most)
             systems.append(Found.of(one, ranked, _sensitivity(spec, ranked, costs)))
     return SearchResult(

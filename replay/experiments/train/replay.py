@@ -33,7 +33,7 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
     jitter = read(spec.jitter, spec.jitter_seed)
 
     def make(replays: StepReplays) -> Composed:
-        times = replays.under(scheme)
+        times = replays.under(scheme, watch.progress)
         return compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
 
     step, clock = held(setup, make)

@@ -113,7 +113,11 @@ def test_the_share_of_the_peak_is_that_of_the_training_step(space: Path, folder:
 
 
 def test_a_search_goes_on_from_its_folder(
-    space: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    space: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = (folder / "choice.json").read_bytes()
     files = sorted((folder / "points").iterdir())
@@ -136,6 +140,8 @@ def test_a_search_goes_on_from_its_folder(
     assert end.value.code == 0
     assert len(ran) == 1
     assert len(made) > 1
+    most = len(candidates_of(space).bounded)
+    assert f"simulates up to {most:,} steps, the most promising first" in capsys.readouterr().err
     assert (folder / "choice.json").read_bytes() == before == target.read_bytes()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from loops import every
+from tiers import mostly_extended
 
 import hwmodel
 import replay
@@ -303,18 +304,30 @@ def test_practice_trains_in_fp8_with_scales_of_blocks(synthetic: Synthetic) -> N
     assert one.stack.options["fp8"] == "blockwise"
 
 
-@every("direction", ["forward", "training"])
 @every("scheme", [*SCHEMES])
 def test_every_scheme_runs_in_practice_and_calls_that_cost_nothing_change_nothing(
-    scheme: str, direction: str, synthetic: Synthetic
+    scheme: str, synthetic: Synthetic
 ) -> None:
     """Bare launches that cost nothing are calls that cost nothing, where no kernel is added."""
-    trace = synthetic(ranks=2)
+    check_practice(synthetic(ranks=2), scheme, "forward", adds=False)
+
+
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
+def test_every_scheme_trains_in_practice(scheme: str, synthetic: Synthetic) -> None:
+    if find(scheme).passes != {"forward", "backward"}:
+        pytest.skip("has no backward pass")
+    adds = stack_calls.brings_experts(plain(), find(scheme), H100)
+    adds = adds or plain().with_dispatcher(scheme) is not None
+    check_practice(synthetic(ranks=2), scheme, "training", adds=adds)
+
+
+def check_practice(
+    trace: tracegen.RoutingTrace, scheme: str, direction: str, *, adds: bool
+) -> None:
+    """Hosts cost something, and nothing where their calls cost nothing and add no kernels."""
     system = hwmodel.load("dgx-h100", {"overheads.launch_us": 0.0})
     if find(scheme).lacks(system):
         pytest.skip("of another platform")
-    if direction == "training" and find(scheme).passes != {"forward", "backward"}:
-        pytest.skip("has no backward pass")
 
     def time(stack: str | None) -> float:
         return replay.run(
@@ -324,9 +337,7 @@ def test_every_scheme_runs_in_practice_and_calls_that_cost_nothing_change_nothin
 
     bare, costly = time(None), time("practice")
     assert costly > bare or scheme == "ideal"
-    knows = direction == "training" and stack_calls.brings_experts(plain(), find(scheme), H100)
-    knows = knows or (direction == "training" and plain().with_dispatcher(scheme) is not None)
-    if not knows:
+    if not adds:
         assert time("practice:library_us=0,torch_us=0") == bare
 
 

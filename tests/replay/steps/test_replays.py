@@ -16,7 +16,7 @@ from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.context import Context
 from replay.schemes.ep.base import LayerRefusedError
-from replay.steps import copies
+from replay.steps import copies, layer_passes
 from replay.steps.groups import GroupTimes
 from replay.steps.layer_passes import behind_forward
 from replay.steps.parameters import of_embedding, of_head, of_layer
@@ -155,6 +155,26 @@ def test_a_forward_pass_beside_a_backward_pass_is_quicker_than_both() -> None:
     assert whole(part.beside) < 1.05 * (whole(part.forward) + whole(part.backward))
     assert part.beside.causes["attention"].min() > 0
     assert made("dysharp", beside="dualpipe").layers[0][1].beside is None
+
+
+def test_passes_beside_each_other_are_replayed_once_for_each_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A layer of multi-token prediction has more before it, and the same passes beside."""
+    replayed = []
+    pair_times = layer_passes.pair_times
+
+    def counted(pair: Any) -> Any:
+        replayed.append(pair)
+        return pair_times(pair)
+
+    monkeypatch.setattr(layer_passes, "pair_times", counted)
+    layers = made("nccl-alltoall", beside="dualpipe", mtp=1).layers[0]
+    assert len(replayed) == 2  # with its hosts, and with hosts that cost nothing
+    assert layers[1].beside is layers[-1].beside is not None
+    assert layers[1].forward.own.tolist() != layers[-1].forward.own.tolist()
+    made("nccl-alltoall", beside="dualpipe", mtp=1, layers=2)
+    assert len(replayed) == 2 + 2 * 2
 
 
 def test_passes_beside_each_other_with_what_is_made_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ class MadeReplays:
             "left_out": ["nothing but this"],
         }  # fmt: skip
 
+    rows = 0  # to be replayed
+
     def on(self, system: Any) -> MadeReplays:
         """The same on another system: experts take as long as its clock says."""
         found = copy.copy(self)
@@ -44,7 +47,7 @@ class MadeReplays:
         found.slower /= system.spec.gpu.clock_GHz.value
         return found
 
-    def under(self, scheme: Scheme | str) -> StepTimes:
+    def under(self, scheme: Scheme | str, _: Callable[[], None] | None = None) -> StepTimes:
         name = (find(scheme) if isinstance(scheme, str) else scheme).name
         if name not in EXCHANGE_MS:
             message = f"scheme {name!r}: no backward pass"

@@ -291,6 +291,20 @@ def test_the_command_ends_with_0_where_bounds_hold_and_1_where_not(tmp_path, cap
     assert code == 1 and "MISSED" in said.out
 
 
+def test_all_tables_say_that_they_take_long_and_what_takes_less(monkeypatch, capsys):
+    def stop(*_, **__):
+        raise UserError("enough")
+
+    monkeypatch.setattr("replay.studies.validate.validate", stop)
+    _, said = command(capsys)
+    assert said.err.splitlines() == [
+        f"{len(TABLES)} tables: several minutes; less with names (--list) or --system",
+        "error: enough",
+    ]
+    _, said = command(capsys, "links")
+    assert said.err == "error: enough\n"
+
+
 def test_tables_of_one_system():
     assert of_system(list(TABLES), None) == list(TABLES)
     assert of_system(list(TABLES), "hgx-h800") == ["links", "nccl_bus_bandwidth"]

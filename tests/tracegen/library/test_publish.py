@@ -201,9 +201,8 @@ def test_licences_that_the_hub_does_not_know(tmp_path, tiny):
     assert "a.h5`: OGL-UK-3.0" in (tmp_path / "set/LICENSE.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "base_url", ["", pytest.param("https://x.org/t", marks=pytest.mark.extended)]
-)
+@pytest.mark.extended  # the library that reads it takes longer to import than most tests
+@pytest.mark.parametrize("base_url", ["", "https://x.org/t"])
 def test_croissant_metadata_is_valid(tmp_path, tiny, tiny_file, base_url):
     pytest.importorskip("mlcroissant", reason="pip install mlcroissant")
     about = dataclasses.replace(ABOUT, base_url=base_url)
