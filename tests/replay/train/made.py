@@ -22,6 +22,8 @@ EXCHANGE_MS = {"deepep": 4, "nccl-alltoall": 6, "dysharp": 1, "ideal": 0}
 class MadeReplays:
     """What `replay.steps.replays.StepReplays` is to level two, without a replay."""
 
+    stack = None
+
     def __init__(
         self, shape: Any, system: Any, plan: ParallelPlan, *, sequence: int, **_: Any
     ) -> None:
