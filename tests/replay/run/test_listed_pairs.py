@@ -13,13 +13,14 @@ import hwmodel
 import replay
 import tracegen
 from hwmodel.compute import gradient_type
-from replay.chains.listed_pairs import LAYOUT, PARTS, rows_of, sizes_of
+from replay.chains.listed_pairs import LAYOUT, PARTS, PassesInTurn, rows_of, sizes_of
 from replay.chains.pass_pairs import ORDERS
 from replay.engine import schedule
 from replay.errors import UserError
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.model.compute.row_tiles import padded_rows
+from replay.model.machine.host import UNSTAGED, Calls, StageCalls
 from replay.model.machine.kinds import Kind
 from replay.model.work.kernel_lists import load
 from tracegen.models.schema import ModelShape
@@ -202,6 +203,17 @@ def test_other_models_are_refused(change: dict[str, Any], message: str) -> None:
     )  # fmt: skip
     with pytest.raises(UserError, match=message):
         prepared(other).build()
+
+
+def test_passes_in_turn_take_what_their_calls_take(trace) -> None:
+    """Launches of exchanges are a stack's calls, in a pass by itself as in a pair."""
+    made = dataclasses.replace(prepared(trace), launch="eager", strategy=PassesInTurn())
+    slow = {(UNSTAGED, is_backward): StageCalls(10**9) for is_backward in (False, True)}
+    found = [
+        schedule(dataclasses.replace(made, calls=calls).build().built.graph).makespan_ps
+        for calls in (None, Calls(slow))
+    ]
+    assert found[1] > found[0] + 4 * 10**9  # dispatch and combine in both passes
 
 
 def test_a_gpu_that_is_late_with_a_pass_holds_up_the_others_notify_kernels(trace) -> None:

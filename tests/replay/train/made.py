@@ -26,6 +26,7 @@ class MadeReplays:
 
     slower = 1.0
     streaming_ms = 0  # of a layer's pass, in device memory
+    stack = None
 
     def __init__(
         self, shape: Any, system: Any, plan: ParallelPlan, *, sequence: int, **_: Any
