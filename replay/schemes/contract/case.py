@@ -350,10 +350,17 @@ class Case(AnyCase):
         return found
 
     def has_one_tile(self, expert: int) -> bool:
-        """Whether all rows of an expert are in one row tile: no block of weights is read twice."""
-        graph = self.built.graph
-        read = self.built.machine.notes.reads.get("weights", [])
-        touches = np.concatenate(read) if read else np.zeros(0, np.int64)
-        tasks = graph.touches.task[touches]
-        mine = touches[(graph.kind[tasks] == Kind.GEMM1) & (graph.tag[tasks] == expert)]
-        return len(mine) > 0 and len(np.unique(graph.touches.key[mine])) == len(mine)
+        """Whether all rows of an expert are in one row tile.
+
+        Then its tiles read one block of rows, and no block of weights twice.
+        """
+        graph, notes = self.built.graph, self.built.machine.notes
+        blocks = []
+        for what in ("weights", "activations"):
+            read = notes.reads.get(what, [])
+            touches = np.concatenate(read) if read else np.zeros(0, np.int64)
+            tasks = graph.touches.task[touches]
+            mine = touches[(graph.kind[tasks] == Kind.GEMM1) & (graph.tag[tasks] == expert)]
+            blocks.append(np.unique(graph.touches.key[mine], return_counts=True)[1])
+        weights, rows = blocks
+        return len(rows) == 1 and int(weights.max()) == 1
