@@ -281,9 +281,9 @@ class ComputeSpec(StrictDocument):
     special_function_clocks: Quantity[NonNegative]
     """Of one SM, for an exponential or a reciprocal of one lane of its warps."""
     cluster_tiles: Quantity[Units]
+    """Neighbouring tiles of a kernel that load what they share from the L2 cache once."""
     accumulators: Quantity[Units]
     """Tiles whose sums an SM has room for; with two, one is stored while the next is multiplied."""
-    """Neighbouring tiles of a kernel that load what they share from the L2 cache once."""
     bf16_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
     """Tile shapes (rows, columns) that kernels of this type come in."""
     bf16_grouped_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]

@@ -58,7 +58,7 @@ def main() -> int:
 
 def standard(gpus: int, tokens: int) -> Timeline:
     """The work of the benchmarks: rows over two ports each way, tiles on one server per GPU."""
-    path = ROOT / "tests" / "bench" / "layer_workload.py"
+    path = ROOT / "tests" / "oracle" / "layer_workload.py"
     spec = importlib.util.spec_from_file_location("layer_workload", path)
     assert spec is not None
     assert spec.loader is not None

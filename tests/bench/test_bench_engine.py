@@ -7,40 +7,21 @@ time per task less than doubling from one to thirty million tasks, at most 100 b
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import resource
-import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
+import layer_workload as workload
 import numpy as np
 import pytest
+from heap_loop import heap_loop_s
 
 from replay.engine import GraphBuilder, TaskGraph, Touched, schedule
 from replay.engine.kernels.loop import run
 from replay.engine.plan import make_plan
 
 pytestmark = pytest.mark.bench
-_HERE = Path(__file__).parent
-
-
-def _workload() -> ModuleType:
-    """Import the generator by path: tests are not a package."""
-    spec = importlib.util.spec_from_file_location("layer_workload", _HERE / "layer_workload.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["layer_workload"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-workload = _workload()
 
 
 def _best_s(graph: TaskGraph, runs: int = 7) -> float:
@@ -79,25 +60,6 @@ def test_standard_layer_beside_cpp(tmp_path: Path) -> None:
     if cpp_s is None:
         pytest.skip("no C++ compiler: the loop to compare with was not run")
     print(f"C++ heap loop {cpp_s * 1e3:.1f} ms: the engine is {cpp_s / seconds:.2f} x")  # noqa: T201
-
-
-def heap_loop_s(work: Any, folder: Path) -> float | None:
-    """CPU time of the C++ loop on some work, the best of nine runs; None without a compiler."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        return None
-    program, data = folder / "heap_loop", folder / "layer.bin"
-    subprocess.run(
-        [compiler, "-O3", "-march=native", "-o", program, _HERE / "heap_loop.cpp"], check=True
-    )
-    with data.open("wb") as file:
-        np.array([work.num_gpus, work.source.size, work.tile_gpu.size], np.int32).tofile(file)
-        for column in (work.source, work.target, work.tile, work.tile_gpu):
-            column.astype(np.int32).tofile(file)
-    answer = subprocess.run([program, data, "9"], check=True, capture_output=True, text=True)
-    makespan_ps, cpp_s = answer.stdout.split()
-    assert abs(int(makespan_ps) - workload.STANDARD_MAKESPAN_PS) < 1000
-    return float(cpp_s)
 
 
 @pytest.mark.parametrize("copies", [1, 4, 10, 30])

@@ -2,8 +2,8 @@
 
 A decoding layer of GPT-OSS (8 GPUs x 64 tokens) that is replayed again in one process. Run with
 ``pytest -m bench -s tests/bench/test_bench_small_layers.py``, or as a program with names of
-schemes: ``python tests/bench/test_bench_small_layers.py deepep-ll ideal``. Nothing is asserted;
-``tests/replay/run/test_calls.py`` bounds the calls.
+schemes: ``PYTHONPATH=tests/oracle python tests/bench/test_bench_small_layers.py deepep-ll ideal``.
+Nothing is asserted; ``tests/replay/run/test_calls.py`` bounds the calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
-from test_bench_engine import heap_loop_s, workload
+from heap_loop import heap_loop_s
+from layer_workload import make_workload
 
 import replay
 import tracegen
@@ -185,7 +186,7 @@ def report(names: list[str]) -> None:
     )
     print(line_of(f"mean of {count}", mean))  # noqa: T201
     with tempfile.TemporaryDirectory() as folder:
-        loop_s = heap_loop_s(workload.make_workload(), Path(folder))
+        loop_s = heap_loop_s(make_workload(), Path(folder))
     if loop_s is not None:
         print(f"C++ heap loop on the standard layer: {loop_s * 1e3:.0f} ms")  # noqa: T201
 

@@ -241,7 +241,7 @@ def test_no_partial_sum_is_written_at_home() -> None:
     step, kept = leave(), leave("fuselib-nvls")
     written = [_results_ps(each) for each in (step, kept)]
     assert written[0] == 0
-    expected = int(kept.machine.system.hbm.stream_ps(kept.buffer_bytes)) * N
+    expected = int(kept.machine.system.hbm.write_ps(kept.buffer_bytes)) * N
     assert written[1] == pytest.approx(expected, rel=1e-2)
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
+import layer_workload as workload
 import numba
 import numpy as np
 import pytest
@@ -17,18 +13,6 @@ from replay.engine import schedule
 MAKESPAN_US = "6461.235"
 
 
-def _load() -> ModuleType:
-    name = "layer_workload"
-    if name not in sys.modules:
-        path = Path(__file__).parents[2] / "bench" / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
 @pytest.mark.skipif(
     bool(numba.config.DISABLE_JIT), reason="a million tasks take minutes without the JIT"
 )
@@ -37,7 +21,6 @@ def _load() -> ModuleType:
     reason="the recipe sends rows in the order in which argpartition of numpy 2 leaves them",
 )
 def test_standard_work_takes_what_others_found() -> None:
-    workload = _load()
     graph = workload.build_layer(workload.make_workload())
     assert (graph.num_tasks, graph.num_edges) == (1_050_750, 1_048_576)
     assert f"{schedule(graph).makespan_ps / 1e6:.3f}" == MAKESPAN_US

@@ -26,6 +26,7 @@ from replay.report.pages import MAKERS, home_of, page
 ROOT = Path(__file__).parents[3]
 KINDS = document_kinds()
 APART = {
+    "moereplay-measured",  # a log of `hardware measure`, which `hardware fit` reads
     "moereplay-failure",  # why a point of a study went wrong
     "moereplay-point",  # a point of a study: a result in its folder
 }
