@@ -133,7 +133,7 @@ class Attention:
         )
 
     def _blocks_ps(self, products: Rate, scores: Scores[Whole], width: int, nbytes: Whole) -> Whole:
-        longest: Any = scores.longest
+        longest: Any = scores.longest if self.block_ps else 0  # else rates are of whole kernels
         blocks: Any = scores.blocks
         late = scale_up((self.num_sms - 1) * longest, LAST_BLOCK)
         pairs = _slower(scores.pairs + late, self.num_sms * longest)

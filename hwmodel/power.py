@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hwmodel.errors import UserError
 from hwmodel.quantity import Quantity
 from hwmodel.specs import SystemSpec
 from hwmodel.system import System
@@ -77,6 +78,12 @@ class Power:
         own, gpu = system.spec.power, system.spec.gpu
         if own is None or not own.limit_W.value:
             return None
+        if own.most_GHz.value < gpu.clock_GHz.value:
+            message = (
+                f"power.most_GHz is {own.most_GHz.value:g}; at least gpu.clock_GHz, at which rates are "
+                f"stated: {gpu.clock_GHz.value:g}"
+            )
+            raise UserError(message)
         return cls(
             own.limit_W.value,
             own.base_W.value,
@@ -95,18 +102,23 @@ class Power:
         each = self.pJ_per_flop[work.dtype] * min(1.0, clock_GHz / self.matrix_GHz)
         return self.base_W + (work.flop * each + work.nbytes * self.pJ_per_byte) / seconds / 1e12
 
-    def clock_GHz(self, work: Work, seconds: float, matrix_seconds: float) -> float:
+    def clock_GHz(
+        self, work: Work, seconds: float, attention_seconds: float, matrix_seconds: float
+    ) -> float:
         """Highest clock at which work meets the limit.
 
         Parameters
         ----------
         seconds
             What it takes at the highest clock.
+        attention_seconds
+            How much of it is attention, which becomes longer below the highest clock.
         matrix_seconds
-            How much of it is products, which take as long as their clock says.
+            How much of it is products, which become longer below theirs.
         """
         for clock in self.clocks():
-            longer = matrix_seconds * (max(1.0, self.matrix_GHz / clock) - 1)
+            longer = attention_seconds * (self.most_GHz / clock - 1)
+            longer += matrix_seconds * (max(1.0, self.matrix_GHz / clock) - 1)
             if self.watts(work, seconds + longer, clock) <= self.limit_W:
                 return clock
         return LEAST_GHZ

@@ -308,7 +308,8 @@ class AttentionSpec(StrictDocument):
     exposed_exponentials: Quantity[NonNegative]
     """Share of a score's exponential, at the rate of special functions, that no product hides."""
     block_ns: Quantity[NonNegative]
-    """An SM's time for a tile of queries beside its products and exponentials."""
+    """An SM's time for a tile of queries beside its products and exponentials; 0 where efficiencies
+    are those of whole kernels, the wait for the last tiles included."""
     decode_efficiency: Quantity[Ratio]
     """Of BF16 peak, in the products of a decode kernel that they bind."""
     decode_stream_efficiency: Quantity[Ratio]

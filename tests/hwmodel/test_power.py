@@ -48,7 +48,7 @@ def measured() -> dict[str, dict[str, float]]:
 
 def late_us(power: Power, work: Work, alone_us: float, products_us: float) -> float:
     """Time of a load that runs for seconds."""
-    clock = power.clock_GHz(work, alone_us / 1e6, products_us / 1e6)
+    clock = power.clock_GHz(work, alone_us / 1e6, 0.0, products_us / 1e6)
     return alone_us + products_us * (max(1.0, power.matrix_GHz / clock) - 1)
 
 
@@ -60,11 +60,13 @@ def test_power_and_clock_by_hand() -> None:
     assert power.watts(work, 1.0, 0.75) == pytest.approx(100 + 200 + 100)
     assert power.watts(Work(400e12, "fp8", 2e12), 2.0, 1.5) == pytest.approx(100 + 100 + 50)
     # Products alone: 100 + 400 (f / 1.5) / (1.5 / f) + 100 / (1.5 / f) <= 500 W.
-    assert power.clock_GHz(work, 1.0, 1.0) == 1.32
+    assert power.clock_GHz(work, 1.0, 0.0, 1.0) == 1.32
     assert 100 + 400 * 0.88**2 + 100 * 0.88 < 500 < 100 + 400 * 0.89**2 + 100 * 0.89
     # Time that is no product does not grow: the clock falls further.
-    assert power.clock_GHz(work, 1.0, 0.0) == 1.125
-    assert power.clock_GHz(Work(300e12, "bf16", 0), 1.0, 1.0) == 1.995  # the highest of 15 MHz each
+    assert power.clock_GHz(work, 1.0, 0.0, 0.0) == 1.125
+    assert (
+        power.clock_GHz(Work(300e12, "bf16", 0), 1.0, 0.0, 1.0) == 1.995
+    )  # the highest of 15 MHz each
 
 
 def test_loads_for_seconds_follow_from_loads_alone() -> None:

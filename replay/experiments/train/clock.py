@@ -40,15 +40,24 @@ def held(
         return step, None
     work, clock = _work(setup, step), power.most_GHz
     if power.watts(work, _busy_s(step), clock) > power.limit_W:
-        # At first as if all that computes were products; then as the step became longer.
-        alone_s, multiplying_s = _busy_s(step), float(step.activity.computing.mean()) / PS_PER_S
+
+        def at(clock: float) -> Composed:
+            return make(setup.replays.on(at_clock(setup.system, clock)))
+
+        # Down to the clock of products alone attention becomes longer, below it products too:
+        # at first as if they were all that computes, then by as much as the step became longer.
+        alone_s, middle = _busy_s(step), at(power.matrix_GHz)
+        attention_s = (_busy_s(middle) - alone_s) / (power.most_GHz / power.matrix_GHz - 1)
+        multiplying_s = float(middle.activity.computing.mean()) / PS_PER_S - attention_s
         for _ in range(2):
-            wanted = power.clock_GHz(work, alone_s, multiplying_s)
+            wanted = power.clock_GHz(work, alone_s, attention_s, multiplying_s)
             if wanted == clock:
                 break
-            clock = wanted
-            step = make(setup.replays.on(at_clock(setup.system, clock)))
-            multiplying_s = (_busy_s(step) - alone_s) / (power.matrix_GHz / clock - 1)
+            clock, step = wanted, at(wanted)
+            if clock >= power.matrix_GHz:
+                break
+            longer = _busy_s(step) - alone_s - attention_s * (power.most_GHz / clock - 1)
+            multiplying_s = longer / (power.matrix_GHz / clock - 1)
     watts = power.watts(work, _busy_s(step), clock)
     return step, HeldClock(GHz=clock, W=watts, limit_W=power.limit_W)
 

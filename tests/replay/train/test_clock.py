@@ -79,7 +79,7 @@ def test_a_limit_slows_products_and_nothing_else() -> None:
     power = Power(limit, 80, 0, {"bf16": 1.1}, 1.755, 1.98)
     longer = (busy_s(held) - busy_s(free)) / (slower - 1)
     flop = joules(free, 1.0) * 1e12
-    assert power.clock_GHz(Work(flop, "bf16", 0), busy_s(free), longer) == held.clock.GHz
+    assert power.clock_GHz(Work(flop, "bf16", 0), busy_s(free), 0.0, longer) == held.clock.GHz
     said = render(tables(held, details=False), 200)
     assert f"GPUs at {held.clock.GHz:g} GHz draw {held.clock.W:,.0f} of {limit:,.0f} W" in said
 
