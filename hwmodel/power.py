@@ -80,8 +80,8 @@ class Power:
             return None
         if own.most_GHz.value < gpu.clock_GHz.value:
             message = (
-                f"power.most_GHz is {own.most_GHz.value:g}; at least gpu.clock_GHz, at which rates are "
-                f"stated: {gpu.clock_GHz.value:g}"
+                f"power.most_GHz is {own.most_GHz.value:g}; at least gpu.clock_GHz, at which "
+                f"rates are stated: {gpu.clock_GHz.value:g}"
             )
             raise UserError(message)
         return cls(

@@ -24,7 +24,7 @@ EXCHANGE_MS = {"deepep": 4, "nccl-alltoall": 6, "dysharp": 1, "ideal": 0}
 class MadeReplays:
     """What `replay.steps.replays.StepReplays` is to level two, without a replay."""
 
-    slower = 1.0
+    slower = slower_attention = 1.0
     streaming_ms = 0  # of a layer's pass, in device memory
     stack = None
 
@@ -42,10 +42,12 @@ class MadeReplays:
     rows = 0  # to be replayed
 
     def on(self, system: Any) -> MadeReplays:
-        """The same on another system: experts take as long as its clock says."""
+        """The same on another system: experts and attention take as long as its clock says."""
         found = copy.copy(self)
         found.system, found.slower = system, self.slower * self.system.spec.gpu.clock_GHz.value
         found.slower /= system.spec.gpu.clock_GHz.value
+        blocks = [one.spec.attention.block_ns.value for one in (self.system, system)]
+        found.slower_attention = self.slower_attention * blocks[1] / blocks[0]
         return found
 
     def under(self, scheme: Scheme | str, _: Callable[[], None] | None = None) -> StepTimes:
@@ -56,7 +58,8 @@ class MadeReplays:
         ranks, exchange = self.plan.peers, EXCHANGE_MS[name] * MS
 
         def timed(attention: int, experts: int) -> Timed:
-            own = attention * MS + MS * np.arange(ranks)  # the first comes earliest
+            looked = round(attention * MS * self.slower_attention)
+            own = looked + MS * np.arange(ranks)  # the first comes earliest
             multiplied = round(experts * MS * self.slower)
             met = np.full(ranks, multiplied + exchange)
             computing, moving = np.full(ranks, multiplied), np.full(ranks, exchange)

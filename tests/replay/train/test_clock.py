@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hwmodel.power import Power, Work
 from replay.experiments import train as training
 from replay.experiments.train import TrainResult, setup
 from replay.experiments.train.tables import tables
@@ -73,15 +72,36 @@ def test_a_limit_slows_products_and_nothing_else() -> None:
     assert pytest.approx(limit, rel=0.01) == held.clock.W
     slower = 1.755 / held.clock.GHz
     assert held.mean_us("experts") == pytest.approx(slower * free.mean_us("experts"), rel=1e-6)
-    for cause in ("attention", "exchange", "head", "optimiser"):
+    for cause in ("exchange", "head", "optimiser"):
         assert held.mean_us(cause) == free.mean_us(cause), cause
-    # The next clock would be too high, by what products took longer.
-    power = Power(limit, 80, 0, {"bf16": 1.1}, 1.755, 1.98)
-    longer = (busy_s(held) - busy_s(free)) / (slower - 1)
-    flop = joules(free, 1.0) * 1e12
-    assert power.clock_GHz(Work(flop, "bf16", 0), busy_s(free), 0.0, longer) == held.clock.GHz
     said = render(tables(held, details=False), 200)
     assert f"GPUs at {held.clock.GHz:g} GHz draw {held.clock.W:,.0f} of {limit:,.0f} W" in said
+
+
+def test_above_the_clock_of_products_attention_alone_becomes_longer() -> None:
+    free = step()
+    assert free.clock is not None
+    limit = 80 + 0.995 * (free.clock.W - 80)
+    held = step(limit)
+    assert held.clock is not None
+    assert 1.755 <= held.clock.GHz < 1.98
+    assert 0.99 * limit < held.clock.W <= limit
+    assert held.mean_us("experts") == free.mean_us("experts")
+    assert held.step_us > free.step_us
+    looked = [step(limit, clock=clock).mean_us("attention") for clock in ("alone", "sustained")]
+    assert looked[0] == free.mean_us("attention") < looked[1]
+
+
+def test_replays_at_another_clock_are_told_once() -> None:
+    """What is replayed again at a lower clock was not in the number of steps."""
+    told = [0, 0]
+    for place, limit in enumerate((700.0, 81.0)):
+
+        def count(place: int = place) -> None:
+            told[place] += 1
+
+        step(limit, progress=count)
+    assert told[0] == told[1]
 
 
 def test_without_a_limit_nothing_is_held() -> None:
