@@ -31,8 +31,7 @@ def measure(
     from replay.files import write_text
     from replay.studies.machines import measure as measuring
 
-    is_first = os.environ.get("RANK", "0") == "0"
-    if is_first:
+    if measuring.process(os.environ).rank == 0:
         print(measuring.needs(os.environ), file=sys.stderr)
     document = measuring.measure(measuring.prepared(os.environ))
     if document is not None:
