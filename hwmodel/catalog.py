@@ -90,8 +90,52 @@ def load_spec(name_or_path: str | Path, overrides: Mapping[str, Any] | None = No
     """Load a description: every value with its source. Parameters as for :func:`load`."""
     check_kind("system", name_or_path, (str, Path), "the name of a preset, or a TOML file")
     where, document = _read(name_or_path)
+    return _spec(document, where, overrides or {})
+
+
+def spec_of_text(text: str, where: str) -> SystemSpec:
+    """Read a description that is not in a file yet.
+
+    Parameters
+    ----------
+    text
+        As a TOML file has it.
+    where
+        What messages call it.
+
+    Raises
+    ------
+    UserError
+        If a file of this text could not be loaded.
+    """
+    try:
+        document = regular.parse_toml(text)
+    except ValueError as error:
+        message = f"{where} is not a TOML file: {error}"
+        raise UserError(message) from None
+    return _spec(document, where, {})
+
+
+def check_base(name: str) -> None:
+    """Refuse what a file cannot take as its base, such as another file.
+
+    Parameters
+    ----------
+    name
+        What the file would give as ``base``.
+
+    Raises
+    ------
+    UserError
+        If the catalogue has no such machine.
+    """
+    if name not in _files() and not nodes.base_of(name, _files()):
+        raise unknown("base", name, names())
+
+
+def _spec(document: dict[str, Any], where: str, overrides: Mapping[str, Any]) -> SystemSpec:
     flat, texts = _complete(document, where, ())
-    for key, value in (overrides or {}).items():
+    for key, value in overrides.items():
         _check_key(key, "override")
         flat[key] = {
             "value": _parsed(key, value),
@@ -99,7 +143,7 @@ def load_spec(name_or_path: str | Path, overrides: Mapping[str, Any] | None = No
             "confidence": "user",
             "spread": "exact",
         }
-    _follow_links(flat, set(overrides or {}), "override")
+    _follow_links(flat, set(overrides), "override")
     nested: dict[str, Any] = {"name": texts.get("name", ""), "summary": texts.get("summary", "")}
     for key, entry in flat.items():
         section, _, leaf = key.partition(".")
@@ -164,9 +208,11 @@ def _complete(
             raise UserError(message)
     base = own.get("base")
     if base is not None:
-        if base not in _files() and not nodes.base_of(base, _files()):
-            message = f"{where}: {unknown('base', base, names())}"
-            raise UserError(message)
+        try:
+            check_base(base)
+        except UserError as error:
+            message = f"{where}: {error}"
+            raise UserError(message) from None
         if base in seen:
             message = f"{where}: base {base!r} leads back to itself"
             raise UserError(message)

@@ -31,8 +31,7 @@ def measure(
     from replay.files import write_text
     from replay.studies.machines import measure as measuring
 
-    is_first = os.environ.get("RANK", "0") == "0"
-    if is_first:
+    if measuring.process(os.environ).rank == 0:
         print(measuring.needs(os.environ), file=sys.stderr)
     document = measuring.measure(measuring.prepared(os.environ))
     if document is not None:
@@ -48,7 +47,7 @@ def fit(
         Path, file_option("--output", "-o", help="Write the machine to this file, as TOML.")
     ],
     base: Annotated[
-        str, typer.Option(metavar="NAME", help="Machine that gives all other values.")
+        str, typer.Option(metavar="NAME", help="Preset that gives all other values.")
     ] = "dgx-h100",
     hold_out: Annotated[
         float,
@@ -56,14 +55,19 @@ def fit(
     ] = 0.0,
 ) -> None:
     """Fit a machine to logs of nccl-tests, nvbandwidth, DeepEP, GEMM benches or `measure`."""
+    from hwmodel.catalog import spec_of_text
     from replay.files import write_text
+    from replay.studies.machines.fit import check_base
     from replay.studies.machines.fit import fit as fitted
     from replay.studies.machines.tables import CONSTANTS
 
+    check_base(base)
     read = read_logs(logs, base)
     with progress(len(CONSTANTS), "table") as bar:
         machine = fitted(base, read, hold_out, bar.update)
-    write_text(output, machine.toml(Path(output).stem))
+    text = machine.toml(Path(output).stem)
+    spec_of_text(text, f"what {output} would hold")  # nothing is written that cannot be read
+    write_text(output, text)
     _show(machine)
     share = f" --hold-out {hold_out:g}" if hold_out else ""
     again = "".join(f" --log {log}" for log in logs)

@@ -74,10 +74,12 @@ def validate(
         if name not in TABLES:
             raise unknown("table", name, TABLES)
     if log:
-        if tables or list_ or at or set_ or system is None:
+        if tables or list_ or at or set_:
             raise UserError(
                 "--log takes --system and its own lines: no tables, --at, --set or --list"
             )
+        if system is None:
+            raise UserError("--log needs --system: the machine of the logs, a name or a file")
         outcomes = outcomes_of(log, system, hold_out)
         _deliver(outcomes, json_, deliver, markdown=markdown)
         return

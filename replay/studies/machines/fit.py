@@ -9,7 +9,7 @@ how much the lines show of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
@@ -152,7 +152,7 @@ def fit(
     Parameters
     ----------
     base
-        A machine that gives all other values.
+        A machine of the catalogue that gives all other values.
     logs
         As `replay.studies.machines.logs.read` returns them, whose rows name the base.
     hold_out
@@ -163,13 +163,13 @@ def fit(
     Raises
     ------
     UserError
-        If there is no such base, or the lines determine none of its constants.
+        If the catalogue has no such base, or the lines determine none of its constants.
     """
+    check_base(base)
     spec = hwmodel.catalog.load_spec(base)
     here = {key: spec.entry(key).value for key in spec.present()}
     found: dict[str, Constant] = {}
     parts: list[Part] = []
-    undetermined: dict[str, str] = {}
     left = {(log.name, reason): count for log in logs for reason, count in log.left.items()}
     for table, keys in CONSTANTS.items():
         rows = _predicted(table, logs, left)
@@ -184,15 +184,40 @@ def fit(
             files = tuple(log.name for log in logs if any(row.table == table for row in log.rows))
             fitted_lines, others = (_outcome(table, some, values) for some in (used, held))
             parts.append(Part(files, fitted_lines, others, _spread(fitted_lines, len(new))))
-        tools = TOOLS.get(table, "")
-        why = f"too little in the lines of {table}" if used else f"needs {tools}"
-        undetermined |= {key: why for key in start if key not in found}
         progress()
     if not found:
         reasons = "; ".join(f"{file}: {reason}" for file, reason in left)
         raise UserError(f"the logs determine no constant of {base}{reasons and f' ({reasons})'}")
-    undetermined = {key: why for key, why in undetermined.items() if key not in found}
+    stay = dict.fromkeys(key for keys in CONSTANTS.values() for key in keys if here.get(key))
+    fitted_tables = {part.name for part in parts}
+    undetermined = {key: _why(key, fitted_tables) for key in stay if key not in found}
     return Fitted(base, tuple(found.values()), tuple(parts), undetermined, left)
+
+
+def check_base(base: str) -> None:
+    """Refuse a base on which no file can build.
+
+    Raises
+    ------
+    UserError
+        If the catalogue has no such machine.
+    """
+    try:
+        hwmodel.catalog.check_base(base)
+    except UserError as error:
+        raise UserError(f"{error}; a file is no base of another") from None
+
+
+def _why(key: str, fitted_tables: Collection[str]) -> str:
+    """Why a constant was not found, by all tables whose lines may determine it."""
+    tables = [table for table, keys in CONSTANTS.items() if key in keys]
+    few = [table for table in tables if table in fitted_tables]
+    absent = [TOOLS[table] for table in tables if table not in fitted_tables]
+    tools = ", ".join(dict.fromkeys(absent))
+    if not few:
+        return f"needs {tools}"
+    more = f"; more by {tools}" if tools else ""
+    return f"too little in the lines of {' and '.join(few)}{more}"
 
 
 def split(rows: Sequence[Row], hold_out: float) -> tuple[list[Row], list[Row]]:

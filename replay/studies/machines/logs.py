@@ -65,7 +65,7 @@ def read(path: str | Path, system: str) -> Log:
         If it cannot be read, is of no tool that is known, is damaged, or has nothing to predict.
     """
     try:
-        text = read_text(path)
+        text = read_text(path, encoding="utf-8-sig")  # shells of Windows begin files with a mark
     except OSError as error:
         raise UserError(f"cannot read the log {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 
@@ -21,10 +20,11 @@ def written(
         A word, or the range that the value lies in nine times of ten.
     """
     section, _, leaf = key.partition(".")
-    how = json.dumps(spread)
-    if not isinstance(spread, str):
+    if isinstance(spread, str):
+        how = quoted(spread)
+    else:
         how = f"{{ low = {spread[0]!r}, high = {spread[1]!r} }}"
-    says = f'value = {value!r}, source = {json.dumps(source)}, confidence = "medium"'
+    says = f'value = {value!r}, source = {quoted(source)}, confidence = "medium"'
     line = f"{leaf} = {{ {says}, spread = {how} }}"
     lines = text.splitlines()
     if f"[{section}]" not in lines:
@@ -46,7 +46,31 @@ def written(
 def begun(name: str, base: str, summary: str, remarks: Sequence[str]) -> str:
     """Head of a file that takes all else from a base."""
     texts = {"base": base, "name": name, "summary": summary}
-    lines = [*(f"# {one}".rstrip() for one in remarks), ""]
-    return (
-        "\n".join([*lines, *(f"{key} = {json.dumps(text)}" for key, text in texts.items())]) + "\n"
-    )
+    lines = [*(f"# {_printable(one)}".rstrip() for one in remarks), ""]
+    return "\n".join([*lines, *(f"{key} = {quoted(text)}" for key, text in texts.items())]) + "\n"
+
+
+def quoted(text: str) -> str:
+    r"""Write a text as TOML has it, whatever it holds: names of files hold anything.
+
+    Examples
+    --------
+    >>> print(quoted('a "b"'), quoted("two\nlines"))
+    "a \"b\"" "two\u000alines"
+    """
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{_printable(escaped)}"'
+
+
+def _printable(text: str) -> str:
+    """Text of one line, of signs that TOML allows; bytes of a name that are no text become U+FFFD.
+
+    JSON will not do: it writes a sign beyond 16 bits as two halves, and 0x7f as it is.
+    """
+    return "".join(one if one.isprintable() else _escape(ord(one)) for one in text)
+
+
+def _escape(code: int) -> str:
+    if 0xD800 <= code <= 0xDFFF:
+        return "\ufffd"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

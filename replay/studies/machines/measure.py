@@ -13,9 +13,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from replay.errors import UserError
+from replay.errors import UserError, shown
 from replay.studies.machines.measured import SCHEMA
 
 WARM_UPS, REPEATS = 5, 20
@@ -33,6 +33,41 @@ SECONDS = 60
 Sample = dict[str, Any]
 
 
+class Process(NamedTuple):
+    """Which of the processes of a measurement this is, and which of its machine's, from 0."""
+
+    rank: int
+    local: int
+    ranks: int
+
+
+def process(environment: Mapping[str, str]) -> Process:
+    """Which process this is, by what torchrun sets; one alone where it sets nothing.
+
+    Raises
+    ------
+    UserError
+        If one is no such number, or the rank is none of the processes'.
+    """
+    rank, local = (_number(environment, key, 0, 0) for key in ("RANK", "LOCAL_RANK"))
+    ranks = _number(environment, "WORLD_SIZE", 1, 1)
+    if rank >= ranks:
+        raise UserError(f"RANK must be less than WORLD_SIZE, {ranks}, and is {rank}")
+    return Process(rank, local, ranks)
+
+
+def _number(environment: Mapping[str, str], key: str, default: int, least: int) -> int:
+    text = environment.get(key, str(default))
+    try:
+        found = int(text)
+    except ValueError:
+        found = least - 1
+    if found < least:
+        message = f"{key} must be a whole number, at least {least}, not {shown(text)}"
+        raise UserError(f"{message}; torchrun sets it, and without torchrun it is not set")
+    return found
+
+
 def needs(environment: Mapping[str, str]) -> str:
     """What the command needs and how long it takes, in a line.
 
@@ -41,7 +76,7 @@ def needs(environment: Mapping[str, str]) -> str:
     environment
         With what torchrun sets, such as ``WORLD_SIZE``.
     """
-    ranks = int(environment.get("WORLD_SIZE", "1"))
+    ranks = process(environment).ranks
     several = f"{ranks} NVIDIA GPUs" if ranks > 1 else "one NVIDIA GPU"
     alone = (
         ""
@@ -69,7 +104,7 @@ def prepared(environment: Mapping[str, str]) -> Any:
         raise UserError(message) from None
     if not torch.cuda.is_available():
         raise UserError("hardware measure needs an NVIDIA GPU; torch sees none")
-    local, seen = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    local, seen = process(environment).local, torch.cuda.device_count()
     if local >= seen:
         raise UserError(f"hardware measure: process {local} has no GPU; torch sees {seen}")
     torch.cuda.set_device(local)
@@ -91,8 +126,7 @@ def measure(torch: Any, environment: Mapping[str, str] | None = None) -> dict[st
         As for `needs`.
     """
     environment = os.environ if environment is None else environment
-    rank, ranks = (int(environment.get(key, default)) for key, default in
-                   (("RANK", "0"), ("WORLD_SIZE", "1")))  # fmt: skip
+    rank, _, ranks = process(environment)
     samples: list[Sample] = []
     if rank == 0:
         samples = [*_products(torch), *_memory(torch), *_launches(torch)]

@@ -13,7 +13,7 @@ import pytest
 from loops import every
 
 import hwmodel
-from hwmodel.catalog import load_spec
+from hwmodel.catalog import load_spec, spec_of_text
 from replay.errors import UserError
 from replay.studies.machines import deepep_tests, fit, logs
 from replay.studies.machines.tables import CONSTANTS, TABLES
@@ -340,6 +340,38 @@ def test_a_name_with_signs_is_text(log, tmp_path):
     assert document["name"] == 'x"\\y' and NAME in document["link"]["efficiency"]["source"]
 
 
+HOSTILE = "\U0001f600 é\x7f\x00\r\n[link]\nefficiency = 1\u2028\x85\u200d\t#\\"
+
+
+def test_a_name_that_no_file_should_have_is_text(log):
+    some = log(copies({}))
+    some.name = f"{HOSTILE}.log"
+    text = fit.fit(BASE, [some]).toml(HOSTILE)
+    document = tomllib.loads(text)
+    assert document["name"] == HOSTILE
+    assert all(some.name in one["source"] for one in document["link"].values())
+    (remark,) = (line for line in text.split("\n") if line.startswith("# links: "))
+    assert r"\u000a[link]\u000aefficiency" in remark and "nine of ten" in remark
+    assert spec_of_text(text, "it").name == HOSTILE
+    # Bytes of a name that are no text
+    some.name = "a\udcff.log"
+    text = fit.fit(BASE, [some]).toml("b\udcff")
+    assert tomllib.loads(text)["name"] == "b\ufffd" and text.count("a\ufffd.log") == 3
+    text.encode("utf-8")
+
+
+def test_why_names_every_tool_and_table(log):
+    start = bench_logs.nccl("alltoall_perf", 8, [(1024, 12.0)])
+    key, tools = "link.fan_out_efficiency", "nvbandwidth, moereplay hardware measure"
+    found = fit.fit(BASE, [log(start)])
+    assert found.undetermined[key] == f"needs {tools}, DeepEP's test_ep.py"
+    assert found.undetermined["link.efficiency"] == f"needs {tools}"
+    pairs = bench_logs.nvbandwidth({"device_to_device_memcpy_write_ce": [bench_logs.pairs(380.0)]})
+    found = fit.fit(BASE, [log(pairs)])
+    why = "too little in the lines of links; more by DeepEP's test_ep.py"
+    assert found.undetermined[key] == why
+
+
 def test_lines_that_the_base_cannot_predict_are_left_out(log):
     text = bench_logs.nccl("alltoall_perf", 16, [(1024, 12.0)])
     with pytest.raises(UserError, match="determine no constant of dgx-h100") as error:
@@ -366,6 +398,29 @@ def test_fit_writes_a_machine_that_validate_takes(command, tmp_path, monkeypatch
     assert len(table["rows"]) == len(SIZES) and table["rows"][0]["system"] == "mine.toml"
 
 
+@every("base", ["dgx-h100-x2", "mine.toml"])
+def test_only_machines_of_the_catalogue_are_a_base(command, tmp_path, monkeypatch, base):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('base = "dgx-h100"\nname = "mine"\n', "utf-8")
+    (tmp_path / "a.log").write_text(copies({}), "utf-8")
+    written = tmp_path / f"of-{base.removesuffix('.toml')}.toml"
+    said = command(f"hardware fit a.log --base {base} -o {written.name}")
+    if base == "mine.toml":
+        assert said.code == 2 and not written.exists()
+        assert "unknown base 'mine.toml'; known: " in said.err and said.err.count("\n") == 1
+    else:
+        assert said.code == 0 and load_spec(written).fabric.num_domains.value == 2
+
+
+def test_a_file_that_could_not_be_read_is_not_written(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fit.Fitted, "toml", lambda self, name: f'name = "{name}\n')
+    (tmp_path / "a.log").write_text(copies({}), "utf-8")
+    said = command("hardware fit a.log -o x.toml")
+    assert said.code == 2 and "what x.toml would hold is not a TOML file" in said.err
+    assert not (tmp_path / "x.toml").exists()
+
+
 @every(
     "words, said",
     [
@@ -373,10 +428,12 @@ def test_fit_writes_a_machine_that_validate_takes(command, tmp_path, monkeypatch
         ("hardware fit foreign.log -o x.toml", "of no tool that is known"),
         ("hardware fit a.log foreign.log -o x.toml", "of no tool that is known"),
         ("hardware fit a.log -o a.log", "a.log"),
-        ("hardware fit a.log --base dgx-h101 -o x.toml", "unknown system"),
+        ("hardware fit a.log --base dgx-h101 -o x.toml", "unknown base"),
+        ("hardware fit a.log --base none.toml -o x.toml", "a file is no base of another"),
+        ("hardware fit a.log --base a.log -o x.toml", "dgx-h100"),
         ("hardware fit a.log --hold-out 1.5 -o x.toml", "hold-out"),
         ("hardware fit a.log --base atlas-800t-a2 -o x.toml", "no constant"),
-        ("validate --log a.log", "--log takes --system"),
+        ("validate --log a.log", "--log needs --system: the machine of the logs"),
         ("validate links --log a.log --system dgx-h100", "--log takes --system"),
         ("validate --hold-out 0.5", "give --log as well"),
         ("validate --system mine.toml", "give the logs of its benchmarks: --log LOG"),

@@ -137,6 +137,26 @@ def test_what_it_needs_is_said():
     assert all("\n" not in measure.needs(one) for one in ({}, {"WORLD_SIZE": "2"}))
 
 
+@every("key", ["RANK", "LOCAL_RANK", "WORLD_SIZE"])
+@every("text", ["x", "", "-1", "1.0", "9" * 5000])
+def test_a_process_that_is_no_number_is_refused(command, tmp_path, monkeypatch, key, text):
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(key, text)
+    said = command("hardware measure")
+    assert said.code == 2 and said.err.count("\n") == 1 and len(said.err) < 250
+    assert f"{key} must be a whole number" in said.err and not list(tmp_path.iterdir())
+
+
+def test_processes_by_hand():
+    assert measure.process({}) == (0, 0, 1)
+    told = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}
+    assert measure.process(told) == (9, 1, 16)
+    with pytest.raises(UserError, match="RANK must be less than WORLD_SIZE, 8, and is 9"):
+        measure.process(told | {"WORLD_SIZE": "8"})
+
+
 @every(
     "torch, environment, said",
     [

@@ -35,6 +35,13 @@ def rows(tmp_path):
     return of
 
 
+def test_a_mark_at_the_begin_is_no_text(rows):
+    samples = [{"what": "launch", "seconds": 6e-6}]
+    document = json.dumps({"schema": "moereplay-measured/1", "samples": samples})
+    for text in (document, bench_logs.nccl("alltoall_perf", 8, [(1024, 12.0)])):
+        assert rows("\ufeff" + text) == rows(text) != []
+
+
 def test_nccl_tests(rows):
     times = [(1024, 5.13), (1 << 20, 33.4), (1 << 31, 12345.6)]
     wanted = [
