@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.trace.experiment import EXPERIMENT as TRACE
 from tracegen.cli.outputs import folder_option
+from tracegen.shared.processors import num_processors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ def run(
         if not call.is_dry(setup):
             with _kept_in(out):
                 result = call.carry_out(
-                    setup, unit="step", folder=out, jobs=_cores() if jobs is None else jobs
+                    setup, unit="step", folder=out, jobs=num_processors() if jobs is None else jobs
                 )
             show(call.experiment.shown(result, details=True))
             call.tell_difference(result)
@@ -155,7 +155,7 @@ def compare(
             steps=len(set(placement or [""]))
             * (_num_steps(spec, trace) if is_whole else num_layers(spec, trace)),
             unit="step" if is_whole else "layer",
-            jobs=_cores() if is_whole else _worth_two(spec, trace),
+            jobs=num_processors() if is_whole else _worth_two(spec, trace),
         )
     if found is not None and not is_whole:
         _show_tuned(found.results, name_all=bool(spec.tune))
@@ -212,10 +212,6 @@ def _refuse_with_steps(given: Mapping[str, Any]) -> None:
 def _kept_in(out: Path | None) -> AbstractContextManager[None]:
     """What is said where a replay is interrupted that keeps steps in a folder."""
     return nullcontext() if out is None else going_on_later(out)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _num_steps(spec: Any, trace: RoutingTrace) -> int:

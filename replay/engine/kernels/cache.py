@@ -130,8 +130,8 @@ class _KernelFile:
             with contextlib.suppress(OSError):
                 beside.unlink()
             return
-        # Files of other versions of the source are never read again.
-        for other in path.parent.glob(f"{self._stem()}.*.nbc"):
+        # Files of other versions of the source are never read again, nor halves of them.
+        for other in path.parent.glob(f"{self._stem()}.*"):
             if not other.name.startswith(f"{self._stem()}.{_stamp()}."):
                 with contextlib.suppress(OSError):
                     other.unlink()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from replay.engine.compilation import announce
 from replay.engine.kernels.cache import KernelCache, cache_folder
 from replay.engine.kernels.compiled_memory import MemoryType
 from replay.engine.kernels.memory import IS_PLAIN, KernelMemory
+from tracegen.shared.processors import num_processors
 
 _INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _ENTRIES: list[_Entry] = []
@@ -299,7 +299,7 @@ def compile_backwards() -> None:
 
 def _start_helper() -> subprocess.Popen[bytes] | None:
     """Have another process compile, where a second processor and a folder for both are there."""
-    if (os.cpu_count() or 1) < 2 or cache_folder() is None or not sys.executable:
+    if num_processors() < 2 or cache_folder() is None or not sys.executable:
         return None
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"

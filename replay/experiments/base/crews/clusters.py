@@ -7,7 +7,6 @@ writes to the folder of results. Machines need no common file system, but the sa
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ from replay.errors import UserError, unknown
 from replay.experiments.base.crews.crew import Batch, Crew
 from replay.experiments.base.crews.worker import Job, carry_out
 from replay.processes import SAFE_PATH, safe_path
+from tracegen.shared.processors import num_processors
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -173,7 +173,7 @@ def _local(workers: int | None) -> Any:
     except ImportError:
         message = f"--cluster local needs Dask: {INSTALL}"
         raise UserError(message) from None
-    number = workers or len(os.sched_getaffinity(0))
+    number = workers or num_processors()
     _check_files(number)
     try:
         return LocalCluster(
