@@ -76,7 +76,10 @@ def run(
 
     is_whole, call = _parted(call, out, jobs)
     if is_whole:
-        given = {"trace-events": trace_events, "export": export, "trace-token": trace_token}
+        given = {
+            "trace-events": trace_events, "export": export, "window": window,
+            "max-events": max_events, "trace-token": trace_token,
+        }  # fmt: skip
         _refuse_with_steps(given)
         setup = call.setup()
         if not call.is_dry(setup):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from replay.errors import UserError, shown
+from replay.errors import UserError, check_kind, shown
 from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, Given
 from replay.experiments.base.names import short_placement
 from replay.experiments.base.outcomes import Asked
@@ -20,7 +20,7 @@ from replay.experiments.base.schemed import (
 )
 from replay.experiments.base.spec import Spec
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
-from replay.experiments.layer.setup import SCHEME_KINDS, spec_of
+from replay.experiments.layer.setup import SCHEME_KINDS, SPEC_KINDS, spec_of
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.trace.experiment import EXPERIMENT as TRACE
 from replay.experiments.trace.spec import TraceSpec
@@ -150,6 +150,7 @@ def _of_whole_trace(spec: RunSpec | None, settings: Mapping[str, Any]) -> RunSpe
     own = {name: getattr(spec, name) for name in type(spec).model_fields if name != "steps"}
     return TraceSpec(**own)
 
+    check_kind("spec", spec, RunSpec, SPEC_KINDS)
 
 def _check_one_step(more: Mapping[str, Any]) -> None:
     for name in more:

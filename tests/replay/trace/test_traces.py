@@ -491,3 +491,15 @@ def test_steps_that_cannot_be_kept_are_refused_in_python() -> None:
     for ask in (replay.run, replay.compare):
         with pytest.raises(UserError, match="folder goes with a whole trace"):
             ask(trace(), folder="x", **({"scheme": "ideal"} if ask is replay.run else {}))
+    (("--steps", "all", "--window", "0:5"), "--window does not go with steps"),
+    (("--steps", "all", "--max-events", "5"), "--max-events does not go with steps"),
+    (("--steps", "0:2", "--step", "2"), "--steps 0:2 does not go with --step 2"),
+
+
+def test_a_scheme_in_the_place_of_a_spec_is_said() -> None:
+    wrong: Any = "deepep-ll"
+    says = r"spec = 'deepep-ll' \(str\): expected a RunSpec"
+    with pytest.raises(UserError, match=says):
+        replay.run(trace(), wrong, steps="0:2")
+    with pytest.raises(UserError, match=says):
+        replay.compare(trace(), None, wrong, steps="0:2")
