@@ -152,13 +152,14 @@ def compare(
     with _kept_in(out):
         found = call.carry_out(
             dataclasses.replace(wanted, spec=spec),
-            compare=partial(compared, trace, placements=placement or None, **more),
+            compare=partial(compared, trace, placements=placement or None),
             then=lambda one: one if drawn is None else _assessed(one, trace, drawn),
             objects={"trace": trace},
             steps=len(set(placement or [""]))
             * (_num_steps(spec, trace) if is_whole else num_layers(spec, trace)),
             unit="step" if is_whole else "layer",
             jobs=_cores() if is_whole else _worth_two(spec, trace),
+            **more,
         )
     if found is not None and not is_whole:
         _show_tuned(found.results, name_all=bool(spec.tune))

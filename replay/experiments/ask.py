@@ -106,7 +106,9 @@ def run(
     settings
         Fields of `RunSpec` by name, in place of the spec's: ``scheme="deepep"``, ``ranks=8``. A
         system may also be a `hwmodel.System`, and a scheme a `replay.Scheme`. Of a whole trace
-        also ``jobs`` and ``folder``, as of `replay.experiments.trace.replay.carry_out`.
+        also ``jobs``, ``folder`` and ``found``, as of `replay.experiments.trace.replay.carry_out`.
+        A script that asks for more than one process must keep its own work behind
+        ``if __name__ == "__main__":``, as for any use of `multiprocessing`.
 
     Raises
     ------
@@ -137,7 +139,8 @@ def run(
     )
 
 
-OF_WHOLE_TRACES = ("jobs", "folder")
+OF_FOLDERS = ("folder", "found")
+OF_WHOLE_TRACES = ("jobs", *OF_FOLDERS)
 """What a replay of a whole trace takes beside its settings."""
 
 
@@ -147,10 +150,10 @@ def _of_whole_trace(spec: RunSpec | None, settings: Mapping[str, Any]) -> RunSpe
         return spec
     if spec is None:
         return TraceSpec()
+    check_kind("spec", spec, RunSpec, SPEC_KINDS)
     own = {name: getattr(spec, name) for name in type(spec).model_fields if name != "steps"}
     return TraceSpec(**own)
 
-    check_kind("spec", spec, RunSpec, SPEC_KINDS)
 
 def _check_one_step(more: Mapping[str, Any]) -> None:
     for name in more:
@@ -349,7 +352,7 @@ def compare_layers(
     UnfitError
         If a replay takes more memory than there is; nothing is replayed then.
     """
-    how = {name: settings.pop(name) for name in (*HOW, "folder") if name in settings}
+    how = {name: settings.pop(name) for name in (*HOW, *OF_FOLDERS) if name in settings}
     spec = _of_whole_trace(spec, settings)
     named = None if schemes is None else several("schemes", schemes, (str, Scheme), MORE_SCHEMES)
     if "scheme" in settings:
@@ -371,7 +374,7 @@ def compare_layers(
     objects = {**given, "trace": trace}
     if isinstance(shared, TraceSpec):
         return TRACE.compared(rows, objects, must=named is not None, baseline=baseline, **how)
-    _check_one_step({name: how[name] for name in ("folder",) if name in how})
+    _check_one_step({name: how[name] for name in OF_FOLDERS if name in how})
     return LAYER.compared(rows, objects, must=named is not None, baseline=baseline, **how)
 
 
