@@ -141,6 +141,8 @@ class ComparisonCall(Call):
             return None
         count = len(wanted.schemes or experiment.usual_schemes(wanted.spec, {}))
         with progress(count * steps, unit) as bar:
+            if "folder" in more:
+                more["found"] = bar.found
             compared = (compare or experiment.compare)(
                 spec=wanted.spec,
                 schemes=wanted.schemes,

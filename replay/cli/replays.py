@@ -76,7 +76,10 @@ def run(
 
     is_whole, call = _parted(call, out, jobs)
     if is_whole:
-        given = {"trace-events": trace_events, "export": export, "trace-token": trace_token}
+        given = {
+            "trace-events": trace_events, "export": export, "window": window,
+            "max-events": max_events, "trace-token": trace_token,
+        }  # fmt: skip
         _refuse_with_steps(given)
         setup = call.setup()
         if not call.is_dry(setup):
@@ -149,13 +152,14 @@ def compare(
     with _kept_in(out):
         found = call.carry_out(
             dataclasses.replace(wanted, spec=spec),
-            compare=partial(compared, trace, placements=placement or None, **more),
+            compare=partial(compared, trace, placements=placement or None),
             then=lambda one: one if drawn is None else _assessed(one, trace, drawn),
             objects={"trace": trace},
             steps=len(set(placement or [""]))
             * (_num_steps(spec, trace) if is_whole else num_layers(spec, trace)),
             unit="step" if is_whole else "layer",
             jobs=num_processors() if is_whole else _worth_two(spec, trace),
+            **more,
         )
     if found is not None and not is_whole:
         _show_tuned(found.results, name_all=bool(spec.tune))

@@ -232,6 +232,8 @@ class ResultCall(Call):
             Further parameters of `Experiment.carry_out`.
         """
         with progress(self.experiment.steps(setup), unit) as bar:
+            if "folder" in more:
+                more["found"] = bar.found
             result = self.experiment.carry_out(
                 setup,
                 progress=bar.update,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from replay.errors import UserError, shown
+from replay.errors import UserError, check_kind, shown
 from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, Given
 from replay.experiments.base.names import short_placement
 from replay.experiments.base.outcomes import Asked
@@ -20,7 +20,7 @@ from replay.experiments.base.schemed import (
 )
 from replay.experiments.base.spec import Spec
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
-from replay.experiments.layer.setup import SCHEME_KINDS, spec_of
+from replay.experiments.layer.setup import SCHEME_KINDS, SPEC_KINDS, spec_of
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.trace.experiment import EXPERIMENT as TRACE
 from replay.experiments.trace.spec import TraceSpec
@@ -106,7 +106,9 @@ def run(
     settings
         Fields of `RunSpec` by name, in place of the spec's: ``scheme="deepep"``, ``ranks=8``. A
         system may also be a `hwmodel.System`, and a scheme a `replay.Scheme`. Of a whole trace
-        also ``jobs`` and ``folder``, as of `replay.experiments.trace.replay.carry_out`.
+        also ``jobs``, ``folder`` and ``found``, as of `replay.experiments.trace.replay.carry_out`.
+        A script that asks for more than one process must keep its own work behind
+        ``if __name__ == "__main__":``, as for any use of `multiprocessing`.
 
     Raises
     ------
@@ -137,7 +139,8 @@ def run(
     )
 
 
-OF_WHOLE_TRACES = ("jobs", "folder")
+OF_FOLDERS = ("folder", "found")
+OF_WHOLE_TRACES = ("jobs", *OF_FOLDERS)
 """What a replay of a whole trace takes beside its settings."""
 
 
@@ -147,6 +150,7 @@ def _of_whole_trace(spec: RunSpec | None, settings: Mapping[str, Any]) -> RunSpe
         return spec
     if spec is None:
         return TraceSpec()
+    check_kind("spec", spec, RunSpec, SPEC_KINDS)
     own = {name: getattr(spec, name) for name in type(spec).model_fields if name != "steps"}
     return TraceSpec(**own)
 
@@ -348,7 +352,7 @@ def compare_layers(
     UnfitError
         If a replay takes more memory than there is; nothing is replayed then.
     """
-    how = {name: settings.pop(name) for name in (*HOW, "folder") if name in settings}
+    how = {name: settings.pop(name) for name in (*HOW, *OF_FOLDERS) if name in settings}
     spec = _of_whole_trace(spec, settings)
     named = None if schemes is None else several("schemes", schemes, (str, Scheme), MORE_SCHEMES)
     if "scheme" in settings:
@@ -370,7 +374,7 @@ def compare_layers(
     objects = {**given, "trace": trace}
     if isinstance(shared, TraceSpec):
         return TRACE.compared(rows, objects, must=named is not None, baseline=baseline, **how)
-    _check_one_step({name: how[name] for name in ("folder",) if name in how})
+    _check_one_step({name: how[name] for name in OF_FOLDERS if name in how})
     return LAYER.compared(rows, objects, must=named is not None, baseline=baseline, **how)
 
 

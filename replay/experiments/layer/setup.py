@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
 
 
+SPEC_KINDS = "a RunSpec; write scheme=..., system=... for the rest"
 SCHEME_KINDS = "a name of `moereplay schemes`, FILE.py:NAME, or a replay.Scheme"
 SYSTEM_KINDS = "a name of `moereplay hardware list`, a TOML file, or a hwmodel.System"
 TRACE_KINDS = "a RoutingTrace, a file, a URL, or a name of `moereplay trace list`"
@@ -160,7 +161,7 @@ def spec_of(
         If a setting does not exist or a value is not possible.
     """
     if spec is not None:
-        check_kind("spec", spec, RunSpec, "a RunSpec; write scheme=..., system=... for the rest")
+        check_kind("spec", spec, RunSpec, SPEC_KINDS)
     given = dict(settings)
     system, scheme = given.get("system"), given.get("scheme")
     if scheme is not None:

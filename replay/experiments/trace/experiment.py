@@ -17,6 +17,7 @@ from replay.experiments.trace.spec import CODE, TraceSpec
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import Observer, Progress, Report
+    from replay.experiments.trace.replay import Found
     from replay.experiments.trace.setup import TraceSetup
     from replay.schemes.outside import AllowCode
 
@@ -72,6 +73,7 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         report: Report | None = None,
         jobs: int = 1,
         folder: str | Path | None = None,
+        found: Found | None = None,
     ) -> TraceResult:
         """Replay under one scheme.
 
@@ -79,7 +81,7 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         ----------
         progress, observe, max_memory, report
             As of `run`; nothing is observed.
-        jobs, folder
+        jobs, folder, found
             As of `replay.experiments.trace.replay.carry_out`.
 
         Raises
@@ -90,7 +92,9 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         del observe
         check_jobs(jobs)
         self.check_fit({"": setup}, max_memory, report, jobs=jobs)
-        return self._kept(setup, folder=folder, jobs=jobs, progress=progress, report=report)
+        return self._kept(
+            setup, folder=folder, jobs=jobs, progress=progress, found=found, report=report
+        )
 
     def _kept(self, setup: TraceSetup, **how: Any) -> TraceResult:
         from replay.experiments.trace.replay import carry_out
@@ -112,6 +116,7 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         report: Report | None = None,
         allow_code: AllowCode = False,
         folder: str | Path | None = None,
+        found: Found | None = None,
         **_: Any,
     ) -> Sequence[Outcome]:
         """Replay under several schemes, whose steps one crew shares."""
@@ -120,9 +125,11 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         setups, refused = set_up_all(self, asked, given, must=must, allow_code=allow_code)
         schemes = {asked[at].scheme: setup for at, setup in setups.items()}
         self.check_fit(schemes, max_memory, report, jobs=jobs)
-        how: dict[str, Any] = {"jobs": jobs, "progress": progress, "report": report}
-        found = {**refused, **carry_out(setups, folder, **how)}
-        return [found[at] for at in range(len(asked))]
+        how: dict[str, Any] = {
+            "jobs": jobs, "progress": progress, "found": found, "report": report,
+        }  # fmt: skip
+        outcomes = {**refused, **carry_out(setups, folder, **how)}
+        return [outcomes[at] for at in range(len(asked))]
 
 
 EXPERIMENT = Trace()

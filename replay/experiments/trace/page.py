@@ -215,14 +215,22 @@ def quantiles_plot(drawn: dict[str, TraceResult]) -> Plot:
 
 
 def layers_plot(drawn: dict[str, TraceResult]) -> Plot:
-    """Mean time of each layer."""
+    """Mean time of each layer, of each pass by itself."""
+    lines = []
+    for name, one in drawn.items():
+        means = list(zip(one.layers, tables.layer_means(one), strict=True))
+        for is_backward in sorted({layer.is_backward for layer in one.layers}):
+            own = sorted(
+                (float(layer.layer_index), mean)
+                for layer, mean in means
+                if layer.is_backward == is_backward
+            )
+            x, y = zip(*own, strict=True)
+            lines.append(Line(f"{name}, backward" if is_backward else name, [*x], [*y]))
     return Plot(
         "by-layer",
         "Time of each layer, mean over the steps",
-        Axis("layer of the step", from_zero=False),
+        Axis("MoE layer", from_zero=False),
         Axis("us", from_zero=False),
-        [
-            Line(name, [*map(float, range(len(one.steps[0].layers_us)))], tables.layer_means(one))
-            for name, one in drawn.items()
-        ],
+        lines,
     )

@@ -7,7 +7,7 @@ identity, so that the same command goes on where another one ended, and several 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +21,12 @@ from replay.chains.layer_sampling import CONFIDENCE
 from replay.errors import RefusedError, UserError
 from replay.experiments.base.crews.hiring import workers_for
 from replay.experiments.base.crews.leases import Leases
-from replay.experiments.base.crews.store import Store
-from replay.experiments.base.crews.work import Work
+from replay.experiments.base.crews.store import Outcome, Store
+from replay.experiments.base.crews.work import Finished, Work
 from replay.experiments.base.crews.worker import Job
 from replay.experiments.layer.replay import entered
 from replay.experiments.serve.measures import percentiles
-from replay.experiments.trace.result import Imbalance, SampledMean, Step, TraceResult
+from replay.experiments.trace.result import Imbalance, SampledMean, Step, StepLayer, TraceResult
 from replay.experiments.trace.task import AskedStep, make_task
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from replay.experiments.trace.setup import TraceSetup
 
 PLAIN = "trace.h5"
+Found = Callable[[int, int], object]
 
 
 def carry_out(
@@ -44,6 +45,7 @@ def carry_out(
     *,
     jobs: int = 1,
     progress: Progress | None = None,
+    found: Found | None = None,
     report: Report | None = None,
 ) -> dict[int, TraceResult | RefusedError]:
     """Replay every step under every scheme.
@@ -58,6 +60,9 @@ def carry_out(
         Processes that share the steps.
     progress
         Called for every step under each scheme.
+    found
+        Called first, with how many of them were in the folder and how many there are, where
+        `progress` is to be called for the others alone.
     report
         Called with a line on what is worth to know.
 
@@ -79,15 +84,73 @@ def carry_out(
         ready = {key: setup.tuned() for key, setup in setups.items()}
         asked = {key: setup.asked(ready[key][0], reference) for key, setup in setups.items()}
         wanted = _jobs(next(iter(setups.values())).steps, asked)
-        store = Store(temporary if folder is None else folder, Step)
+        kept = {job.id: (step, len(ready[key][0].links)) for (key, step), job in wanted.items()}
+        store = StepStore(temporary if folder is None else folder, kept)
         leases = stack.enter_context(Leases(store.folder, report))
-        crew = stack.enter_context(workers_for(jobs, None, None, report))
-        work = Work(_different(wanted), store, leases, crew)
-        found = _outcomes(work, wanted, progress, None if folder is None else report)
+        outcomes, left = _look(_different(wanted), store, report)
+        times = Counter(job.id for job in wanted.values())
+        num_there = sum(times[one] for one in outcomes)
+        if found is not None:
+            found(num_there, len(wanted))
+        else:
+            for _ in range(num_there):
+                progress()
+        num_reused = len(outcomes)
+        if left:
+            crew = stack.enter_context(workers_for(jobs, None, None, report))
+            for one in _outcomes(Work(left, store, leases, crew), wanted):
+                outcomes[one.id] = one.outcome
+                for _ in range(times[one.id]):
+                    progress()
+                num_reused += one.is_found
+        if folder is not None and num_reused:
+            report(f"{len(outcomes) - num_reused:,} steps replayed, {num_reused:,} used again")
     return {
-        key: _result(setup, *ready[key], [found[wanted[key, step].id] for step in setup.steps])
+        key: _result(setup, *ready[key], [outcomes[wanted[key, step].id] for step in setup.steps])
         for key, setup in setups.items()
     }
+
+
+class StepStore(Store):
+    """Finished steps in a folder, believed only where they are those that are asked for.
+
+    Parameters
+    ----------
+    kept
+        By identity, the place of a step in the trace, and how many layers and passes it has.
+    """
+
+    def __init__(self, folder: str | Path, kept: Mapping[str, tuple[int, int]]) -> None:
+        super().__init__(folder, Step)
+        self._kept = kept
+
+    def read(self, identity: str) -> tuple[Outcome | None, str]:
+        """As of `Store`."""
+        outcome, problem = super().read(identity)
+        if outcome is None or outcome.result is None:
+            return outcome, problem
+        step, layers = outcome.result["step"], len(outcome.result["layers_us"])
+        if (step, layers) == self._kept[identity]:
+            return outcome, problem
+        asked = "step {} of {} layers and passes".format(*self._kept[identity])
+        return None, f"{identity}.json is not believed: it is step {step} of {layers}, not {asked}"
+
+
+def _look(
+    jobs: Sequence[Job], store: Store, report: Report
+) -> tuple[dict[str, Outcome], list[Job]]:
+    """What is in the folder, by identity; and what is not there."""
+    there: dict[str, Outcome] = {}
+    left: list[Job] = []
+    for job in jobs:
+        outcome, problem = store.read(job.id)
+        if problem:
+            report(f"{problem}; computed anew")
+        if outcome is None:
+            left.append(job)
+        else:
+            there[job.id] = outcome
+    return there, left
 
 
 def _jobs(steps: Sequence[int], asked: Mapping[int, AskedStep]) -> dict[tuple[int, int], Job]:
@@ -111,18 +174,8 @@ def _different(wanted: Mapping[Any, Job]) -> list[Job]:
     return [*{job.id: job for job in wanted.values()}.values()]
 
 
-def _outcomes(
-    work: Work,
-    wanted: Mapping[Any, Job],
-    progress: Callable[[], object],
-    report: Report | None,
-) -> dict[str, Step | str]:
-    """By identity, what came of each step: its times, or why the scheme refuses it.
-
-    Parameters
-    ----------
-    report
-        Told what the folder held already.
+def _outcomes(work: Work, wanted: Mapping[tuple[int, int], Job]) -> Iterator[Finished]:
+    """Give each step as it comes.
 
     Raises
     ------
@@ -130,43 +183,35 @@ def _outcomes(
         If one failed.
     """
     places = {job.id: (job, step) for (_, step), job in wanted.items()}
-    times = Counter(job.id for job in wanted.values())
-    found: dict[str, Step | str] = {}
-    num_there = 0
     for finished in work.outcomes():
-        outcome = finished.outcome
-        if outcome.failed is not None:
+        failed = finished.outcome.failed
+        if failed is not None:
             job, step = places[finished.id]
             scheme = job.point.settings.get("scheme")
-            message = f"step {step} under {scheme} failed: {outcome.failed}"
+            message = f"step {step} under {scheme} failed: {failed}"
             raise UserError(message)
-        if outcome.result is None:
-            found[finished.id] = str(outcome.refused)
-        else:
-            found[finished.id] = Step(**outcome.result)
-        num_there += finished.is_found
-        for _ in range(times[finished.id]):
-            progress()
-    if report is not None and num_there:
-        report(f"{len(found) - num_there:,} steps replayed, {num_there:,} used again")
-    return found
+        yield finished
 
 
 def _result(
-    setup: TraceSetup, ready: Replay, trials: list[Trial], found: Sequence[Step | str]
+    setup: TraceSetup, ready: Replay, trials: list[Trial], found: Sequence[Outcome]
 ) -> TraceResult | RefusedError:
     """Put steps together with what they were made from."""
     steps: list[Step] = []
     for number, one in zip(setup.steps, found, strict=True):
-        if isinstance(one, str):
-            return RefusedError(f"step {number}: {one}")
-        steps.append(one)
+        if one.result is None:
+            return RefusedError(f"step {number}: {one.refused}")
+        steps.append(Step(**one.result))
     balance = [one.mean_imbalance for one in steps]
     return TraceResult(
         run_id=setup.run_id,
         spec=setup.spec,
         **entered(setup.first, ready, trials),
         num_steps=setup.number,
+        layers=[
+            StepLayer(layer_index=link.layer_index, is_backward=link.is_backward)
+            for link in ready.links
+        ],
         steps=steps,
         time=percentiles(np.array([round(one.makespan_us * PS_PER_US) for one in steps])),
         imbalance=Imbalance(mean=sum(balance) / len(balance), max=max(balance)),

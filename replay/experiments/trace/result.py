@@ -6,15 +6,25 @@ gives the same bytes, whoever replayed which step.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from hwmodel.units import PS_PER_US
 from replay.experiments.base.names import UNREAL, row_names
 from replay.experiments.layer.result import TracedComparison, TracedResult
 from replay.experiments.serve.measures import Percentiles
 from replay.experiments.trace.spec import TraceSpec
 from tracegen.shared.strict import Strict
+
+MOST_US = 2**63 / PS_PER_US
+"""No schedule is as long: its picoseconds are 64-bit integers."""
+
+ROUNDED = 1e-9
+"""Share by which a mean in floating point may be too large."""
+
+Time = Annotated[float, Field(ge=0, lt=MOST_US)]
+Balance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Step(Strict):
@@ -33,10 +43,20 @@ class Step(Strict):
         Of each: rows of the busiest GPU over the mean.
     """
 
-    step: int
-    makespan_us: float
-    layers_us: list[float]
-    imbalance: list[float]
+    step: int = Field(ge=0)
+    makespan_us: Time
+    layers_us: list[Time] = Field(min_length=1)
+    imbalance: list[Balance] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Step:
+        if len(self.layers_us) != len(self.imbalance):
+            message = f"{len(self.layers_us)} layers have times, {len(self.imbalance)} an imbalance"
+            raise ValueError(message)
+        if self.makespan_us < max(self.layers_us) * (1 - ROUNDED):
+            message = f"its layers take {max(self.layers_us)} us, and all of it {self.makespan_us}"
+            raise ValueError(message)
+        return self
 
     @property
     def mean_imbalance(self) -> float:
@@ -69,11 +89,28 @@ class SampledMean(Strict):
     confidence: float
 
 
+class StepLayer(Strict):
+    """Which layer it is, of every step.
+
+    Attributes
+    ----------
+    layer_index
+        Its place among the MoE layers.
+    is_backward
+        Whether it is the backward pass.
+    """
+
+    layer_index: int = Field(ge=0)
+    is_backward: bool
+
+
 class TraceResult(TracedResult):
     """Steps of a trace under one scheme, each replayed by itself.
 
     Attributes
     ----------
+    layers
+        Layers and passes of each step, in the order of its lists.
     num_steps
         Steps of the trace.
     steps
@@ -89,10 +126,19 @@ class TraceResult(TracedResult):
     format: Literal["moereplay-trace/1"] = "moereplay-trace/1"
     spec: TraceSpec
     num_steps: int
+    layers: list[StepLayer] = Field(min_length=1)
     steps: list[Step] = Field(min_length=1)
     time: Percentiles
     imbalance: Imbalance
     estimate: SampledMean | None = None
+
+    @model_validator(mode="after")
+    def _of_the_same_layers(self) -> TraceResult:
+        for one in self.steps:
+            if len(one.layers_us) != len(self.layers):
+                message = f"step {one.step} has {len(one.layers_us)} layers, not {len(self.layers)}"
+                raise ValueError(message)
+        return self
 
     @property
     def headline_us(self) -> float:
@@ -122,6 +168,9 @@ class TraceComparison(TracedComparison[TraceResult]):
     def _of_the_same_steps(self) -> TraceComparison:
         if len({tuple(step.step for step in one.steps) for one in self.results}) > 1:
             message = "results: they are not of the same steps"
+            raise ValueError(message)
+        if any(one.layers != self.results[0].layers for one in self.results):
+            message = "results: they are not of the same layers"
             raise ValueError(message)
         return self
 

@@ -49,7 +49,7 @@ def _range(found: re.Match[str]) -> str | None:
         return None
     if not begin and not end and every == 1:
         return "all"
-    return f"{begin or ''}:{int(end) if end else ''}" + (f":{every}" if every > 1 else "")
+    return f"{begin}:{int(end) if end else ''}" + (f":{every}" if every > 1 else "")
 
 
 def _list(found: re.Match[str]) -> str | None:

@@ -43,7 +43,7 @@ def heading(compared: TraceComparison) -> str:
 
 def steps_text(result: TraceResult) -> str:
     """Which steps of how many."""
-    steps, layers = result.steps, len(result.steps[0].layers_us)
+    steps, layers = result.steps, len({one.layer_index for one in result.layers})
     one = result.spec.layer
     of = f"MoE layer {one}" if isinstance(one, int) else f"{layers} layer" + "s" * (layers > 1)
     if len(steps) == result.num_steps:
@@ -73,7 +73,7 @@ def times_table(compared: TraceComparison) -> Table:
         if one.estimate is not None:
             yield (one.estimate.high_us - one.estimate.low_us) / 2
         if several:
-            yield base / one.headline_us
+            yield base / one.headline_us if one.headline_us else None
         yield from (time.p50_us, time.p95_us, time.max_us)
         if several:
             yield every.get(name)
@@ -107,10 +107,20 @@ def layers_table(compared: TraceComparison) -> Table:
     """Mean time of each layer over the steps."""
     named = by_time(compared)
     means = {name: layer_means(one) for name, one in named.items()}
-    rows: list[tuple[Cell, ...]] = [
-        (at, *row) for at, row in enumerate(zip(*means.values(), strict=True))
+    layers = compared.base.layers
+    has_passes = any(one.is_backward for one in layers)
+    places: list[tuple[Cell, ...]] = [
+        (one.layer_index, *(["backward" if one.is_backward else "forward"] if has_passes else []))
+        for one in layers
     ]
-    columns = [Column("layer", form="d"), *(Column(name, "us", ",.1f") for name in named)]
+    rows: list[tuple[Cell, ...]] = [
+        (*place, *row) for place, row in zip(places, zip(*means.values(), strict=True), strict=True)
+    ]
+    columns = [
+        Column("layer", form="d"),
+        *([Column("pass")] if has_passes else []),
+        *(Column(name, "us", ",.1f") for name in named),
+    ]
     title = "Time of each layer, mean over the steps and the GPUs, waiting for others included"
     return Table("layers", title, columns, rows)
 

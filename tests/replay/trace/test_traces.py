@@ -24,11 +24,14 @@ from replay.chains import replay as replays
 from replay.cli.app import app
 from replay.engine.scheduler import OutOfOrderError
 from replay.errors import UserError
+from replay.experiments.base.crews.store import Outcome, point_text
 from replay.experiments.trace import task
 from replay.experiments.trace.experiment import EXPERIMENT
+from replay.experiments.trace.page import layers_plot
 from replay.experiments.trace.result import TraceComparison, TraceResult
 from replay.experiments.trace.spec import TraceSpec
 from replay.experiments.trace.steps import chosen, normal_form
+from replay.experiments.trace.tables import layer_means, layers_table, times_table
 from replay.report.pages import page
 from tracegen.generate import generate
 
@@ -296,6 +299,75 @@ def test_a_damaged_file_is_replayed_again_and_what_is_asked_beside_is_added(
     assert changed.run_id != more.run_id
 
 
+def test_progress_begins_with_what_the_folder_has(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"scheme": "deepep-ll", "folder": tmp_path}
+    replay.run(trace(), steps="1:3", **asked)
+    one = min((tmp_path / "points").iterdir())
+    one.write_bytes(one.read_bytes()[:-40])
+    told: list[object] = []
+    said: list[str] = []
+    replay.run(
+        trace(), steps="all", **asked, found=lambda *have: told.append(have),
+        progress=lambda: told.append("next"), report=said.append,
+    )  # fmt: skip
+    assert told == [(1, STEPS)] + ["next"] * (STEPS - 1)
+    assert f"{one.name} is damaged: not JSON; computed anew" in said
+    counted = []
+    replay.run(trace(), steps="all", **asked, progress=lambda: counted.append(1))
+    assert len(counted) == STEPS  # of who does not ask for what was found
+
+
+@every("change, says", [
+    ({"layers_us": [], "imbalance": []}, "at least 1 item"),
+    ({"imbalance": [1.0]}, "3 layers have times, 1 an imbalance"),
+    ({"layers_us": [1.0], "imbalance": [1.0]}, "it is step 1 of 1, not step 1 of 3 layers"),
+    ({"step": 77}, "it is step 77 of 3, not step 1 of 3"),
+    ({"step": -1}, "greater than or equal to 0"),
+    ({"makespan_us": 0.0}, "its layers take"),
+    ({"makespan_us": 1e15}, "less than 9"),
+    ({"layers_us": [-1.0, 1.0, 1.0]}, "less than nothing"),
+    ({"imbalance": [-1.0, 1.0, 1.0]}, "greater than or equal to 0"),
+])  # fmt: skip
+def test_a_step_that_cannot_be_is_computed_anew(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    """A checksum says that nothing was torn, not who wrote it."""
+    asked: dict[str, Any] = {"scheme": "deepep-ll", "steps": "1:2", "folder": tmp_path}
+    first = replay.run(trace(), **asked)
+    kept = points(tmp_path)
+    ((name, text),) = kept.items()
+    document = json.loads(text)
+    outcome = Outcome({**document["result"], **change}, None)
+    made = point_text(document["id"], document["description"], outcome)
+    (tmp_path / "points" / name).write_text(made)
+    said: list[str] = []
+    assert replay.run(trace(), **asked, report=said.append) == first
+    (line,) = [line for line in said if "computed anew" in line]
+    assert line.startswith(f"{name} is not believed: ") and says in line
+    assert points(tmp_path) == kept
+
+
+def test_what_takes_no_time_is_a_result() -> None:
+    """All rows of one GPU stay there, and an ideal scheme has nothing else to do."""
+    alone = generate(
+        "zipf",
+        "olmoe-1b-7b",
+        ranks=1,
+        tokens_per_rank=4,
+        layers=1,
+        steps=2,
+        seed=1,
+        skew=0.9,
+        phase="decode",
+    )
+    both = replay.compare(
+        alone, ["ideal", "deepep-ll"], steps="all", communication_only=True,
+        baseline="deepep-ll",
+    )  # fmt: skip
+    assert both["ideal"].headline_us == 0
+    assert dict(_rows(times_table(both)))["ideal"][1] is None
+
+
 def test_a_trace_that_is_in_a_file_and_one_in_memory_are_one(tmp_path: Path) -> None:
     tracegen.write(trace(), tmp_path / "some.h5")
     asked: dict[str, Any] = {"scheme": "deepep-ll", "steps": "0:2", "folder": tmp_path / "out"}
@@ -404,6 +476,35 @@ def test_placements_stand_beside_each_other(tmp_path: Path) -> None:
     assert [row["placement"] for row in rows] == ["contiguous"] * 2 + ["round-robin"] * 2
 
 
+def _rows(table: Any) -> list[tuple[Any, list[Any]]]:
+    return [(row[0], list(row[1:])) for row in table.rows]
+
+
+@every("asked, places", [
+    ({"layer": 2}, [(2, None)]),
+    ({"layer": (0, 2)}, [(0, None), (2, None)]),
+    ({"layer": (1, 2), "direction": "training"},
+     [(1, "forward"), (2, "forward"), (2, "backward"), (1, "backward")]),
+    ({"layer": (1, 2), "direction": "training", "barrier": True},
+     [(1, "forward"), (2, "forward"), (2, "backward"), (1, "backward")]),
+])  # fmt: skip
+def test_layers_have_their_own_names(asked: dict[str, Any], places: list[Any]) -> None:
+    whole = replay.run(trace(), scheme="deepep", tune=False, steps="0:2", **asked)
+    alone = replay.run(trace(), scheme="deepep", tune=False, **asked)
+    names = [(one.layer_index, one.is_backward) for one in alone.replayed_layers]
+    assert [(one.layer_index, one.is_backward) for one in whole.layers] == names
+    compared_ = TraceComparison(baseline="deepep", results=[whole])
+    rows = [tuple(row) for row in layers_table(compared_).rows]
+    means = layer_means(whole)
+    assert rows == [
+        (at, *([way] if way else []), mean) for (at, way), mean in zip(places, means, strict=True)
+    ]
+    lines = {line.name: list(line.x) for line in layers_plot({"deepep": whole}).lines}
+    forward = sorted(float(at) for at, way in places if way != "backward")
+    assert lines["deepep"] == forward
+    assert lines.get("deepep, backward", forward) == forward
+
+
 # ---- the command ---------------------------------------------------------------------------------
 
 
@@ -477,6 +578,9 @@ def test_a_number_of_steps_is_one_chain(file: Path, tmp_path: Path) -> None:
     (("--steps", "all", "--compare-barrier"), "does not go with --compare-barrier"),
     (("--steps", "all", "--sample-nodes", "1"), "does not go with --sample-nodes"),
     (("--steps", "all", "--trace-events", "e.json"), "--trace-events does not go with steps"),
+    (("--steps", "all", "--window", "0:5"), "--window does not go with steps"),
+    (("--steps", "all", "--max-events", "5"), "--max-events does not go with steps"),
+    (("--steps", "0:2", "--step", "2"), "--steps 0:2 does not go with --step 2"),
     (("--out", "x"), "--out can only be given with steps one by one"),
     (("--jobs", "2"), "--jobs can only be given with steps one by one"),
     (("--steps", "all", "--jobs", "0"), "jobs must be at least 1"),
@@ -491,3 +595,12 @@ def test_steps_that_cannot_be_kept_are_refused_in_python() -> None:
     for ask in (replay.run, replay.compare):
         with pytest.raises(UserError, match="folder goes with a whole trace"):
             ask(trace(), folder="x", **({"scheme": "ideal"} if ask is replay.run else {}))
+
+
+def test_a_scheme_in_the_place_of_a_spec_is_said() -> None:
+    wrong: Any = "deepep-ll"
+    says = r"spec = 'deepep-ll' \(str\): expected a RunSpec"
+    with pytest.raises(UserError, match=says):
+        replay.run(trace(), wrong, steps="0:2")
+    with pytest.raises(UserError, match=says):
+        replay.compare(trace(), None, wrong, steps="0:2")
