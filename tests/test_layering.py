@@ -97,6 +97,7 @@ def test_traces_and_hardware_know_nothing_of_each_other_or_of_replay(package: st
 
 TRACEGEN_ROOMS = (
     "shared.lazy",     # names that are imported on first use; what is shared is so by all packages
+    "shared.processors",  # how many a process may use
     "shared.strict",   # bases of records that are checked
     "shared.errors",   # the user's mistakes
     "shared.regular",  # files that are read whole

@@ -136,6 +136,7 @@ FREE = {
     "tracegen/shared/__init__.py": "a word on what lies there",
     "tracegen/shared/lazy.py": "names that are imported on first use",
     "tracegen/shared/strict.py": "bases of records, which hold no number",
+    "tracegen/shared/processors.py": "how many processes share the work, which changes no byte",
     "tracegen/shared/errors.py": "mistakes, which have no result",
     "tracegen/shared/regular.py": "reading files, whose content is known by its hash",
     "replay/experiments/base/estimate.py": "what a replay takes, which decides whether it begins",
