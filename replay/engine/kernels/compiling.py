@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from numba import njit, types
@@ -38,6 +37,9 @@ from replay.engine.kernels.cache import KernelCache, cache_folder
 from replay.engine.kernels.compiled_memory import MemoryType
 from replay.engine.kernels.memory import IS_PLAIN, KernelMemory
 from tracegen.shared.processors import num_processors
+
+if TYPE_CHECKING:
+    import subprocess
 
 _INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _ENTRIES: list[_Entry] = []
@@ -299,6 +301,8 @@ def compile_backwards() -> None:
 
 def _start_helper() -> subprocess.Popen[bytes] | None:
     """Have another process compile, where a second processor and a folder for both are there."""
+    import subprocess  # which hardly any process needs
+
     if num_processors() < 2 or cache_folder() is None or not sys.executable:
         return None
     code = (
