@@ -29,6 +29,13 @@ def causal(length: int, heads: int) -> Scores:
     return Scores(pairs, heads * tiles, 128**2 * tiles)
 
 
+def test_rates_of_whole_kernels_hold_the_wait_for_the_last_blocks() -> None:
+    whole = hwmodel.load("dgx-h100", {"attention.block_ns": 0.0}).attention
+    for name in ("forward_ps", "backward_ps"):
+        time = getattr(whole, name)
+        assert time(Scores(10**9, 2000, 10**6), 64, 32, 0) == time(Scores(10**9), 64, 32, 0)
+
+
 def test_a_pair_takes_its_products_and_then_its_exponential() -> None:
     """By hand: 100 SMs of 1 GHz, products of 100 TFLOP/s, 16 exponentials a clock and SM."""
     given = {

@@ -15,14 +15,14 @@ from replay.experiments.train.result import TrainResult
 
 MS = 10**9
 MICRO_BATCHES, STAGES, PEERS = 4, 2, 2
+PLAN = f"pp={STAGES},dp={PEERS},ep={PEERS},micro_batches={MICRO_BATCHES}"
 
 
 @functools.cache
 def step(**settings: Any) -> TrainResult:
     return replay.train(
         model="mixtral-8x7b", system="dgx-h100", schedule="1f1b", sequence=256, layers_sampled=1,
-        plan=f"pp={STAGES},dp={PEERS},ep={PEERS},micro_batches={MICRO_BATCHES}", fit=False,
-        scheme="ideal", **settings,
+        fit=False, scheme="ideal", **{"plan": PLAN, **settings},
     )  # fmt: skip
 
 
@@ -41,6 +41,13 @@ def test_collections_add_their_share_to_a_step_of_every_host(
     assert each == pytest.approx(np.full((STAGES, PEERS), longer.step_us))
     assert longer.run_id != bare.run_id
     assert longer.efficiency.tokens_per_s < bare.efficiency.tokens_per_s
+
+
+def test_hosts_of_all_replicas_meet_where_gradients_are_added_up() -> None:
+    plan = f"pp={STAGES},dp={2 * PEERS},ep={PEERS},micro_batches={MICRO_BATCHES}"
+    bare, longer = step(plan=plan), step(plan=plan, collections="automatic:50:100")
+    added_ms = STAGES * 2 * PEERS * 0.5
+    assert longer.step_us - bare.step_us == pytest.approx(1000 * added_ms, abs=1e-6)
 
 
 def test_data_are_waited_for_where_they_take_longer_than_the_step() -> None:
