@@ -9,6 +9,9 @@ memory decides what a kernel does with a partial tile:
   so that it is read, multiplied and written like any other row.
 - ``"skipped"``: the same padding, marked as nobody's rows (vLLM fills the indices with -1 first).
   It is read and written, but a warp group (64 rows) that begins in it does not multiply.
+- ``"received"``: tiles are those of the same padding, all of whose rows are multiplied, and the
+  buffer has one row for each token that arrived (DeepGEMM's own comparison with DeepEP's first
+  version). What tiles ask for beyond it is neither read nor written; TMA hands out zeros.
 - ``"masked"``: a buffer of fixed size has a count for each expert. Row tiles beyond the count are
   skipped, and so is the multiplication of a warp group (64 rows) that begins beyond it; all other
   tiles are read and written whole. The host does not know the counts and chooses the tile for an
@@ -36,8 +39,9 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 
-LAYOUTS = ("plain", "contiguous", "skipped", "masked", "matrix")
+LAYOUTS = ("plain", "contiguous", "skipped", "received", "masked", "matrix")
 PADDED = ("contiguous", "skipped")  # each expert fills whole tiles
+WHOLE = ("contiguous", "received")  # padding is multiplied
 CONTIGUOUS_ROWS = 128  # DeepGEMM's alignment of a contiguous layout, which is also its tile height
 MASKED_ROWS = (64, 128)  # heights that its masked kernels have: one warp group or two
 
@@ -111,7 +115,7 @@ def row_tiles(
     compute, dtype = machine.system.compute, work.precision.gemm
     rows, grouped = work.rows_of_expert, layout != "matrix"
     rank_of = work.placement.expert_rank.astype(np.int64)
-    if layout in PADDED:
+    if layout in (*PADDED, "received"):
         tile_rows = CONTIGUOUS_ROWS
     grids = []
     for experts in work.experts_of_rank:
@@ -137,11 +141,14 @@ def row_tiles(
     first = np.concatenate(([0], np.cumsum(tiles))).astype(np.int64)
     expert = np.repeat(np.arange(work.num_experts, dtype=np.int64), tiles)
     filled = np.minimum(block_m[expert], rows[expert] - places(tiles) * block_m[expert])
+    moved = block_m[expert] if layout in (*PADDED, "masked") else filled
+    if layout == "received":
+        moved = _rows_there(rank_of[expert], padded_rows(work, layout), CONTIGUOUS_ROWS)
     return RowTiles(
         expert=expert,
         rank=rank_of[expert],
-        rows=block_m[expert] if layout == "contiguous" else filled,
-        moved_rows=block_m[expert] if layout in (*PADDED, "masked") else filled,
+        rows=block_m[expert] if layout in WHOLE else filled,
+        moved_rows=moved,
         first_of_expert=first,
         block_m=height_of_rank,
         block_n=np.array([grid.block_n for grid in grids], dtype=np.int64),
@@ -151,8 +158,31 @@ def row_tiles(
     )
 
 
+def _rows_there(rank: Ints, rows: Ints, height: int) -> Ints:
+    """(tile,): how many of the rows of each rank's tiles, one below the other, its buffer has.
+
+    Parameters
+    ----------
+    rank
+        (tile,): of each tile.
+    rows
+        (rank,): rows of the buffer.
+    height
+        Rows of a tile.
+    """
+    counts = np.bincount(rank, minlength=len(rows))
+    order = np.argsort(rank, kind="stable")
+    begin = np.empty(len(rank), np.int64)
+    begin[order] = places(counts) * height
+    there: Ints = np.clip(rows[rank] - begin, 0, height)
+    return there
+
+
 def padded_rows(work: LayerWork, layout: str) -> Ints:
     """(rank,): rows that a kernel between the GEMMs works on, including a layout's padding."""
+    if layout == "received":
+        received: Ints = work.matrix("copies").sum(axis=0)
+        return received
     rows = work.rows_of_expert
     if layout in PADDED:
         rows = -(-rows // CONTIGUOUS_ROWS) * CONTIGUOUS_ROWS

@@ -90,7 +90,7 @@ class L2:
             tasks,
             self._tables()[rank],
             block,
-            nbytes=np.minimum(nbytes, l2.kept_bytes),
+            nbytes=np.clip(nbytes, 1, l2.kept_bytes),
             fetch_ps=0 if is_found else hbm.stream_ps(nbytes),
             port_ps=l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes),
             lag_ps=0 if reads_on else self._ending_ps,

@@ -14,7 +14,7 @@ from replay.errors import UserError
 from replay.model.compute.experts import activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
-from replay.model.compute.row_tiles import row_tiles
+from replay.model.compute.row_tiles import padded_rows, row_tiles
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -87,6 +87,29 @@ def test_padding_is_multiplied_in_the_contiguous_layout_only(layout: str) -> Non
     graph, _ = run(layer(SKEWED), exact_system(), layout)
     rows = sum(up(count, 128) if layout == "contiguous" else count for count in SKEWED)
     assert busy(graph, Kind.GEMM1) == 2 * rows * COLUMNS * INNER
+
+
+def test_a_buffer_of_received_rows_ends_before_the_tiles_do() -> None:
+    # Experts 0 and 2 lie on rank 0, 1 and 3 on rank 1. A token of rank 0 chose 0 and 2 both.
+    ids = np.array([[0, 2]] * 150 + [[1, 0]] * 20 + [[3, 1]] * 100, np.int32)
+    work = small_layers.work(ids, 2, 4, tokens_of_rank=[170, 100], shape=SHAPE)
+    on = work.placement.expert_rank.tolist()
+    machine = Machine(exact_system(), GraphBuilder(KIND_NAMES), 2)
+    gemm = Gemm.first(work, fused_activation=False)
+    tiles = row_tiles(machine, work, gemm, NUM_SMS, layout="received")
+    assert tiles.rows.tolist() == [128] * len(tiles)
+    for rank in (0, 1):
+        mine = [expert for expert in range(4) if on[expert] == rank]
+        copies = sum(any(on[expert] == rank for expert in row) for row in ids.tolist())
+        heights = sum(up(int(work.rows_of_expert[expert]), 128) for expert in mine) // 128
+        wanted = [min(128, max(0, copies - 128 * tile)) for tile in range(heights)]
+        assert tiles.moved_rows[tiles.rank == rank].tolist() == wanted
+        assert padded_rows(work, "received")[rank] == copies
+    graph, _ = run(work, exact_system(), "received")
+    padded = [up(int(count), 128) for count in work.rows_of_expert]
+    for rank in (0, 1):
+        rows = sum(count for expert, count in enumerate(padded) if on[expert] == rank)
+        assert busy(graph, Kind.GEMM1, rank) == 2 * rows * COLUMNS * INNER
 
 
 def test_a_masked_kernel_skips_warp_groups_without_rows() -> None:
@@ -251,5 +274,7 @@ def test_an_engine_around_deepep_moves_the_same_and_takes_longer() -> None:
 
 
 def test_deepep_refuses_a_stack_that_it_does_not_know() -> None:
-    with pytest.raises(UserError, match=r"stack.*'megatron'.*bare, deepseek, sglang, vllm"):
+    with pytest.raises(
+        UserError, match=r"stack.*'megatron'.*bare, deepgemm, deepseek, sglang, vllm"
+    ):
         SCHEMES["deepep"].with_options({"stack": "megatron"})

@@ -98,6 +98,10 @@ def test_deepep_has_rings_copies_expanded_rows_and_sums() -> None:
     assert vllm["rings"] == each(2**30)
     assert vllm["combined rows"] == (TOKENS * ROW).tolist()
     assert "activations to quantise" not in vllm
+    # DeepGEMM's own comparison reads rows as they came, and sends results as they are.
+    compared = buffers("deepep", layer("fp8"), stack="deepgemm")
+    assert not {"rows by expert", "sums by GPU", "combined rows"} & compared.keys()
+    assert compared["results of the first GEMM"] == (COPIES * GATE_UP).tolist()
 
 
 def test_low_latency_has_room_for_all_tokens_at_every_expert_twice() -> None:

@@ -125,6 +125,12 @@ VLLM_FP8: Lists = {
     Kind.ACTIVATION: [both(GATE_UP + QUANTISED, ROWS)],
     Kind.UNPERMUTE: [reduce("vllm"), both(2 * RESULT, TOKENS)],
 }  # fmt: skip
+DEEPGEMM_FP8: Lists = {
+    Kind.PERMUTE: [COUNTS, COUNTS, both(8, EXPERTS), both(2 * 32, COPIES)],
+    Kind.TOKEN_CAST: [],
+    Kind.ACTIVATION: [both(GATE_UP + QUANTISED + 4, COPIES), both(2 * 4, COPIES)],
+    Kind.UNPERMUTE: [],
+}
 BARE_FP8: Lists = {
     Kind.PERMUTE: [both(FP8_ROW, total(COPIES, PAIRS))],
     Kind.TOKEN_CAST: CAST,
@@ -139,6 +145,7 @@ BARE_FP8: Lists = {
         ("sglang", "fp8", SGLANG_FP8),
         ("sglang", "bf16", SGLANG_BF16),
         ("vllm", "fp8", VLLM_FP8),
+        ("deepgemm", "fp8", DEEPGEMM_FP8),
         ("bare", "fp8", BARE_FP8),
     ],
 )
@@ -176,6 +183,8 @@ def test_rows_cross_the_memory_of_the_gpu_that_receives_them_twice() -> None:
         ("fp8", {"stack": "sglang"}, 2, 5 + 4 + 3 + 1),
         ("bf16", {"stack": "sglang"}, 1, 5 + 3 + 1 + 1),
         ("fp8", {"stack": "vllm"}, 1, 5 + 8 + 1 + 1 + 1),
+        ("fp8", {"stack": "deepgemm"}, 0, 5 + 4 + 2),
+        ("bf16", {"stack": "deepgemm"}, 0, 5 + 3 + 1),
         ("fp8", {"stack": "bare"}, 1, 5 + 3),
         ("fp8", {"stack": "sglang", "cached_layout": True}, 2, 5 + 4 + 3 + 1),
     ],
@@ -250,11 +259,11 @@ def test_what_the_engines_multiply_of_the_padding() -> None:
     ids = np.zeros((130, 1), np.int32)
     work = small_layers.work(ids, 1, 1, precision="fp8", shape=ExpertShape(HIDDEN, INTERMEDIATE))
     by_stack = {}
-    for stack in ("bare", "sglang", "vllm"):
+    for stack in ("bare", "sglang", "vllm", "deepgemm"):
         graph, _ = replay(work, stack=stack)
         by_stack[stack] = sorted(set(durations(graph, Kind.GEMM1, 0)))
     half, whole = by_stack["vllm"]
-    assert by_stack["sglang"] == [whole]
+    assert by_stack["sglang"] == by_stack["deepgemm"] == [whole]
     assert half < whole
 
 

@@ -121,8 +121,16 @@ def test_the_kernels_have_as_many_sms_as_the_formula_says() -> None:
     assert graph.kind.size
 
 
-@pytest.mark.parametrize("wrong", [{"num_sms": 2}, {"expert_alignment": 64}])
-def test_what_the_library_does_not_take_is_refused(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_sms": 2},
+        {"expert_alignment": 64},
+        {"stack": "deepgemm", "do_expand": False},
+        {"stack": "deepgemm", "expert_alignment": 1},
+    ],
+)
+def test_what_the_library_does_not_take_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError, match="deepep-v2"):
         SCHEMES["deepep-v2"].with_options(wrong)
 
@@ -286,6 +294,7 @@ def test_tokens_go_round_the_sms() -> None:
         ({}, False, 8, 1),
         ({"cpu_sync": False}, False, 8, 0),
         ({"cached_layout": True}, False, 8, 0),
+        ({"stack": "deepgemm"}, False, 7, 0),  # rows are cast before
         ({"do_expand": False, "stack": "bare"}, False, 10, 1),
         ({"do_expand": False}, False, 4 + 14, 1),
         ({}, True, 8 + 2, 0),  # two weight gradients more

@@ -13,7 +13,7 @@ of SMs in `elastic_sms`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
@@ -32,7 +32,7 @@ from replay.schemes.ep.deepep import elastic_kernels, stack
 from replay.schemes.ep.deepep.elastic_kernels import SlotSizes
 from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
-from replay.schemes.ep.deepep.stack import CAST, STACKS, VLLM, EngineStack
+from replay.schemes.ep.deepep.stack import CAST, DEEPGEMM, STACKS, SWIGLU, VLLM, EngineStack
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
@@ -54,6 +54,15 @@ EXPANDED = EngineStack(
     after_experts=(),
 )
 """What stands around the kernels where their output is what the GEMMs read."""
+COMPARED = replace(
+    EXPANDED, source=DEEPGEMM.source, before_dispatch=(),
+    between=(replace(DEEPGEMM.between[0], reads=SWIGLU.reads, writes=SWIGLU.writes),),
+)  # fmt: skip
+"""The same in DeepGEMM's own comparison: rows cast before, and the host waits for no counts.
+
+``run_baseline`` of ``tests/test_mega_moe.py`` (pull request 316, at 9fd9460). On Hopper, where
+scales are asked for by row, its test orders them for each GEMM; that is left out.
+"""
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,8 @@ class ElasticOptions(Options):
     stack: str = option(
         "vllm",
         "Whose kernels copy rows to their experts and add them up where `do_expand` is off; see "
-        "`stack` of scheme deepep.",
+        "`stack` of scheme deepep. deepgemm is DeepGEMM's own comparison, with `do_expand`: rows "
+        "are cast before it begins, and the host waits for no counts.",
         "as of scheme deepep",
         choices=(*STACKS, BARE),
     )
@@ -112,6 +122,12 @@ class ElasticOptions(Options):
         """Refuse numbers that the code does not take."""
         if 0 < self.num_sms < LEAST:
             message = f"option num_sms={self.num_sms} of scheme 'deepep-v2': 0 or at least {LEAST}"
+            raise UserError(message)
+        if self.stack == "deepgemm" and not (self.do_expand and self.expert_alignment > 1):
+            message = (
+                "option stack=deepgemm of scheme 'deepep-v2': DeepGEMM's own comparison has "
+                f"do_expand=true and expert_alignment={CONTIGUOUS_ROWS}"
+            )
             raise UserError(message)
         if self.expert_alignment not in (1, CONTIGUOUS_ROWS):
             message = (
@@ -179,7 +195,7 @@ class ElasticDeepEp(StagedScheme):
             cast = yield stack.run(engine, engine.before_dispatch, work, machine, start)
         received = yield elastic_kernels.dispatch(
             work, machine, sms, cast, is_cached=options.cached_layout or work.is_backward,
-            expands=options.do_expand, host_waits=options.cpu_sync,
+            expands=options.do_expand, host_waits=options.cpu_sync and engine is not COMPARED,
         )  # fmt: skip
         done = yield self._experts(work, machine, engine, shared(received))
         combined = elastic_kernels.combine(work, machine, sms, done, expands=options.do_expand)
@@ -223,7 +239,8 @@ class ElasticDeepEp(StagedScheme):
         if layer.is_backward or "fp32" in types:
             return None
         if self.options.do_expand:
-            return EXPANDED if self.options.expert_alignment > 1 else None
+            padded = COMPARED if self.options.stack == "deepgemm" else EXPANDED
+            return padded if self.options.expert_alignment > 1 else None
         return None if self.options.stack == BARE else STACKS[self.options.stack]
 
     def stream_sms(self, work: LayerWork, system: System) -> int:

@@ -107,10 +107,11 @@ class DeepEpOptions(Options):
         "Whose kernels stand around DeepEP's and the grouped GEMMs; `schemes/ep/deepep/LAYER.md` "
         "lists them. sglang and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring "
         "indices and scales along; vllm marks the padding, so that it is not multiplied. bare only "
-        "casts, copies and adds rows, and pads nothing. Gradients, which neither engine knows, "
-        "always take bare. deepseek has all kernels of a pair of layers, attention's and shared "
-        "experts' included, as DeepSeek's own training launches them; only for a model of its kind "
-        "under --interleave dualpipe.",
+        "casts, copies and adds rows, and pads nothing. deepgemm is DeepGEMM's own comparison: "
+        "what columns of DeepEP beside MegaMoE measure, without a row brought to its expert. "
+        "Gradients, which no engine knows, always take bare. deepseek has all kernels of a pair of "
+        "layers, attention's and shared experts' included, as DeepSeek's own training launches "
+        "them; only for a model of its kind under --interleave dualpipe.",
         "sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a baseline has "
         "its better engine",
         choices=(*STACKS, BARE, *LISTED),
@@ -168,15 +169,15 @@ class DeepEp(ListedExchanges):
         index = INDEX_BYTES if domains.num == 1 else internode.META_BYTES
         meta = index + topk * (EXPERT_ID_BYTES + WEIGHT_BYTES)
         rows = padded_rows(work, "plain" if engine is None else engine.layout)
-        copied = engine is STACKS["vllm"]
+        copied, expands = engine is STACKS["vllm"], engine is None or engine.expands
         return (
             *memory.cast_tokens(work),
             *self._rings(work, domains.num),
             Buffer("received rows", copies * (work.dispatch_row_bytes + meta)),
             self._places(work, domains),
             *memory.cast_received(work, copies),
-            Buffer("rows by expert", rows * work.operand_row_bytes),
-            Buffer("sums by GPU", copies * work.combine_row_bytes),
+            *((Buffer("rows by expert", rows * work.operand_row_bytes),) if expands else ()),
+            *((Buffer("sums by GPU", copies * work.combine_row_bytes),) if expands else ()),
             *((Buffer("combined rows", own * work.combine_row_bytes),) if copied else ()),
         )
 

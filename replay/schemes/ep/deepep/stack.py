@@ -9,7 +9,7 @@ Source: sgl-project/sglang, ``layers/moe/token_dispatcher/deepep.py`` (cast, dis
 ``layers/moe/moe_runner/deep_gemm.py`` and ``layers/moe/ep_moe/kernels.py`` (everything between).
 vllm-project/vllm, ``layers/fused_moe/deepep_ht_prepare_finalize.py`` (cast, global expert ids, copy
 of the result), ``deep_gemm_moe.py`` and ``deep_gemm_utils.py``. Both on Hopper, where DeepGEMM
-takes FP32 scales by column.
+takes FP32 scales by column. deepseek-ai/DeepGEMM's own comparison stands at `DEEPGEMM`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class StackSizes:
         experts' output; of its
         expert ids of eight and of four bytes; of its weights; of its rows' places in the layout,
         likewise.
-    scales, gate_up, product, quantised, product_scales, place
+    scales, gate_up, product, quantised, product_scales, place, weight
         Bytes of a row of the layout: its scales; what GEMM-1 writes; what the activation makes of
-        it in BF16; the same as GEMM-2 reads it, scales included; those scales; an expert's number.
+        it in BF16; the same as GEMM-2 reads it, scales included; those scales; an expert's number;
+        its weight.
     """
 
     tokens: Ints
@@ -75,6 +76,7 @@ class StackSizes:
     quantised: int
     product_scales: int
     place: int = INT_BYTES
+    weight: int = FLOAT_BYTES
 
     @classmethod
     def of(cls, work: LayerWork) -> StackSizes:
@@ -193,6 +195,11 @@ class EngineStack:
     after_experts: KernelList
     after_combine: KernelList = ()
 
+    @property
+    def expands(self) -> bool:
+        """Whether each expert gets rows of its own, which are added up behind GEMM-2."""
+        return self.layout != "received"
+
 
 CAST = StackKernel(
     "per_token_group_quant", "rows to FP8 with a scale per 128 values", Kind.TOKEN_CAST,
@@ -282,7 +289,42 @@ VLLM = EngineStack(
         ),
     ),
 )  # fmt: skip
-STACKS = {"sglang": SGLANG, "vllm": VLLM}
+SWIGLU = VLLM.between[0]
+DEEPGEMM = EngineStack(
+    source="deepseek-ai/DeepGEMM",
+    layout="received",
+    before_dispatch=(),
+    before_experts=(
+        replace(COUNTS, does="padded rows per expert from the host"),
+        StackKernel(
+            "DeviceScanInitKernel", "their prefix sums, first of two kernels", Kind.PERMUTE,
+            (), ("experts place",),
+        ),
+        StackKernel(
+            "DeviceScanKernel", "second", Kind.PERMUTE, ("experts place",), ("experts place",)
+        ),
+        replace(ALIGN_INPUT, reads=("copies scales",), writes=("copies scales",)),
+    ),
+    between=(
+        replace(
+            SWIGLU, name="swiglu_apply_weight_to_fp8", does="activation, weights, quantisation",
+            reads=("copies gate_up", "copies weight"), writes=("copies quantised",),
+        ),
+        replace(
+            ALIGN_INPUT, does="scales of GEMM-2's input by column", kind=Kind.ACTIVATION,
+            reads=("copies product_scales",), writes=("copies product_scales",),
+        ),
+    ),
+    after_experts=(),
+)  # fmt: skip
+"""Kernels of DeepGEMM's own comparison, which calls DeepEP's first version through a shim.
+
+Rows are cast before the time begins. GEMM-1 reads rows as they were received, and the combine sends
+what GEMM-2 wrote: nothing is copied to experts or added up, so that the result is nobody's, and the
+time is not that of a layer. ``_DeepEPBufferCompat`` and ``run_baseline`` of
+``tests/test_mega_moe_hopper.py`` (pull request 323, at 0a544b3).
+"""
+STACKS = {"sglang": SGLANG, "vllm": VLLM, "deepgemm": DEEPGEMM}
 
 
 def run(
