@@ -82,8 +82,10 @@ class SystemSpec(StrictDocument):
     def _has_one_platform(self) -> Self:
         cuda = self.warp is not None and self.nccl is not None
         neither = self.warp is None and self.nccl is None
-        if (self.ai_core is None) != cuda or not (cuda or neither):
-            message = "a machine has the tables [warp] and [nccl], or [ai_core] and neither of them"
+        if not (cuda or neither) or (cuda and self.ai_core is not None):
+            message = (
+                "a machine has the tables [warp] and [nccl], or [ai_core], or none of the three"
+            )
             raise ValueError(message)
         return self
 

@@ -40,7 +40,7 @@ def test_presets():
             "dgx-h100-x8",
         ),
         *("gb200-nvl72", "gh200-nvl32"),
-        *("hgx-b200", "hgx-h20", "hgx-h200", "hgx-h800", "pcie-l20"),
+        *("hgx-b200", "hgx-h20", "hgx-h200", "hgx-h800", "mi300x", "mi355x", "pcie-l20"),
     ] == PRESETS
 
 

@@ -16,6 +16,7 @@ from replay.studies.validate import (
     deepgemm,
     fused_layers,
     links,
+    mori,
     nccl,
     nccl_ep,
     one_gpu,
@@ -70,6 +71,7 @@ TABLES: dict[str, Table] = {
         ascend.CANN_EP,
         ascend.CANN_EP_NORMAL,
         ascend.GEMM,
+        mori.TABLE,
     )
 }
 

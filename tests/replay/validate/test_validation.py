@@ -112,7 +112,7 @@ def test_the_tables_are_the_published_ones():
         "decode_ledger": 18,
         "tile_order": 470, "tile_order_bytes": 470, "tileops": 2, "tileops_bytes": 1,
         "cann_ep": 11, "cann_ep_normal": 11, "ascend_gemm": 6, "operand_gemms": 120,
-        "one_gpu_steps": 48, "attention": 44,
+        "one_gpu_steps": 48, "attention": 44, "mori_ep": 147,
     }  # fmt: skip
     row = TABLES["deepep_normal"].rows()[0]
     assert row.line == 2 and row["hidden"] == 2048 and row.measured == 25.29
@@ -151,6 +151,8 @@ CONSTANTS = [
     ("fused_layers", {"hbm.stream_efficiency": 0.5}),
     ("fused_kernel", {"hbm.stream_efficiency": 0.5}),
     ("links", {"link.fan_out_efficiency": 0.3}),
+    ("mori_ep", {"link.efficiency": 0.5}),
+    ("mori_ep", {"overheads.barrier_base_ns": 0.0}),
     ("nccl_collectives_b200", {"overheads.poll_ns": 0.0}),
     ("decode_ledger", {"switch.multimem_efficiency": 0.2}),
     ("in_switch", {"gpu.remote_read_access_ns": 3000.0}),
