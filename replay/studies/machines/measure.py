@@ -1,8 +1,8 @@
 """Measure the machine at hand, on one GPU or under torchrun: a log that `fit` reads.
 
 On one GPU: products by cuBLAS, kernels that read, write and copy memory, launches, gaps between
-kernels, waiting of the host. On several: all-to-all and all-reduce by NCCL, and a copy from the
-first GPU to the second. Multicast, flags between GPUs and stores by SMs need kernels of their own
+kernels, waiting of the host. On several: all-to-all and all-reduce by NCCL, and a copy from one
+GPU to another. Multicast, flags between GPUs and stores by SMs need kernels of their own
 and are not measured.
 """
 
@@ -29,6 +29,7 @@ MESSAGE_BYTES = [1 << power for power in range(12, 30, 2)]
 FLUSH_BYTES = 1 << 28  # more than any L2 cache
 NEEDED_BYTES = 4 << 30
 SECONDS = 60
+MEETING = ("MASTER_ADDR", "MASTER_PORT")  # where processes find each other
 
 Sample = dict[str, Any]
 
@@ -47,12 +48,17 @@ def process(environment: Mapping[str, str]) -> Process:
     Raises
     ------
     UserError
-        If one is no such number, or the rank is none of the processes'.
+        If one is no such number, the rank is none of the processes', or they are of several
+        machines.
     """
     rank, local = (_number(environment, key, 0, 0) for key in ("RANK", "LOCAL_RANK"))
     ranks = _number(environment, "WORLD_SIZE", 1, 1)
     if rank >= ranks:
         raise UserError(f"RANK must be less than WORLD_SIZE, {ranks}, and is {rank}")
+    here = _number(environment, "LOCAL_WORLD_SIZE", ranks, 1)
+    if here != ranks:
+        message = f"hardware measure is of one machine; this one has {here} of {ranks} processes"
+        raise UserError(f"{message}: torchrun --nnodes 1")
     return Process(rank, local, ranks)
 
 
@@ -104,6 +110,10 @@ def prepared(environment: Mapping[str, str]) -> Any:
         raise UserError(message) from None
     if not torch.cuda.is_available():
         raise UserError("hardware measure needs an NVIDIA GPU; torch sees none")
+    if torch.version.cuda is None:
+        raise UserError("hardware measure needs an NVIDIA GPU; this torch is built for others")
+    if process(environment).ranks > 1:
+        _check_processes(torch, environment)
     local, seen = process(environment).local, torch.cuda.device_count()
     if local >= seen:
         raise UserError(f"hardware measure: process {local} has no GPU; torch sees {seen}")
@@ -113,6 +123,16 @@ def prepared(environment: Mapping[str, str]) -> Any:
         message = f"hardware measure needs {NEEDED_BYTES / 1e9:.1f} GB of GPU memory"
         raise UserError(f"{message}; {free / 1e9:.1f} GB of GPU {local} are free")
     return torch
+
+
+def _check_processes(torch: Any, environment: Mapping[str, str]) -> None:
+    """Refuse several processes that cannot find each other."""
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        raise UserError("hardware measure on several GPUs needs PyTorch with NCCL; this has none")
+    missing = [key for key in MEETING if not environment.get(key)]
+    if missing:
+        message = f"WORLD_SIZE is set and {' and '.join(missing)} is not"
+        raise UserError(f"{message}: start several processes by torchrun")
 
 
 def measure(torch: Any, environment: Mapping[str, str] | None = None) -> dict[str, Any] | None:
@@ -126,17 +146,28 @@ def measure(torch: Any, environment: Mapping[str, str] | None = None) -> dict[st
         As for `needs`.
     """
     environment = os.environ if environment is None else environment
-    rank, _, ranks = process(environment)
+    try:
+        return _measured(torch, process(environment))
+    except (RuntimeError, ValueError) as error:  # CUDA's and NCCL's are of the former
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"hardware measure: torch says {shown(lines[0])}") from None
+
+
+def _measured(torch: Any, of: Process) -> dict[str, Any] | None:
     samples: list[Sample] = []
-    if rank == 0:
+    if of.rank == 0:
         samples = [*_products(torch), *_memory(torch), *_launches(torch)]
-    if ranks > 1:
-        torch.distributed.init_process_group("nccl")
-        samples += _between_gpus(torch, rank, ranks)
+    if of.ranks > 1:
+        torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", of.local))
+        samples += _between_gpus(torch, of.ranks)
         torch.distributed.destroy_process_group()
+    if of.rank:
+        return None
+    if of.ranks > 1:
+        samples += _copies(torch)
     device = torch.cuda.get_device_name()
-    about = f"{ranks} x {device}, CUDA {torch.version.cuda}, torch {torch.__version__}"
-    return {"schema": SCHEMA, "measured": about, "samples": samples} if rank == 0 else None
+    about = f"{of.ranks} x {device}, CUDA {torch.version.cuda}, torch {torch.__version__}"
+    return {"schema": SCHEMA, "measured": about, "samples": samples}
 
 
 def _timed(torch: Any, call: Callable[[], object]) -> float:
@@ -215,8 +246,8 @@ def _launches(torch: Any) -> list[Sample]:
     return found
 
 
-def _between_gpus(torch: Any, rank: int, ranks: int) -> list[Sample]:
-    """Collectives as nccl-tests times them, call behind call; a copy by the first rank."""
+def _between_gpus(torch: Any, ranks: int) -> list[Sample]:
+    """Collectives as nccl-tests times them, call behind call."""
     found: list[Sample] = []
     for size in MESSAGE_BYTES:
         each = size // 2 // ranks * ranks
@@ -236,9 +267,22 @@ def _between_gpus(torch: Any, rank: int, ranks: int) -> list[Sample]:
 
             seconds = _between_events(torch, several) / REPEATS
             found.append({"what": what, "bytes": 2 * each, "gpus": ranks, "seconds": seconds})
-        if rank == 0 and torch.cuda.device_count() > 1:
-            far = torch.empty_like(sent, device="cuda:1")
-            seconds = _timed(torch, partial(far.copy_, sent))
-            found.append({"what": "pair-copy", "bytes": 2 * each, "seconds": seconds})
-        torch.distributed.barrier()
+    return found
+
+
+def _copies(torch: Any) -> list[Sample]:
+    """Copies from this GPU to another one, where they pass no host.
+
+    The other processes are through by then: a kernel of theirs that waits for this process, such as
+    a barrier's, would share the other GPU with the copy's events and hold it up by time slices.
+    """
+    here = torch.cuda.current_device()
+    peers = [one for one in range(torch.cuda.device_count()) if one != here]
+    peers = [one for one in peers if torch.cuda.can_device_access_peer(here, one)]
+    found: list[Sample] = []
+    for size in MESSAGE_BYTES if peers else ():
+        sent = torch.zeros(size // 2, dtype=torch.bfloat16, device="cuda")
+        far = torch.empty_like(sent, device=f"cuda:{peers[0]}")
+        seconds = _timed(torch, partial(far.copy_, sent))
+        found.append({"what": "pair-copy", "bytes": size, "seconds": seconds})
     return found
