@@ -212,6 +212,14 @@ def test_a_backward_pass_casts_gradients_and_waits_for_no_host() -> None:
     assert found[Kind.TOKEN_CAST] == 1
 
 
+@every("name", ["deepep", "deepep-v2"])
+def test_the_comparison_has_no_backward_pass(name: str) -> None:
+    scheme = SCHEMES[name].with_options({"stack": "deepgemm"})
+    assert not scheme.refuses(layer("fp8"))
+    assert "no backward pass" in scheme.refuses(layer("fp8", is_backward=True))
+    assert not SCHEMES[name].refuses(layer("fp8", is_backward=True))
+
+
 def test_time_of_the_warps_on_one_channel() -> None:
     # Two GPUs share the 24 warps of a block: twelve rows at once, so that a chunk is one round.
     graph, _ = replay(layer("fp8"), num_sms=2)

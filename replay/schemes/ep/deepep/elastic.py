@@ -32,7 +32,15 @@ from replay.schemes.ep.deepep import elastic_kernels, stack
 from replay.schemes.ep.deepep.elastic_kernels import SlotSizes
 from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
-from replay.schemes.ep.deepep.stack import CAST, DEEPGEMM, STACKS, SWIGLU, VLLM, EngineStack
+from replay.schemes.ep.deepep.stack import (
+    CAST,
+    COMPARISON,
+    DEEPGEMM,
+    STACKS,
+    SWIGLU,
+    VLLM,
+    EngineStack,
+)
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
@@ -123,7 +131,7 @@ class ElasticOptions(Options):
         if 0 < self.num_sms < LEAST:
             message = f"option num_sms={self.num_sms} of scheme 'deepep-v2': 0 or at least {LEAST}"
             raise UserError(message)
-        if self.stack == "deepgemm" and not (self.do_expand and self.expert_alignment > 1):
+        if self.stack == COMPARISON and not (self.do_expand and self.expert_alignment > 1):
             message = (
                 "option stack=deepgemm of scheme 'deepep-v2': DeepGEMM's own comparison has "
                 f"do_expand=true and expert_alignment={CONTIGUOUS_ROWS}"
@@ -155,6 +163,10 @@ class ElasticDeepEp(StagedScheme):
     candidates = MappingProxyType({"num_sms": (0, 4, 8, 16, 24, 32, 64)})
     unpadded = MappingProxyType({"expert_alignment": 1})
     options: ElasticOptions = ElasticOptions()
+
+    def refuses(self, work: LayerWork) -> str:
+        """Say what its stack has no kernels of, besides what any scheme says."""
+        return super().refuses(work) or stack.no_gradients(self.options.stack, work)
 
     def communication_sms(self, system: System) -> int | None:
         """Those of the option; the formula's depend on the links."""
@@ -239,7 +251,7 @@ class ElasticDeepEp(StagedScheme):
         if layer.is_backward or "fp32" in types:
             return None
         if self.options.do_expand:
-            padded = COMPARED if self.options.stack == "deepgemm" else EXPANDED
+            padded = COMPARED if self.options.stack == COMPARISON else EXPANDED
             return padded if self.options.expert_alignment > 1 else None
         return None if self.options.stack == BARE else STACKS[self.options.stack]
 

@@ -140,6 +140,10 @@ class DeepEp(ListedExchanges):
     lists = LISTED
     options: DeepEpOptions = DeepEpOptions()
 
+    def refuses(self, work: LayerWork) -> str:
+        """Say what its stack has no kernels of, besides what any scheme says."""
+        return super().refuses(work) or stack.no_gradients(self.options.stack, work)
+
     def refuses_on(self, work: LayerWork, system: System) -> str:
         """Say what of the nodes the kernels have no code for; empty if nothing."""
         domains = Domains(system.fabric, work.num_ranks)

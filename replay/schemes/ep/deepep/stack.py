@@ -324,7 +324,15 @@ what GEMM-2 wrote: nothing is copied to experts or added up, so that the result 
 time is not that of a layer. ``_DeepEPBufferCompat`` and ``run_baseline`` of
 ``tests/test_mega_moe_hopper.py`` (pull request 323, at 0a544b3).
 """
-STACKS = {"sglang": SGLANG, "vllm": VLLM, "deepgemm": DEEPGEMM}
+COMPARISON = "deepgemm"
+STACKS = {"sglang": SGLANG, "vllm": VLLM, COMPARISON: DEEPGEMM}
+
+
+def no_gradients(name: str, work: LayerWork) -> str:
+    """Why a stack has no such pass; empty where it has, or where gradients take kernels of nobody."""
+    if name != COMPARISON or not work.is_backward:
+        return ""
+    return f"stack={COMPARISON} is DeepGEMM's own comparison, which has no backward pass"
 
 
 def run(
