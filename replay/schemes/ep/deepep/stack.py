@@ -329,7 +329,7 @@ STACKS = {"sglang": SGLANG, "vllm": VLLM, COMPARISON: DEEPGEMM}
 
 
 def no_gradients(name: str, work: LayerWork) -> str:
-    """Why a stack has no such pass; empty where it has, or where gradients take kernels of nobody."""
+    """Why a stack does not run a layer; empty for all but gradients in the comparison."""
     if name != COMPARISON or not work.is_backward:
         return ""
     return f"stack={COMPARISON} is DeepGEMM's own comparison, which has no backward pass"
