@@ -10,3 +10,4 @@ from replay.model.work.stacks.sizes import facts_of_place as facts_of_place
 from replay.model.work.stacks.stack import PRACTICE as PRACTICE
 from replay.model.work.stacks.stack import STACKS as STACKS
 from replay.model.work.stacks.stack import Stack as Stack
+from replay.model.work.stacks.stack import is_bare as is_bare

@@ -104,13 +104,14 @@ class DeepEpOptions(Options):
     )
     stack: str = option(
         "vllm",
-        "Whose kernels stand around DeepEP's and the grouped GEMMs; `schemes/ep/deepep/LAYER.md` "
-        "lists them. sglang and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring "
-        "indices and scales along; vllm marks the padding, so that it is not multiplied. bare only "
-        "casts, copies and adds rows, and pads nothing. Gradients, which neither engine knows, "
-        "always take bare. deepseek has all kernels of a pair of layers, attention's and shared "
-        "experts' included, as DeepSeek's own training launches them; only for a model of its kind "
-        "under --interleave dualpipe.",
+        "Whose kernels stand around DeepEP's and the grouped GEMMs, launched bare; `--stack` of "
+        "the same name has its hosts launch them. `schemes/ep/deepep/LAYER.md` lists them. sglang "
+        "and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring indices and scales "
+        "along; vllm marks the padding, so that it is not multiplied. bare only casts, copies and "
+        "adds rows, and pads nothing. Gradients, which neither engine knows, always take bare. "
+        "deepseek has all kernels of a pair of layers, attention's and shared experts' included, "
+        "as DeepSeek's own training launches them; only for a model of its kind under "
+        "--interleave dualpipe.",
         "sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a baseline has "
         "its better engine",
         choices=(*STACKS, BARE, *LISTED),
