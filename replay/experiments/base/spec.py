@@ -30,10 +30,9 @@ from replay.files import parse_toml
 DEFAULT_SYSTEM = "dgx-h100"
 
 STACK = (
-    "Software that launches the kernels, whose host pays by call, and options of it: a name of "
-    "`moereplay stacks`, as megatron-plain:graphs=router or sglang:library_us=20; or bare, what "
-    "the model and the scheme need, launched bare. A scheme whose option stack has the kernels of "
-    "one runs them under it."
+    "Software that launches the kernels, whose host pays by call: a name of `moereplay stacks`, "
+    "and options, as automodel:library_us=20; or bare, what the model and the scheme need, "
+    "launched bare. A scheme whose option stack has the kernels of one runs them under it"
 )
 """What a stack is, for all questions that take one."""
 

@@ -150,8 +150,8 @@ class RunSpec(Spec):
     stack: str | None = Field(
         None,
         exclude_if=lambda stack: stack is None,  # as results were before there was any
-        description=f"{STACK} Or practice: of each scheme, what trains or serves with it [bare, "
-        "but with the kernels that the scheme's option stack says].",
+        description=f"{STACK}. practice is, of each scheme, what trains or serves with it "
+        "[bare, but with the kernels that option stack says].",
     )
     tune: bool | None = Field(
         None,
