@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from replay.chains.stack_calls import brings_experts, stage_calls
 from replay.errors import UserError, listed
-from replay.model.work.stacks import PRACTICE, Stack, even_sizes, facts_of, facts_of_place
+from replay.model.work.stacks import (
+    BARE,
+    PRACTICE,
+    Stack,
+    even_sizes,
+    facts_of,
+    facts_of_place,
+    is_bare,
+)
 from replay.schemes.ep.staged import ListedExchanges
+from replay.schemes.options import about
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -27,6 +36,40 @@ if TYPE_CHECKING:
     from tracegen.models import ModelShape
 
 
+def launched_by(
+    scheme: Scheme, stack: str | None, options: Mapping[str, Any], *, in_pairs: bool
+) -> Scheme:
+    """Give a scheme with a stack's kernels around its own, where its option `stack` has them.
+
+    Parameters
+    ----------
+    stack
+        A stack's name with options; None changes nothing.
+    options
+        Of the scheme, as they were given.
+    in_pairs
+        Whether a forward pass runs beside a backward pass in the order of DualPipe, which some
+        stacks have kernels of.
+
+    Raises
+    ------
+    UserError
+        If the option is given and has another one's.
+    """
+    name = (stack or "").partition(":")[0]
+    has = {one.name: one.choices for one in about(scheme.options)}.get("stack", ())
+    lists = scheme.lists if isinstance(scheme, ListedExchanges) else ()
+    if name not in has or (name in lists and not in_pairs):
+        return scheme
+    if (given := options.get("stack", name)) != name:
+        message = (
+            f"--stack {stack} and option stack={given} of scheme {scheme.name!r}: both say what is "
+            "launched around the exchanges; give one of them"
+        )
+        raise UserError(message)
+    return scheme.with_options({"stack": name})
+
+
 def stack_of(
     settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme
 ) -> Stack | None:
@@ -37,21 +80,22 @@ def stack_of(
     UserError
         If there is no such stack, it has no such pass or products, or experts are left out.
     """
-    if settings.stack is None:
+    if settings.stack is None or is_bare(settings.stack):
         return None
+    name, _, options = settings.stack.partition(":")
     if settings.communication_only:
         message = (
             f"--communication-only and --stack {settings.stack}: what a host does is spread "
             "over the kernels of a whole layer"
         )
         raise UserError(message)
-    if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
+    own = scheme.kernel_list if isinstance(scheme, ListedExchanges) else ""
+    if own and name not in (own, PRACTICE):
         message = (
-            f"--stack {settings.stack} and option stack={scheme.kernel_list} of scheme "
+            f"--stack {settings.stack} and option stack={own} of scheme "
             f"{scheme.name!r}: both say what is launched around the exchanges; give one of them"
         )
         raise UserError(message)
-    name, _, options = settings.stack.partition(":")
     ranks = trace.num_ranks or settings.ranks or system.num_gpus
     facts: dict[str, Value] = {**facts_of(trace.model_shape), **facts_of_place(system, ranks)}
     gemm = settings.number_types(trace).gemm
@@ -61,8 +105,9 @@ def stack_of(
     if name == PRACTICE:
         scales = {"fp8": "blockwise"} if gemm == "fp8" else {}
         stack = Stack.in_practice(
-            scheme.name, system, {**facts, **scales}, is_training=is_training, settings=options
-        )
+            scheme.name, system, {**facts, **scales}, is_training=is_training, settings=options,
+            own=str(getattr(scheme.options, "stack", "")),
+        )  # fmt: skip
     else:
         stack = Stack.of(settings.stack, system, facts)
     given = {part.partition("=")[0] for part in options.split(",")}
@@ -102,6 +147,8 @@ def calls_of(
         ).work()
         for is_backward in settings.passes
     }
+    if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
+        scheme = scheme.with_options({"stack": BARE})  # whose stages the list's rows are not of
     found = stage_calls(stack, scheme, sizes, works, system)
     stages = {
         stage: calls._replace(

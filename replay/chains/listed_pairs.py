@@ -174,13 +174,18 @@ class ListedProgram(LaunchProgram):
     """Launches for one pass whose kernels a list has; see `LaunchProgram`."""
 
     def __init__(
-        self, machine: Machine, scheme: ListedExchanges, streams: StageStreams, start: Ints
+        self,
+        machine: Machine,
+        scheme: ListedExchanges,
+        streams: StageStreams,
+        start: Ints,
+        stack: Stack | None = None,
     ) -> None:
         super().__init__(machine, scheme, streams, start)
         self._exchanges, self._list = scheme, load(scheme.kernel_list)
         self._sizes: list[KernelSizes] = []
         self._times: dict[tuple[object, ...], int] = {}
-        self._stack: Stack | None = None
+        self._stack = stack
 
     def come_to(self, link: ChainLink, context: Context | None, work: LayerWork) -> None:
         """Go on to the next layer; see `LaunchProgram`."""
@@ -189,7 +194,8 @@ class ListedProgram(LaunchProgram):
         assert context is not None
         check(self._list, link.between.shape, work)
         self._sizes = sizes_of(link.between.shape, work, context)
-        self._stack = link.between.stack if isinstance(link.between, ListedParts) else None
+        if isinstance(link.between, ListedParts):
+            self._stack = link.between.stack
 
     def add(self, part: PairPart) -> None:
         """Add the kernels of a part."""
@@ -313,7 +319,8 @@ class PassesInTurn(Strategy):
             sample=work.sample, calls=replay.calls,
         )  # fmt: skip
         start = machine.mark(machine.ranks)
-        program = ListedProgram(machine, scheme, StageStreams(machine, "hook"), start)
+        streams = StageStreams(machine, "hook")
+        program = ListedProgram(machine, scheme, streams, start, replay.stack)
         for number, link in enumerate(links):
             first_task = builder.num_tasks
             machine.notes.layer = number

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from replay.chains.results import ChainMeasures
     from replay.engine import GraphBuilder
     from replay.model.machine.machine import Ints
+    from replay.model.work.stacks import Stack
     from replay.schemes import Scheme
     from replay.schemes.ep.staged import Interleave, StagedScheme
 
@@ -123,7 +124,7 @@ class PassPairs(Strategy):
         )  # fmt: skip
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
-        passes = [self._program(machine, able, streams, start) for _ in range(2)]
+        passes = [self._program(machine, able, streams, start, replay.stack) for _ in range(2)]
         num_pairs = len(links) // 2
         for number in range(num_pairs):
             machine.host.next_layer(same_graph=number > 0)
@@ -160,14 +161,19 @@ class PassPairs(Strategy):
             )
 
     def _program(
-        self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints
+        self,
+        machine: Machine,
+        scheme: StagedScheme,
+        streams: StageStreams,
+        start: Ints,
+        stack: Stack | None,
     ) -> LaunchProgram:
         if not (name := _kernel_list(scheme)):
             return LaunchProgram(machine, scheme, streams, start)
         if self.kind != "dualpipe":
             raise UserError(f"stack {name!r} launches pairs in the order dualpipe")
         assert isinstance(scheme, ListedExchanges)
-        return ListedProgram(machine, scheme, streams, start)
+        return ListedProgram(machine, scheme, streams, start, stack)
 
 
 def _kernel_list(scheme: Scheme) -> str:

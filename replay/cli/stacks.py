@@ -53,6 +53,10 @@ def stacks(
         ]
         columns = [Column("stack"), Column("runs"), Column("what it is")]
         show(Table("stacks", "Software stacks", columns, rows), "")
+        print(
+            "--stack bare is none of them: what the model and the scheme need, launched bare; "
+            "deepgemm is no more, with the kernels of DeepGEMM's own comparison around DeepEP's."
+        )
         print("moereplay stacks STACK counts what one launches, with options; --kernels lists it.")
         return
     import hwmodel

@@ -16,21 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from replay.model.compute.dense_kernels import BF16, Kernels, Weights
 from replay.model.compute.listed import ListedKernels
-from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES
+from replay.model.work.stacks.bare import BareRows
 
 if TYPE_CHECKING:
-    from replay.model.collectives.algorithm import Collective
+    from replay.model.compute.dense_kernels import Weights
     from replay.model.compute.slices import Slices
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.kernel_lists import KernelSizes
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.stacks import Stack
     from tracegen import ModelShape
-
-PASSES_OF_LOSS = 3  # over the scores: read, read, gradients written
-SUMS_OF_LOSS = 3 * 4  # bytes per token and GPU: maximum, sum and own score, FP32
 
 
 @dataclass(frozen=True)
@@ -56,19 +52,7 @@ class EndKernels:
 
     def embedding(self, machine: Machine, after: Ints, *, is_backward: bool) -> Ints:
         """Look up the tokens, or add up the gradients of their rows: (rank,) tasks."""
-        if not self.shape.vocab:
-            return after
-        rows, hidden = self.tokens * self.slices.tp, self.shape.hidden
-        plain = self._kernels(machine, after)
-        if not is_backward:
-            plain.memory(2 * rows * hidden * BF16)
-            self.slices.leave(plain, rows, hidden)
-            return plain.end
-        back = self._kernels(machine, after, is_backward=True)
-        self.slices.leave(back, rows, hidden)
-        plain.end = back.end
-        plain.memory(rows * hidden * (BF16 + 2 * ACCUMULATOR_BYTES))
-        return plain.end
+        return self._added(machine, after, ["embedding"], is_backward=is_backward)
 
     def head(
         self, machine: Machine, after: Ints, *, is_backward: bool, weights: Weights = "with"
@@ -80,36 +64,30 @@ class EndKernels:
         weights
             As of `replay.model.compute.dense.Between`.
         """
-        if not self.shape.vocab:
-            return after
-        tp, hidden = self.slices.tp, self.shape.hidden
-        rows, columns = self.tokens * tp, -(-self.shape.vocab // tp)
-        kernels = self._kernels(machine, after, is_backward=is_backward, weights=weights)
-        kernels.memory(2 * self.tokens * hidden * BF16)  # norm: no residual behind it
-        self.slices.enter(kernels, rows, hidden)
-        kernels.gemm(rows, columns, hidden)
-        if not is_backward:  # which finds the gradients of the scores
-            self._loss(kernels, rows, columns)
-        return kernels.end
+        parts = ["head"] if is_backward else ["head", "loss"]  # which finds gradients of the scores
+        return self._added(machine, after, parts, is_backward=is_backward, weights=weights)
 
-    def _loss(self, kernels: Kernels, rows: Ints, columns: int) -> None:
-        scores = rows * columns * BF16
-        kernels.memory(scores)
-        if self.slices.tp > 1:
-            nbytes = int(rows.max()) * SUMS_OF_LOSS * self.slices.tp
-            kernels.exchange("all_gather", self.slices.collective_ps("tp", "all_gather", nbytes))
-        kernels.memory((PASSES_OF_LOSS - 1) * scores)
-
-    def _kernels(
+    def _added(
         self,
         machine: Machine,
         after: Ints,
+        parts: list[str],
         *,
-        is_backward: bool = False,
+        is_backward: bool,
         weights: Weights = "with",
-    ) -> Kernels:
+    ) -> Ints:
+        if not self.shape.vocab:
+            return after
         dtype = "fp32" if self.precision == "fp32" else "bf16"
-        return Kernels(machine, dtype, after, is_backward=is_backward, weights=weights, known={})
+        kernels = ListedKernels(
+            machine, dtype, after, is_backward=is_backward, weights=weights, known={},
+            collective_ps=self.slices.collective_ps,
+        )  # fmt: skip
+        direction: Pass = "backward" if is_backward else "forward"
+        bare = BareRows(self.shape, self.slices.tp)
+        for part in parts:
+            kernels.run(bare.of(part, direction, self.tokens))
+        return kernels.end
 
 
 @dataclass(frozen=True)
@@ -155,11 +133,8 @@ class ListedEnds(EndKernels):
     ) -> Ints:
         kernels = ListedKernels(
             machine, self.precision, after, is_backward=is_backward, weights=weights, known={},
-            stack=self.stack, collective_ps=self._collective_ps,
+            stack=self.stack, collective_ps=self.slices.collective_ps,
         )  # fmt: skip
         direction: Pass = "backward" if is_backward else "forward"
         kernels.run(self.stack.listed(self.sizes, [part], direction))
         return kernels.end
-
-    def _collective_ps(self, what: Collective, nbytes: int) -> int:
-        return self.slices.collective_ps("tp", what, nbytes)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def sizes_of(shape: ModelShape, plan: ParallelPlan, sequence: int) -> KernelSizes:
     """Give the sizes of a GPU's work in a micro-batch, with even routing."""
     return even_sizes(
-        shape, tokens=plan.tokens_per_gpu(sequence), ranks=plan.ep, tp=plan.tp, chunks=plan.vpp
-    )
+        shape, tokens=plan.tokens_per_gpu(sequence), ranks=plan.ep, tp=plan.tp, cp=plan.cp,
+        chunks=plan.vpp,
+    )  # fmt: skip
 
 
 def facts_of_step(shape: ModelShape, beside: Pairing | None) -> Mapping[str, Value]:

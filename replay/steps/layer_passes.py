@@ -13,7 +13,7 @@ import numpy as np
 from replay.chains.pass_pairs import ORDERS, pair_times
 from replay.chains.replay import Replay
 from replay.measure.activity import Activity, waiting
-from replay.model.compute.dense_kernels import BF16, Kernels
+from replay.model.compute.dense_kernels import BF16
 from replay.model.machine.host import FREE_HOSTS, OUTSIDE
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import NO_TIME, Time
@@ -224,7 +224,7 @@ class LayerPasses:
         found = parts.layer(machine, self.context, after, is_dense=False)
         ends["attention"], ends["dense"] = found["attention"], found["dense"]
         if is_mtp:
-            ends["dense"] = self._joined(machine, ends["dense"], parts)
+            ends["dense"] = parts.joined(machine, self.context, ends["dense"])
         return ends
 
     def _again(self, machine: Machine, after: Ints, activated: Ints) -> dict[Cause, Ints]:
@@ -232,20 +232,6 @@ class LayerPasses:
         done = machine.memory_kernel(Kind.ACTIVATION, activated, after)
         dense = self.parts.again(machine, self.context, done, is_dense=False)
         return {"experts": done, "attention": dense}
-
-    def _joined(self, machine: Machine, after: Ints, parts: Between) -> Ints:
-        """Norms of a token's row and of the next one's, and the projection that joins them."""
-        kernels = Kernels(
-            machine, parts.precision, after, is_backward=parts.is_backward,
-            weights=parts.weights, known={},
-        )  # fmt: skip
-        slices, tokens, hidden = parts.slices, self.context.tokens, parts.shape.hidden
-        for _ in range(2):
-            kernels.memory(2 * tokens * hidden * BF16)
-        slices.enter(kernels, tokens * slices.tp, 2 * hidden)
-        kernels.gemm(tokens * slices.tp, hidden // slices.tp, 2 * hidden)
-        slices.enter(kernels, tokens * slices.tp, hidden)  # columns of the result
-        return kernels.end
 
     def _moe_weights(self, link: ChainLink, *, is_mtp: bool) -> Timed:
         """Gradients of weights that were put off, of all parts."""

@@ -31,11 +31,11 @@ from replay.steps.times import PassTimes, StageHop, Timed
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.collectives.algorithm import Collective
-    from replay.model.compute.slices import Group
     from replay.model.machine.host import Launch
     from replay.model.machine.machine import Machine
     from replay.model.machine.times import Time
     from replay.model.work.kernel_lists import KernelSizes
+    from replay.model.work.kernel_lists.lists import Group
     from replay.model.work.stacks import Stack
     from replay.steps.copies import ChunkParameters
     from replay.steps.plan import ParallelPlan
@@ -209,7 +209,8 @@ class Shared:
             dataclasses.replace(self.sizes, parameters=tensors), ["optimizer"], "backward"
         )
 
-        def collective_ps(what: Collective, nbytes: int) -> int:
+        def collective_ps(group: Group, what: Collective, nbytes: int) -> int:
+            del group  # all that have a copy
             return self.groups.collective_ps(what, nbytes, self.plan.per_stage)
 
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:

@@ -29,6 +29,13 @@ from replay.files import parse_toml
 
 DEFAULT_SYSTEM = "dgx-h100"
 
+STACK = (
+    "Software that launches the kernels, whose host pays by call: a name of `moereplay stacks`, "
+    "and options, as automodel:library_us=20; or bare, what the model and the scheme need, "
+    "launched bare. A scheme whose option stack has the kernels of one runs them under it"
+)
+"""What a stack is, for all questions that take one."""
+
 MOST = 2**31
 """Of ranks, tokens and steps: sums of them fit 64 bits, and no machine replays as many."""
 

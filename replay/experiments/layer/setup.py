@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from replay.chains.layer_stacks import stack_of
+from replay.chains.layer_stacks import launched_by, stack_of
 from replay.chains.preparation import prepare
 from replay.chains.settings import ChainSettings
 from replay.errors import UserError, check_kind, listed
@@ -216,7 +216,9 @@ def set_up(
         If a reference leads nowhere, or an option or a hardware value is not possible.
     """
     if scheme is None:
-        scheme = find_scheme(spec.scheme, allow_code=allow_code).with_options(spec.options)
+        found = find_scheme(spec.scheme, allow_code=allow_code).with_options(spec.options)
+        in_pairs = spec.interleave == "dualpipe"
+        scheme = launched_by(found, spec.stack, spec.options, in_pairs=in_pairs)
         changes: dict[str, Any] = {"options": changed_options(scheme)}
     else:
         changes = {}

@@ -28,6 +28,7 @@ from replay.experiments.base.spec import (
     OVERRIDES,
     PRECISION,
     SAMPLE_NODES,
+    STACK,
     SYSTEM,
     Count,
     Options,
@@ -149,9 +150,8 @@ class RunSpec(Spec):
     stack: str | None = Field(
         None,
         exclude_if=lambda stack: stack is None,  # as results were before there was any
-        description="Software around the scheme's kernels, whose host pays by call: practice (of "
-        "each scheme, what trains or serves with it), or a stack such as sglang; and options, as "
-        "practice:library_us=20 [none: bare launches].",
+        description=f"{STACK}. practice is, of each scheme, what trains or serves with it "
+        "[bare, but with the kernels that option stack says].",
     )
     tune: bool | None = Field(
         None,

@@ -19,17 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.compute.dense import Between
-from replay.model.compute.dense_kernels import BF16, Kernels
 from replay.model.work.context import Context
 
 if TYPE_CHECKING:
     from replay.experiments.serve.iteration import Load, PromptPiece
     from replay.experiments.serve.stream import Stream
+    from replay.model.compute.listed import ListedKernels
     from replay.model.machine.machine import Ints
     from tracegen import ModelShape
-
-LOGIT_BYTES = 4  # FP32, as samplers take them
-TOKEN_BYTES = 4  # id of a token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +54,11 @@ class LoadRows(Context):
     prefill: Context
     sampled: Ints
     requests: Ints
+
+    @property
+    def whole(self) -> Context:
+        """The rows of a worker, of both kinds."""
+        return Context(self.worker, self.positions, self.pairs)
 
     @classmethod
     def of_loads(cls, loads: Sequence[Load], tile: tuple[int, int], tp: int) -> LoadRows:
@@ -152,19 +154,14 @@ class EngineParts(Between):
         a pass over FP32 logits, and a kernel that reads the probabilities (sgl-project/sglang,
         ``layers/sampler.py``); what it reads again where top-k or top-p asks for it is left out.
         """
-        vocab, hidden = self.shape.vocab, self.shape.hidden
-        if vocab is None:
+        if self.shape.vocab is None:
             return
         kernels = stream.kernels(self.precision, self._times)
         share = -(-rows.sampled * rows.tokens // np.maximum(rows.worker, 1))
         with stream.on("head"):
-            kernels.memory(rows.tokens * (TOKEN_BYTES + 2 * hidden * BF16))
-            self._norm(kernels, rows.tokens)
-            kernels.gemm(share, vocab, hidden, "bf16")
-            kernels.memory(share * vocab * (BF16 + LOGIT_BYTES))  # logits to FP32
-            for _ in ("temperature", "softmax"):
-                kernels.memory(2 * share * vocab * LOGIT_BYTES)
-            kernels.memory(share * (vocab * LOGIT_BYTES + TOKEN_BYTES))
+            self._run(kernels, "tokens", rows)
+            self._run(kernels, "norm", rows)
+            self._run(kernels, "sampling", Context(share, share, share))
 
     def draft(self, stream: Stream, rows: LoadRows) -> None:
         """Add what a layer of multi-token prediction has before its MoE layer, and ends.
@@ -172,33 +169,28 @@ class EngineParts(Between):
         The embedding of the token and the row of the layer before are normed and joined by a
         projection (DeepSeek-V3 technical report, section 2.2).
         """
-        kernels, hidden = stream.kernels(self.precision, self._times), self.shape.hidden
         with stream.on("dense"):
-            for _ in ("embedding", "row"):
-                kernels.memory(2 * rows.tokens * hidden * BF16)
-            kernels.gemm(rows.tokens, hidden, 2 * hidden)
+            self._run(stream.kernels(self.precision, self._times), "joined", rows)
         self.moe(stream, rows)
         self.ends(stream, replace(rows, sampled=rows.requests))  # the last verified token's
 
     # ---- attention of both kinds of tokens -------------------------------------------------------
 
-    def _project(self, kernels: Kernels, context: Context) -> None:
+    def _project(self, kernels: ListedKernels, context: Context) -> None:
         """Norm of own rows; queries, keys and values of the worker's."""
         if not self.shape.num_heads:
             return
         assert isinstance(context, LoadRows)
-        self._norm(kernels, context.tokens)
-        whole = Context(context.worker, context.positions, context.pairs)
+        self._run(kernels, "norm", context)
         if not self.shape.kv_lora_rank:
-            self._grouped(kernels, whole)
+            self._run(kernels, "grouped queries", context.whole)
             return
-        self._latent_projections(kernels, context.worker)
-        if context.decode.tokens.any():
-            self._absorb(kernels, context.decode.tokens)
-        if context.prefill.tokens.any():
-            self._expand(kernels, context.prefill)
+        self._run(kernels, "latent queries", context.whole)
+        for part, some in (("absorption", context.decode), ("expansion", context.prefill)):
+            if some.tokens.any():
+                self._run(kernels, part, some)
 
-    def _attend(self, kernels: Kernels, context: Context) -> None:
+    def _attend(self, kernels: ListedKernels, context: Context) -> None:
         """Attention itself of each kind, and the output projection of both."""
         if not self.shape.num_heads:
             return
@@ -206,7 +198,7 @@ class EngineParts(Between):
         for some, is_decode in ((context.decode, True), (context.prefill, False)):
             if some.tokens.any():
                 self._mix(kernels, some, is_decode=is_decode)
-        self._output(kernels, context.worker)
+        self._run(kernels, "output", context.whole)
 
 
 def sliced(shape: ModelShape, tp: int) -> ModelShape:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from replay.model.compute.dense_kernels import Kernels
+from replay.model.compute.listed import ListedKernels
 from replay.model.machine.times import Costs, Time
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ class Stream:
         yield cast("Machine", self)
         self._on = before
 
-    def kernels(self, precision: str, known: dict[tuple[object, ...], int]) -> Kernels:
+    def kernels(self, precision: str, known: dict[tuple[object, ...], int]) -> ListedKernels:
         """Kernels behind what there is; their times are added to what `on` says."""
         machine = cast("Machine", self)
-        return Kernels(machine, precision, self.ranks, is_backward=False, known=known)
+        return ListedKernels(machine, precision, self.ranks, is_backward=False, known=known)
 
     # ---- what kernels ask of a machine -----------------------------------------------------------
 

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from replay.chains.layer_stacks import launched_by
 from replay.errors import UserError
 from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import identity_of, model_by_value, scheme_by_value
@@ -15,7 +16,7 @@ from replay.experiments.train.schedules.base import Shape
 from replay.experiments.train.spec import CODE, TrainSpec
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
-from replay.model.work.stacks import Stack, facts_of_place
+from replay.model.work.stacks import Stack, facts_of_place, is_bare
 from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
@@ -112,12 +113,14 @@ class Setup:
         memory = schedule.memory(shape, plan, system, recipe, sequence, must_fit=spec.fit)
         routing = parse(spec.routing)
         stack = None
-        if spec.stack is None and spec.host_spread:
+        has_stack = spec.stack is not None and not is_bare(spec.stack)
+        if spec.host_spread and not has_stack:
             message = (
                 f"--host-spread {spec.host_spread:g}: hosts under a stack spread; give --stack"
             )
             raise UserError(message)
-        if spec.stack is not None:
+        if has_stack:
+            assert spec.stack is not None
             facts = {**facts_of_step(shape, schedule.beside), **facts_of_place(system, plan.ep)}
             stack = Stack.of(spec.stack, system, facts)
         replays = StepReplays(
@@ -182,7 +185,8 @@ class SchemedStep:
         UserError
             If a reference leads nowhere, or sizes do not fit together.
         """
-        scheme = find(spec.scheme, allow_code=given.allow_code).with_options(spec.options)
+        found = find(spec.scheme, allow_code=given.allow_code).with_options(spec.options)
+        scheme = launched_by(found, spec.stack, spec.options, in_pairs=False)
         if given.like is None:
             return cls(Setup.of(spec, given.objects.get("model")), scheme)
         return cls(dataclasses.replace(given.like.step, spec=spec), scheme)

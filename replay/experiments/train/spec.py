@@ -14,6 +14,7 @@ from replay.experiments.base.spec import (
     PRECISION,
     ROUTING,
     SAMPLE_NODES,
+    STACK,
     TRACE,
     Count,
     Options,
@@ -62,9 +63,7 @@ class TrainSpec(Spec):
     stack: str | None = Field(
         None,
         exclude_if=lambda stack: stack is None,  # as results were before there was any
-        description="Software that launches the kernels, and options of it: megatron-plain, "
-        "megatron-tuned, automodel or deepseek, as megatron-plain:graphs=router,qk_norm=true "
-        "[none: the bare kernels of the model and the scheme].",
+        description=f"{STACK} [bare, but with the kernels that option stack says].",
     )
     host_spread: float = Field(
         0.0,

@@ -73,52 +73,6 @@ class Kernels:
         self._sms = machine.sms.compute
         self.what: str | Operation = BETWEEN
 
-    def memory(self, nbytes: Ints) -> None:
-        """Add an elementwise kernel.
-
-        Parameters
-        ----------
-        nbytes
-            (rank,): bytes read plus bytes written forward; backward it moves twice as many.
-        """
-        if self.weights == "alone":
-            return
-        factor = 2 if self.is_backward else 1
-        self.end = self._machine.memory_kernel(Kind.BETWEEN, factor * nbytes, self.end)
-
-    def gemm(self, rows: Ints, n: int, k: int, dtype: str = "") -> None:
-        """Add a GEMM, or backward those of its two gradients.
-
-        Parameters
-        ----------
-        rows
-            (rank,): rows of the operand on each rank.
-        n, k
-            Columns of the result, and of the operand.
-        dtype
-            Type of the operands, if not that of all GEMMs.
-        """
-        dtype = dtype or self._precision
-        compute = self._machine.system.compute
-        if dtype == "fp8" and self.weights != "alone":
-            # The operand is made FP8; backward, the gradient.
-            width = n if self.is_backward else k
-            cast = rows * width * BF16 + compute.activation_bytes(rows, width, dtype)
-            self.end = self._machine.memory_kernel(Kind.BETWEEN, cast, self.end)
-        if not self.is_backward:
-            self._product(
-                rows, lambda m: compute.gemm_time_ps(m, n, k, dtype, self._sms), n, k, dtype
-            )
-            return
-        if self.weights != "alone":
-            self._product(
-                rows, lambda m: compute.gemm_time_ps(m, k, n, dtype, self._sms), k, n, dtype
-            )
-        if self.weights != "put off":
-            self._product(
-                rows, lambda m: self._weight_gradient_ps(m, n, k, dtype), "dw", n, k, dtype
-            )
-
     def product(self, sizes: Ints, what: Operation, *, of_weights: bool) -> None:
         """Add one product.
 
@@ -146,15 +100,6 @@ class Kernels:
             )
         return self._known[key]
 
-    def grouped_gemm(self, rows: Ints, groups: int, n: int, k: int) -> None:
-        """Add a BF16 GEMM of each of several groups, all with the same `rows` (rank,)."""
-        compute = self._machine.system.compute
-
-        def time_ps(m: int) -> int:
-            return compute.gemm_time_ps(np.full(groups, m, np.int64), n, k, "bf16", self._sms)
-
-        self._product(rows, time_ps, groups, n, k)
-
     def attention(self, scores: Scores[Ints], key: int, value: int, nbytes: Ints) -> None:
         """Add an attention kernel of prefill or training.
 
@@ -165,13 +110,11 @@ class Kernels:
         key, value
             Widths of a head: of queries and keys, and of values.
         nbytes
-            (rank,): bytes read plus bytes written forward; backward it moves twice as many.
+            (rank,): bytes read plus bytes written.
         """
         attention = self._machine.system.attention
-        if self.is_backward:
-            self._attention(attention.backward_ps(scores, key, value, 2 * nbytes))
-        else:
-            self._attention(attention.forward_ps(scores, key, value, nbytes))
+        run = attention.backward_ps if self.is_backward else attention.forward_ps
+        self._attention(run(scores, key, value, nbytes))
 
     def decode(self, flop: Ints, nbytes: Ints) -> None:
         """Add an attention kernel over the cache.
@@ -213,17 +156,17 @@ class Kernels:
         BlockScheduler(machine, every).hold(blocks, blocks, rank, begun[rank])
         self.end = machine.gather(blocks, rank, begun)
 
-    def exchange(self, name: str, time_ps: int) -> None:
+    def exchange(self, what: str | Operation, time_ps: int) -> None:
         """Add a kernel of a collective among GPUs that all come to it at the same time.
 
         Parameters
         ----------
-        name
+        what
             What is exchanged.
         time_ps
             Its time from its start, the same on every GPU.
         """
-        begun = self._machine.kernel(self.end, name)
+        begun = self._machine.kernel(self.end, what)
         self._machine.notes.exchange()
         self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)
 

@@ -1,10 +1,11 @@
-"""Kernels of a software stack's list, one after the other on every GPU.
+"""Kernels of a list, one after the other on every GPU: a software stack's, or the bare one.
 
 What bounds a kernel says how long it takes: an elementwise one moves its bytes, unless it has a law
 of its own (`replay.model.compute.laws`), a product is as
 `hwmodel.compute` has it, attention as `hwmodel.attention`, a collective of tensor parallelism as
 its replay among GPUs that come at once. Hosts launch them in the order of the list, and each call
-takes them what it costs under the stack. Rows of other streams are on the one that computes, too.
+takes them what it costs under the stack, or what a bare launch does. Rows of other streams are on
+the one that computes, too.
 """
 
 from __future__ import annotations
@@ -15,21 +16,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.compute.dense_kernels import Kernels, Weights
+from replay.model.compute.dense_kernels import BF16, Kernels, Weights
 from replay.model.compute.laws import LAWS
+from replay.model.compute.slices import nobody
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH, Kind
-from replay.model.machine.times import NO_TIME, Time
+from replay.model.machine.times import NO_TIME
+from replay.model.work.kernel_lists import RankedOperation
 
 if TYPE_CHECKING:
-    from replay.model.collectives.algorithm import Collective
+    from replay.model.compute.slices import CollectivePs
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.context import Context
     from replay.model.work.kernel_lists import ListedOperation
     from replay.model.work.stacks import Stack
-
-CollectivePs = Callable[["Collective", int], int]
-"""Time of a collective, from the bytes of the larger of a GPU's two buffers."""
-
 
 ONE_SCALE = ("delayed", "tensorwise")  # choices of option `fp8` with a scale for a whole operand
 
@@ -42,7 +42,7 @@ class ListedKernels(Kernels):
     machine, precision, after, is_backward, weights, known
         As of `Kernels`.
     stack
-        Whose hosts launch them.
+        Whose hosts launch them; None for bare launches.
     collective_ps
         Time of the collectives of the list.
     attend
@@ -58,76 +58,111 @@ class ListedKernels(Kernels):
         is_backward: bool,
         weights: Weights = "with",
         known: dict[tuple[object, ...], int],
-        stack: Stack,
-        collective_ps: CollectivePs,
-        attend: Callable[[Kernels], None] | None = None,
+        stack: Stack | None = None,
+        collective_ps: CollectivePs = nobody,
+        attend: Callable[[ListedKernels], None] | None = None,
     ) -> None:
         super().__init__(
             machine, precision, after, is_backward=is_backward, weights=weights, known=known
         )
         self._stack, self._collective_ps, self._attend = stack, collective_ps, attend
 
-    def run(self, rows: Iterable[ListedOperation]) -> None:
+    def run(self, rows: Iterable[ListedOperation] | Iterable[RankedOperation]) -> None:
         """Launch rows in their order; those that a graph holds in one launch."""
-        wanted = [row for row in rows if self._is_wanted(row)]
+        wanted = [row for row in map(self._ranked, rows) if self._is_wanted(row.of)]
+        stack = self._stack
+        if stack is None:
+            self._launch(wanted)
+            return
         host = self._machine.host
-        for is_held, group in groupby(wanted, lambda row: self._stack.captures(row.graph)):
+        for is_held, group in groupby(wanted, lambda row: stack.captures(row.of.graph)):
             ready = list(group)
             if not is_held:
                 self._launch(ready)
                 continue
-            self._launch(row for row in ready if not row.captured)
+            self._launch(row for row in ready if not row.of.captured)
             host.begin_graph()
-            self._launch(row for row in ready if row.captured)
+            self._launch(row for row in ready if row.of.captured)
             host.end_graph()
+
+    def attend(self, rows: Iterable[RankedOperation], context: Context, *, is_decode: bool) -> None:
+        """Add attention itself, launched as what is launched now, and what the list has around it.
+
+        Parameters
+        ----------
+        rows
+            Of the bare list.
+        context
+            What is attended to.
+        is_decode
+            Whether it is a kernel over the cache.
+        """
+        what = self.what
+        for row in rows:
+            if row.of.scores is None:
+                if self._is_wanted(row.of):
+                    self._add(row, Operation(row.of.name, source=row.of.source))
+                continue
+            self.what = what
+            heads, key, value = row.of.scores
+            if is_decode:
+                self.decode(2 * context.pairs * heads * (key + value), row.moves)
+            else:
+                self.attention(context.scores(heads), key, value, row.moves)
+
+    def _ranked(self, row: ListedOperation | RankedOperation) -> RankedOperation:
+        if isinstance(row, RankedOperation):
+            return row
+        return RankedOperation.alike(row, self._machine.num_ranks)
 
     def _is_wanted(self, row: ListedOperation) -> bool:
         if self.weights == "with":
             return True
         return row.weights == (self.weights == "alone")
 
-    def _launch(self, rows: Iterable[ListedOperation]) -> None:
+    def _launch(self, rows: Iterable[RankedOperation]) -> None:
         for row in rows:
-            if row.waits:
+            if row.of.waits:
                 self._wait(row)
             else:
-                self._add(row, self._named(row))
+                self._add(row, self._named(row.of))
 
     def _named(self, row: ListedOperation) -> Operation:
         """A row as a host launches it."""
-        each_ps = self._stack.each_ps(row)
+        each_ps = None if self._stack is None else self._stack.each_ps(row)
         return Operation(row.name, row.kernels, source=row.source, host_ps=each_ps)
 
-    def _wait(self, row: ListedOperation) -> None:
+    def _wait(self, row: RankedOperation) -> None:
         """Kernels of a row and waits of the host in turn."""
-        one, before = self._named(row), 0
-        for turn in range(row.waits):
-            upto = row.kernels * (turn + 1) // row.waits
+        of, before = row.of, 0
+        one = self._named(of)
+        for turn in range(of.waits):
+            upto = of.kernels * (turn + 1) // of.waits
             if upto > before or not turn:
-                moved = row.moves if upto == row.kernels else 0
-                part = row._replace(kernels=upto - before, moves=moved)
+                moves = row.moves if upto == of.kernels else 0 * row.moves
+                part = row._replace(of=of._replace(kernels=upto - before), moves=moves)
                 self._add(part, one._replace(launches=upto - before))
             before = upto
-            self._machine.host.wait(DISPATCH, self.end, row.name)
+            self._machine.host.wait(DISPATCH, self.end, of.name)
 
-    def _add(self, row: ListedOperation, one: Operation) -> None:
-        if not row.kernels:
+    def _add(self, row: RankedOperation, one: Operation) -> None:
+        of = row.of
+        if not of.kernels:
             self._machine.host.spend(one)
-            if row.moves:  # a copy within device memory, or a memset
+            if row.moves.any():  # a copy within device memory, or a memset
                 self.end = self._machine.stream(
-                    Kind.BETWEEN, np.full(self._machine.num_ranks, row.moves),
-                    self._machine.ranks, self.end,
-                )  # fmt: skip
+                    Kind.BETWEEN, row.moves, self._machine.ranks, self.end
+                )
             return
         self.what = one._replace(launches=1)
-        match row.kind:
+        match of.kind:
             case "gemm":
                 self._products(row)
             case "attention":
-                assert self._attend is not None, row.name
-                if row.kernels > 1:  # beside the one that multiplies
-                    few = one._replace(launches=row.kernels - 1)
-                    self._memory(row._replace(kernels=row.kernels - 1), few)
+                assert self._attend is not None, of.name
+                if of.kernels > 1:  # beside the one that multiplies
+                    few = one._replace(launches=of.kernels - 1)
+                    self._memory(row, few)
                 self.what = one._replace(launches=1)
                 self._attend(self)
             case "exchange":
@@ -135,50 +170,59 @@ class ListedKernels(Kernels):
             case _:
                 self._memory(row, one)
 
-    def _memory(self, row: ListedOperation, one: Operation) -> None:
-        machine, least = self._machine, NO_TIME
-        if row.law is not None:
-            name, first, second = row.law
+    def _memory(self, row: RankedOperation, one: Operation) -> None:
+        machine, law = self._machine, row.of.law
+        if one.launches == 1 and law is None:
+            self.end = machine.memory_kernel(Kind.BETWEEN, row.moves, self.end, one)
+            return
+        least = NO_TIME
+        if law is not None:
+            name, first, second = law
             every = np.full(machine.num_ranks, first, np.int64)
             least = LAWS[name](machine, every, second)
-        nbytes = np.full(machine.num_ranks, row.moves, np.int64)
-        self.end = machine.small_kernels(Kind.BETWEEN, nbytes, self.end, one, least=least)
+        self.end = machine.small_kernels(Kind.BETWEEN, row.moves, self.end, one, least=least)
 
-    def _row(self, count: int, one: Operation) -> None:
-        """Small kernels before the last one of a row."""
-        each = np.full(count, self._machine.system.overheads.small_kernel_ps)
-        self.end = self._machine.host.row(Kind.BETWEEN, Time(each), self.end, one)
-
-    def _products(self, row: ListedOperation) -> None:
-        assert row.gemm is not None, row.name
-        m, n, k = row.gemm
-        dtype = row.types or self._precision
-        if dtype == "fp8" and self._stack.options.get("fp8") in ONE_SCALE:
-            dtype = "fp8_tensor"
-        compute = self._machine.system.compute
-        for _ in range(row.kernels):
-            if row.adds:
+    def _products(self, row: RankedOperation) -> None:
+        of, compute = row.of, self._machine.system.compute
+        assert of.gemm is not None, of.name
+        m, n, k = of.gemm
+        dtype = self._types(of)
+        if dtype == "fp8" and self._stack is None and not of.weights:
+            # The operand is made FP8; of gradients, those of results.
+            rows = row.gemm[:, 0]
+            cast = rows * k * BF16 + compute.activation_bytes(rows, k, dtype)
+            self.end = self._machine.memory_kernel(Kind.BETWEEN, cast, self.end)
+        for _ in range(of.kernels):
+            if of.adds:
                 # Rows of both operands are the inner dimension of a gradient of weights.
                 self._product(
-                    np.full(self._machine.num_ranks, k),
-                    lambda rows: self._weight_gradient_ps(rows, m, n, dtype, row.adds),
-                    "dw", m, n, dtype, row.adds,
+                    row.gemm[:, 2],
+                    lambda rows: self._weight_gradient_ps(rows, m, n, dtype, of.adds),
+                    "dw", m, n, dtype, of.adds,
                 )  # fmt: skip
             else:
                 self._product(
-                    np.full(self._machine.num_ranks, m),
+                    row.gemm[:, 0],
                     lambda rows: compute.gemm_time_ps(
-                        np.full(row.groups, rows), n, k, dtype, self._sms
+                        np.full(of.groups, rows), n, k, dtype, self._sms
                     ),
-                    row.groups, n, k, dtype,
+                    of.groups, n, k, dtype,
                 )  # fmt: skip
 
-    def _exchanges(self, row: ListedOperation, one: Operation) -> None:
-        if row.collective is None:  # the rows' way is charged by whoever brings them
+    def _types(self, of: ListedOperation) -> str:
+        """Type of a product's operands."""
+        if self._precision == "fp32":
+            return "fp32"
+        dtype = of.types or self._precision
+        stack = self._stack
+        is_whole = stack is not None and stack.options.get("fp8") in ONE_SCALE
+        return "fp8_tensor" if dtype == "fp8" and is_whole else dtype
+
+    def _exchanges(self, row: RankedOperation, one: Operation) -> None:
+        of = row.of
+        if of.collective is None:  # the rows' way is charged by whoever brings them
             self._machine.host.spend(one)
             return
-        for _ in range(row.kernels):
-            begun = self._machine.kernel(self.end, self.what)
-            self._machine.notes.exchange()
-            time_ps = self._collective_ps(row.collective, row.moves // row.kernels)
-            self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)
+        for _ in range(of.kernels):
+            nbytes = int(row.moves.max()) // of.kernels
+            self.exchange(self.what, self._collective_ps(of.group, of.collective, nbytes))

@@ -14,12 +14,10 @@ from replay.model.compute.dense import Between
 from replay.model.compute.listed import ListedKernels
 
 if TYPE_CHECKING:
-    from replay.model.collectives.algorithm import Collective
     from replay.model.compute.dense import Section
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.context import Context
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
-    from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.stacks import Stack
 
 ATTENTION, LATENT_ATTENTION = "attention", "latent attention"
@@ -90,10 +88,6 @@ class ListedParts(Between):
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    @property
-    def _direction(self) -> Pass:
-        return "backward" if self.is_backward else "forward"
-
     def _parts_of_attention(self, *, is_dense: bool) -> tuple[str, ...]:
         """Parts up to the choice of experts, or from its gradients on, in their order."""
         latent = self.shape.kv_lora_rank and self.stack.kernels.has(LATENT_ATTENTION)
@@ -157,11 +151,8 @@ class ListedParts(Between):
         assert np.all(context.tokens == self.sizes.tokens), "GPUs have as many tokens as each other"
         kernels = ListedKernels(
             machine, self.precision, after, is_backward=self.is_backward, weights=self.weights,
-            known=self._times, stack=self.stack, collective_ps=self._collective_ps,
+            known=self._times, stack=self.stack, collective_ps=self.slices.collective_ps,
             attend=lambda kernels: self._mix(kernels, context, is_decode=False),
         )  # fmt: skip
         kernels.run(rows)
         return kernels.end
-
-    def _collective_ps(self, what: Collective, nbytes: int) -> int:
-        return self.slices.collective_ps("tp", what, nbytes)

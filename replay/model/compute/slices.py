@@ -21,20 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-from replay.model.compute.dense_kernels import BF16
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from replay.model.collectives.algorithm import Collective
-    from replay.model.compute.dense_kernels import Kernels
-    from replay.model.machine.machine import Ints
+    from replay.model.work.kernel_lists.lists import Group
 
-Group = Literal["tp", "cp"]
 CollectivePs = Callable[["Group", "Collective", int], int]
+"""Time of a collective in a group, from the bytes of the larger of a GPU's two buffers."""
 
 
-def _nothing(group: Group, collective: Collective, nbytes: int) -> int:
+def nobody(group: Group, collective: Collective, nbytes: int) -> int:
+    """Refuse a collective of a GPU alone."""
     message = f"{collective} of {nbytes} bytes in a {group} group of one GPU"
     raise AssertionError(message)
 
@@ -53,57 +51,7 @@ class Slices:
 
     tp: int = 1
     cp: int = 1
-    collective_ps: CollectivePs = _nothing
-
-    def enter(self, kernels: Kernels, rows: Ints, width: int) -> None:
-        """Gather rows before a product with sliced columns.
-
-        Parameters
-        ----------
-        rows
-            (rank,): rows of the whole group, the same on all its GPUs.
-        width
-            Values of a row.
-        """
-        if self.tp == 1:
-            return
-        # Backward, what was gathered is needed for gradients of weights alone.
-        if not (kernels.is_backward and kernels.weights == "put off"):
-            self._run(kernels, "tp", "all_gather", rows, width)
-        if kernels.is_backward and kernels.weights != "alone":
-            self._run(kernels, "tp", "reduce_scatter", rows, width)
-
-    def leave(self, kernels: Kernels, rows: Ints, width: int) -> None:
-        """Scatter partial sums behind a product with sliced rows; parameters as of `enter`."""
-        if self.tp == 1:
-            return
-        # Backward, the gradient that both products of a GEMM multiply is gathered. Who puts one of
-        # them off keeps it.
-        what: Collective = "all_gather" if kernels.is_backward else "reduce_scatter"
-        if kernels.weights != "alone":
-            self._run(kernels, "tp", what, rows, width)
-
-    def share_keys(self, kernels: Kernels, positions: Ints, width: int) -> None:
-        """Gather keys and values of whole sequences.
-
-        Parameters
-        ----------
-        positions
-            (rank,): positions of the whole sequences.
-        width
-            Values of the keys and values of a position on a GPU.
-        """
-        if self.cp == 1 or kernels.weights == "alone":
-            return
-        self._run(kernels, "cp", "all_gather", positions, width)
-        if kernels.is_backward:
-            self._run(kernels, "cp", "reduce_scatter", positions, width)
-
-    def _run(
-        self, kernels: Kernels, group: Group, what: Collective, rows: Ints, width: int
-    ) -> None:
-        nbytes = int(rows.max()) * width * BF16
-        kernels.exchange(what, self.collective_ps(group, what, nbytes))
+    collective_ps: CollectivePs = nobody
 
 
 WHOLE = Slices()

@@ -16,6 +16,7 @@ import numpy as np
 from hwmodel.compute import gradient_type
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
+from replay.model.work.kernel_lists.lists import ACCUMULATOR_BYTES as ACCUMULATOR_BYTES
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
@@ -25,8 +26,6 @@ Projection = Literal["up", "down"]
 UP: Projection = "up"
 DOWN: Projection = "down"
 WGRAD = Operation("wgrad", moves="operands; the FP32 gradient, read and written")
-
-ACCUMULATOR_BYTES = 4  # gradients add up in FP32 over the micro-batches
 
 
 def weight_gradient_tasks(

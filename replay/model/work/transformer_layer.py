@@ -6,7 +6,8 @@ sums of all tokens, which have to be added up. With *sequence parallelism* a GPU
 equal share of the tokens between these: rows are gathered before the first product, and their sums
 scattered after the second. Without it every GPU has all rows, and sums are added up everywhere.
 
-Everything here is counted from sizes; nothing here knows time. A layer is a sequence of steps, in
+Everything here is counted from sizes, by the list ``bare`` (`replay.model.work.kernel_lists`);
+nothing here knows time. A layer is a sequence of steps, in
 which a scheme finds what it moves: `Enter` (rows of all tokens, then a product), `Core`, `Leave`
 (a product, then sums of all tokens), and `Norm`, which works on the rows that a GPU owns.
 
@@ -16,6 +17,7 @@ its backward pass, ``megatron/core/tensor_parallel/layers.py``).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,12 +28,13 @@ import numpy.typing as npt
 
 from hwmodel.attention import Scores
 from replay.errors import UserError
+from replay.model.work.kernel_lists import KernelSizes, ListedOperation, load
 
 if TYPE_CHECKING:
+    from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.transformer_shape import LayerShape
 
 BF16 = 2  # bytes of a value of rows, weights and sums
-LOGIT_BYTES, CHOICE_BYTES = 4, 8  # a gate's FP32 score; id and weight of a chosen expert
 
 Part = Literal["layer", "attention-to-mlp", "mlp-to-attention"]
 """The whole layer, or a *sub-layer*: the last product of one half, the sums of all tokens, the norm
@@ -284,68 +287,76 @@ def _sub_layer(
 
 
 class _Counted:
-    """Steps of one layer; see `layer_of`."""
+    """Steps of one layer, of the bare list's kernels for slices of its sizes; see `layer_of`."""
 
     def __init__(self, shape: LayerShape, num_ranks: int, sizes: Sizes, is_backward: bool) -> None:
         self._shape, self._n, self._sizes, self._is_backward = shape, num_ranks, sizes, is_backward
-        self._factor = 2 if is_backward else 1  # an elementwise kernel moves twice the bytes
+        self._bare = load("bare")
+        self._options = self._bare.chosen(gated=shape.gated)
+        self._of_gpu = KernelSizes(
+            tokens=sizes.tokens,
+            positions=sizes.positions,
+            hidden=shape.hidden,
+            heads=shape.num_heads // num_ranks,
+            kv_heads=max(1, shape.num_kv_heads // num_ranks),  # copied where fewer than GPUs
+            width=shape.head_dim,
+            experts=shape.num_experts,
+            topk=shape.topk,
+            shared=shape.num_shared_experts * shape.shared_intermediate // num_ranks,
+        )
 
     def steps(self) -> tuple[Step, ...]:
-        norm = Norm(self._factor * 4 * self._shape.hidden * BF16)
+        (norm,) = self._rows("norm", tokens=1)
+        between = Norm(norm.moves)
         halves = [self._attention(), self._experts() if self._shape.num_experts else self._mlp()]
         if self._is_backward:
-            return tuple(step for half in reversed(halves) for step in (*half, norm))
-        return tuple(step for half in halves for step in (norm, *half))
+            return tuple(step for half in reversed(halves) for step in (*half, between))
+        return tuple(step for half in halves for step in (between, *half))
 
-    def _moved(self, values: int) -> Elementwise:
-        return Elementwise(self._factor * values * BF16)
+    def _rows(self, part: str, **sizes: int) -> tuple[ListedOperation, ...]:
+        """Rows of a part, without gradients of weights: a `Product` stands for both of its own."""
+        direction: Pass = "backward" if self._is_backward else "forward"
+        if not self._bare.has(part, direction):
+            return ()
+        given = dataclasses.replace(self._of_gpu, **sizes)
+        rows = self._bare.operations(given, self._options, parts=(part,), direction=direction)
+        return tuple(row for row in rows if not row.weights)
 
     # ---- attention -------------------------------------------------------------------------------
 
     def _attention(self) -> tuple[Step, ...]:
-        shape, tokens, hidden = self._shape, self._sizes.tokens, self._shape.hidden
-        heads, width = shape.num_heads // self._n, shape.head_dim
-        kv_heads = max(1, shape.num_kv_heads // self._n)  # copied where there are fewer than GPUs
-        columns = (heads + 2 * kv_heads) * width
-        positions = self._moved(2 * tokens * columns)  # rotation; keys and values to the cache
-        itself = self._itself(heads, kv_heads, width)
+        queries, positions = self._rows("grouped queries")
+        (output,) = self._rows("output")
+        (itself,) = self._rows("attention")
+        around = tuple(map(_elementwise, self._rows("gradients of attention")))
+        moved, attention = _elementwise(positions), self._itself(itself)
         if self._is_backward:
-            # Results and their gradients are read, FP32 gradients of queries cleared, read and made
-            # BF16 by kernels of their own; see `replay.model.compute.dense`.
-            around = Elementwise(14 * tokens * heads * width)
-            return (
-                Enter(Product(tokens, heads * width, hidden)),
-                Core((around, itself, positions)),
-                Leave(Product(tokens, hidden, columns)),
-            )
-        return (
-            Enter(Product(tokens, columns, hidden)),
-            Core((positions, itself)),
-            Leave(Product(tokens, hidden, heads * width)),
-        )
+            before, *behind = around
+            core = Core((before, attention, *behind, moved))
+            return Enter(_product(output)), core, Leave(_product(queries))
+        return Enter(_product(queries)), Core((moved, attention)), Leave(_product(output))
 
-    def _itself(self, heads: int, kv_heads: int, width: int) -> Attention:
-        sizes = self._sizes
-        values = (sizes.tokens * heads + sizes.positions * kv_heads) * 2 * width
+    def _itself(self, row: ListedOperation) -> Attention:
+        assert row.scores is not None
+        (heads, width, _), sizes = row.scores, self._sizes
         scores = Scores(heads * sizes.pairs, heads * sizes.blocks, sizes.longest)
-        return Attention(scores, width, self._factor * values * BF16, sizes.is_decode)
+        return Attention(scores, width, row.moves, sizes.is_decode)
 
     # ---- feed-forward network --------------------------------------------------------------------
 
     def _mlp(self) -> tuple[Step, ...]:
-        rows, inner = self._sizes.tokens, self._shape.intermediate // self._n
-        first, second = self._pair(rows, inner)
-        return (Enter(first), Core((self._activation(rows, inner),)), Leave(second))
+        first, activation, second = self._network(
+            self._sizes.tokens, self._shape.intermediate // self._n
+        )
+        return (Enter(first), Core((activation,)), Leave(second))
 
-    def _pair(self, rows: int, inner: int, groups: int = 1) -> tuple[Product, Product]:
-        """The two products of a network of this inner width, in the order of the pass."""
-        up = (2 if self._shape.gated else 1) * inner
-        first, second = (inner, up) if self._is_backward else (up, inner)
-        hidden = self._shape.hidden
-        return Product(rows, first, hidden, groups), Product(rows, hidden, second, groups)
-
-    def _activation(self, rows: int, inner: int) -> Elementwise:
-        return self._moved(rows * ((2 if self._shape.gated else 1) * inner + inner))
+    def _network(
+        self, rows: int, inner: int, groups: int = 1
+    ) -> tuple[Product, Elementwise, Product]:
+        """A network of this inner width: its products in the order of the pass."""
+        up, activation, down = self._rows("network", tokens=rows, inner=inner)
+        first, second = (down, up) if self._is_backward else (up, down)
+        return _product(first, groups), _elementwise(activation), _product(second, groups)
 
     def _experts(self) -> tuple[Step, ...]:
         """Experts, each sliced over all GPUs; every GPU chooses for all tokens, as they are there.
@@ -356,22 +367,25 @@ class _Counted:
         shape, tokens, hidden = self._shape, self._sizes.tokens, self._shape.hidden
         with_weights = shape.num_experts - shape.num_zero_experts
         rows = tokens * shape.topk * with_weights // shape.num_experts
-        inner = shape.intermediate // self._n
-        first, second = self._pair(rows, inner, with_weights)
-        scores = Elementwise(tokens * (shape.num_experts * LOGIT_BYTES + shape.topk * CHOICE_BYTES))
-        gate = Product(tokens, shape.num_experts, hidden)
+        first, activation, second = self._network(rows, shape.intermediate // self._n, with_weights)
+        gate, scores = self._rows("gate")
         spread = Elementwise((tokens + rows) * hidden * BF16)
-        before: tuple[Work, ...] = (gate, scores, spread)
+        before: tuple[Work, ...] = (_product(gate), _elementwise(scores), spread)
         after: tuple[Work, ...] = (Elementwise((rows + tokens) * hidden * BF16),)
         if self._is_backward:
-            before, after = (spread,), (*after, Product(tokens, hidden, shape.num_experts))
-        width = shape.num_shared_experts * shape.shared_intermediate // self._n
-        if width:
-            one, other = self._pair(tokens, width)
-            before = (*before, one, self._activation(tokens, width), other)
-            after = (*after, self._moved(3 * tokens * hidden))
-        return (
-            Enter(first, before),
-            Core((self._activation(rows, inner),)),
-            Leave(second, after),
-        )
+            before, after = (spread,), (*after, _product(gate))
+        if self._of_gpu.shared:
+            (added,) = self._rows("sum")
+            one, between, other = self._network(tokens, self._of_gpu.shared)
+            before = (*before, one, between, other)
+            after = (*after, _elementwise(added))
+        return (Enter(first, before), Core((activation,)), Leave(second, after))
+
+
+def _product(row: ListedOperation, groups: int = 1) -> Product:
+    assert row.gemm is not None
+    return Product(*row.gemm, groups)
+
+
+def _elementwise(row: ListedOperation) -> Elementwise:
+    return Elementwise(row.moves)

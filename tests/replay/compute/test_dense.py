@@ -181,6 +181,19 @@ def test_attention_goes_back_with_two_kernels_around() -> None:
         ]
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_heads_that_share_keys_add_up_their_gradients(kv_heads: int) -> None:
+    """A kernel for keys, one for values: what every query head made is read, sums are written."""
+    shape = GROUPED.model_copy(update={"num_kv_heads": kv_heads})
+    found = kernels(Between(shape, "bf16", is_backward=True), context(100, 300, 1))
+    at = next(at for at, (kind, _) in enumerate(found) if kind == CORE)
+    assert found[at + 3 : at + 5] == [memory(300 * (4 + kv_heads) * 32 * 2)] * 2
+    alone = GROUPED.model_copy(update={"num_kv_heads": 4})
+    without = kernels(Between(alone, "bf16", is_backward=True), context(100, 300, 1))
+    at = next(at for at, (kind, _) in enumerate(without) if kind == CORE)
+    assert without[at + 3][0] == GEMM  # the output's
+
+
 def test_a_prefill_kernel_ends_with_its_last_block() -> None:
     counted = Context(*(np.array([n]) for n in (100, 100, 40_000, 7, 3_000)))
     slow = system(attention__block_ns=500.0)

@@ -280,6 +280,23 @@ def test_hosts_that_cost_nothing_change_nothing(name: str) -> None:
             assert run(both, "eager", instant).end_ps >= ends[0]
 
 
+@every("shape", [GROUPED, LATENT])
+def test_bare_parts_take_no_more_where_launches_cost_nothing(shape: ModelShape) -> None:
+    """To the picosecond; and launches that cost something hold them up."""
+    instant, slow = (
+        hwmodel.load("dgx-h100", ROUND | {"overheads.launch_us": us}) for us in (0.0, 3.0)
+    )
+    for is_backward in (False, True):
+        of = Between(shape, "bf16", is_backward=is_backward)
+
+        def add(machine: Machine, after: Ints, of: Between = of) -> Ints:
+            return of.layer(machine, context(), after, is_dense=False)["dense"]
+
+        free_ps, ahead_ps = (run(add, launch, instant).end_ps for launch in ("eager", None))
+        assert free_ps == ahead_ps == run(add, None, slow).end_ps
+        assert run(add, "eager", slow).end_ps > ahead_ps
+
+
 @every("name", ["megatron-plain", "automodel"])
 def test_a_host_pays_for_every_call(name: str) -> None:
     """It is through when its calls are made, as nothing of these parts waits."""

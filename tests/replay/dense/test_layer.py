@@ -145,7 +145,21 @@ def test_attention_is_computed_again_on_the_way_back() -> None:
         if isinstance(step, Core) and any(isinstance(work, Attention) for work in step.works)
     )
     rows = 2048 * gpt().num_heads // 4 * forward.width
-    assert core.works[0] == Elementwise((4 + 4 + 6) * rows)
+    assert core.works[0] == Elementwise((4 + 4) * rows)
+    assert core.works[2] == Elementwise(6 * rows)
+
+
+def test_heads_that_share_keys_add_up_their_gradients() -> None:
+    """Of keys and of values: what each of four query heads made, and their sum, of each GPU."""
+    for num_ranks, heads in ((1, 16 + 4), (4, 4 + 1), (8, 2 + 1), (16, 0)):
+        layer = layer_of(llama(), num_ranks, sizes(2048, 512), is_backward=True)
+        core = next(
+            step
+            for step in layer.steps
+            if isinstance(step, Core) and any(isinstance(work, Attention) for work in step.works)
+        )
+        added = [Elementwise(2 * 2048 * heads * 32)] * 2 if heads else []
+        assert list(core.works[3:-1]) == added
 
 
 @every("name", ["llama-2-70b", "gpt-3-175b", "llama-3-8b", "palm-540b"])

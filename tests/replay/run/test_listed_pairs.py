@@ -216,6 +216,25 @@ def test_passes_in_turn_take_what_their_calls_take(trace) -> None:
     assert found[1] > found[0] + 4 * 10**9  # dispatch and combine in both passes
 
 
+def test_the_stack_runs_the_same_kernels_by_its_hosts(trace) -> None:
+    """As the scheme's option has them, launched bare; each row costs what its calls do."""
+    bare, stack = prepared(trace), prepared(trace, options={"num_sms": 20}, stack="deepseek")
+    assert stack.scheme.kernel_list == bare.scheme.kernel_list == "deepseek"
+    assert bare.stack is None
+    programs = []
+    for one in (bare, stack):
+        machine = one.build().built.machine
+        programs.append(machine.host.program)
+    assert [one.name for one in programs[1]] == [one.name for one in programs[0]]
+    costs = {(one.name, one.host_ps) for one in programs[1]}
+    rows = [row.of for row in listed(bare.links, False, "attention") if row.of.gemm is None]
+    for row in rows:
+        if row.kernels and row.kind == "memory":
+            assert (row.name, stack.stack.each_ps(row)) in costs
+    ends = [schedule(one.build().built.graph).makespan_ps for one in (bare, stack)]
+    assert ends[1] > ends[0]
+
+
 def test_a_gpu_that_is_late_with_a_pass_holds_up_the_others_notify_kernels(trace) -> None:
     made = prepared(trace)
     late = np.array([0, 0, 5_000_000_000, 0])  # 5 ms

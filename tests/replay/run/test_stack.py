@@ -284,7 +284,7 @@ def test_practice_is_one_stack_to_train_and_several_to_serve(synthetic: Syntheti
     names = ["deepep", "nccl-ep", "comet"]
     served = replay.compare(trace, names, layer=0, baseline="deepep", stack="practice")
     stacks = {one.scheme.name: one.stack and one.stack.name for one in served.results}
-    assert stacks == {"deepep": "sglang", "nccl-ep": "tensorrt-llm", "comet": "sglang"}
+    assert stacks == {"deepep": "vllm", "nccl-ep": "tensorrt-llm", "comet": "sglang"}
     trained = replay.run(
         trace, scheme="deepep", layer=0, direction="training", stack="practice:experimental=true"
     )
@@ -366,11 +366,11 @@ def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic)
         stack="practice",
     )  # fmt: skip
     text = " ".join(summary(both).split())
-    assert "Launched kernel by kernel by hosts of sglang: deepep." in text
+    assert "Launched kernel by kernel by hosts of vllm: deepep." in text
     held = "Launched as CUDA graphs, in each layer until a host waits by hosts of"
     assert f"{held} megatron-inference: nvls." in text
     end = "so that kernels for rows are calls of an extension"
-    assert f"Not in the list of sglang, megatron-inference, {end}: all that they launch." in text
+    assert f"Not in the list of vllm, megatron-inference, {end}: all that they launch." in text
     assert f"{held} megatron-inference: nvls." in " ".join(render(ranking(both)).split())
 
 
@@ -385,12 +385,55 @@ def test_schemes_that_a_list_does_not_know_are_named_beside_those_that_it_does(
     assert "are calls of an extension: nvls." in text
 
 
-def test_two_lists_around_the_same_exchanges_are_refused(synthetic: Synthetic) -> None:
+@every(("stack", "option"), [("deepseek", "bare"), ("vllm", "sglang"), ("bare", "sglang")])
+def test_two_lists_around_the_same_exchanges_are_refused(
+    synthetic: Synthetic, stack: str, option: str
+) -> None:
+    how: dict[str, Any] = {"direction": "training", "interleave": "dualpipe"}
+    with pytest.raises(UserError, match=rf"option stack={option} .* give one of them"):
+        replay.run(
+            synthetic(ranks=2, steps=2), scheme="deepep", options={"stack": option}, stack=stack,
+            **(how if stack == "deepseek" else {}),
+        )  # fmt: skip
     with pytest.raises(UserError, match=r"option stack=deepseek .* give one of them"):
         replay.run(
-            synthetic(ranks=2, steps=2), scheme="deepep", direction="training",
-            interleave="dualpipe", options={"stack": "deepseek"}, stack="deepseek",
+            synthetic(ranks=2, steps=2), scheme="deepep", options={"stack": "deepseek"},
+            stack="megatron-plain", **how,
         )  # fmt: skip
+
+
+def test_a_stack_has_its_kernels_around_a_scheme_that_knows_them(synthetic: Synthetic) -> None:
+    """As with the scheme's option, and by its hosts; bare takes them away."""
+    trace = synthetic(ranks=2)
+    for scheme in ("deepep", "deepep-v2"):
+        by_option, under, practice = (
+            replay.run(trace, scheme=scheme, layer=0, options=options, stack=stack)
+            for options, stack in (
+                ({"stack": "sglang"}, None), ({}, "sglang"), ({"stack": "sglang"}, "practice")
+            )
+        )  # fmt: skip
+        assert by_option.scheme == under.scheme == practice.scheme
+        assert under.stack is not None
+        assert under.stack == practice.stack
+        assert under.stack.name == "sglang"
+        bare, none = (
+            replay.run(trace, scheme=scheme, layer=0, options=options, stack=stack)
+            for options, stack in (({}, "bare"), ({"stack": "bare"}, None))
+        )
+        assert bare.stack is None
+        assert bare.scheme == none.scheme
+        assert bare.totals == none.totals
+    for scheme in ("deepep", "deepep-v2"):
+        compared, none = (
+            replay.run(trace, scheme=scheme, layer=0, stack=stack, options=options)
+            for options, stack in (({}, "deepgemm"), ({"stack": "deepgemm"}, None))
+        )
+        assert compared.stack is None and compared.scheme == none.scheme
+        assert compared.totals == none.totals
+    other = replay.run(trace, scheme="megamoe", layer=0, stack="deepgemm")
+    assert other.totals == replay.run(trace, scheme="megamoe", layer=0).totals
+    with pytest.raises(UserError, match="bare has no options"):
+        replay.run(trace, scheme="deepep", layer=0, stack="bare:library_us=20")
 
 
 @every(
@@ -398,7 +441,7 @@ def test_two_lists_around_the_same_exchanges_are_refused(synthetic: Synthetic) -
     [
         ({"stack": "practice:dispatcher=deepep", "direction": "training"}, "the scheme says who"),
         ({"stack": "megatron"}, "unknown stack 'megatron'"),
-        ({"stack": "practice:nothing=1"}, "unknown option of sglang 'nothing'"),
+        ({"stack": "practice:nothing=1"}, "unknown option of vllm 'nothing'"),
         ({"stack": "sglang", "direction": "training"}, "no backward pass; those that train are"),
         ({"stack": "megatron-plain:fp8=mxfp8"}, "fp8 is mxfp8 and products are bf16"),
         ({"stack": "deepseek"}, "products are fp8, and not bf16"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from replay.experiments.serve.serving import Pool
 from replay.experiments.serve.setup import Setup
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.serve.times import SPENT, ReplayedTimes
+from replay.model.work.kernel_lists import RankedOperation
 from tests.replay.serve.serving import RANKS, times
 from tracegen.models import load
 
@@ -77,11 +78,12 @@ class NotedStream:
         self.noted.append(("on", what))
         yield
 
-    def memory(self, nbytes: Any) -> None:
-        self.noted.append(("memory", nbytes.tolist()))
-
-    def gemm(self, rows: Any, n: int, k: int) -> None:
-        self.noted.append(("gemm", rows.tolist(), n, k))
+    def run(self, rows: Iterable[RankedOperation]) -> None:
+        for row in rows:
+            if row.of.kind == "gemm":
+                self.noted.append(("gemm", *row.gemm.tolist()))
+            else:
+                self.noted.append(("memory", row.moves.tolist()))
 
 
 def test_a_draft_joins_two_normed_rows_passes_a_layer_and_asks_for_one_token(
@@ -97,7 +99,7 @@ def test_a_draft_joins_two_normed_rows_passes_a_layer_and_asks_for_one_token(
     rows = LoadRows.of_loads([Load(32, 3, 32_000)], (128, 128), 1)
     times().parts.draft(cast("Any", stream), rows)
     norm = ("memory", [2 * 96 * 2048 * 2])
-    joined = ("gemm", [96], 2048, 2 * 2048)
+    joined = ("gemm", [96, 2048, 2 * 2048])
     assert stream.noted == [("on", "dense"), norm, norm, joined, "moe", ("ends", [32])]
 
 

@@ -11,15 +11,14 @@ import hwmodel
 from hwmodel.attention import Scores
 from replay.engine import GraphBuilder
 from replay.model.compute.dense import Between
-from replay.model.compute.dense_kernels import Kernels
+from replay.model.compute.listed import ListedKernels
 from replay.model.compute.slices import Slices
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.context import Context
-from replay.schemes import find
+from replay.model.work.kernel_lists import RankedOperation
 from replay.steps.copies import ChunkParameters, synchronise_ps, update_ps
 from replay.steps.ends import EndKernels
-from replay.steps.layer_passes import LayerPasses
 from replay.steps.plan import ParallelPlan
 from replay.steps.shared import Shared
 from replay.steps.times import StageHop
@@ -74,16 +73,24 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     """Kernels with their sizes on a GPU, in order; collectives with their bytes as time."""
     seen: Noted = []
 
-    def noting(name: str) -> Any:
-        def note(self: Kernels, *sizes: Any, **_: Any) -> None:
-            seen.append(
-                (name, *(int(np.max(s)) if isinstance(s, np.ndarray) else s for s in sizes))
-            )
+    def memory(self: ListedKernels, row: RankedOperation, one: object) -> None:
+        seen.append(("memory", int(row.moves.max())))
 
-        return note
+    def products(self: ListedKernels, row: RankedOperation) -> None:
+        types = [row.of.types] if row.of.types else []
+        seen.append(("gemm", *row.gemm.max(axis=0).tolist(), *types))
 
-    for name in ("gemm", "memory", "attention", "exchange"):
-        monkeypatch.setattr(Kernels, name, noting(name))
+    def exchanges(self: ListedKernels, row: RankedOperation, one: object) -> None:
+        seen.append(("exchange", row.of.collective, int(row.moves.max())))
+
+    def attention(
+        self: ListedKernels, scores: Scores[Any], key: int, value: int, nbytes: Any
+    ) -> None:
+        seen.append(("attention", scores, key, value, int(nbytes.max())))
+
+    for name, note in (("_memory", memory), ("_products", products), ("_exchanges", exchanges)):
+        monkeypatch.setattr(ListedKernels, name, note)
+    monkeypatch.setattr(ListedKernels, "attention", attention)
     return seen
 
 
@@ -151,8 +158,10 @@ def test_gradients_of_attention_are_of_the_same_share(noted: Noted) -> None:
     (attention,) = (one for one in noted if one[0] == "attention")
     assert attention[1:4] == (SCORES, 128, 128)
     keys = POSITIONS * 2 * 256 * 2
-    at = noted.index(("exchange", AG, keys))
-    assert noted[at + 1] == ("exchange", RS, keys)
+    at = noted.index(attention)
+    assert noted[at - 2 : at] == [("exchange", AG, keys), ("exchange", RS, keys)]
+    # Query heads add up what they made of a key or a value, of all positions.
+    assert noted[at + 3 : at + 5] == [("memory", POSITIONS * (8 + 2) * 128 * 2)] * 2
 
 
 def test_latent_vectors_of_a_slice_are_expanded_where_it_is(noted: Noted) -> None:
@@ -177,7 +186,7 @@ def test_both_ends_by_hand(noted: Noted) -> None:
     assert noted == [
         ("memory", 2 * OWN * row),
         ("exchange", AG, ROWS * row),
-        ("gemm", ROWS, 16_000, 2048),
+        ("gemm", ROWS, 16_000, 2048, "bf16"),
         ("memory", scores),
         ("exchange", AG, ROWS * 3 * 4 * 2),  # maximum, sum and own score of each of two GPUs
         ("memory", 2 * scores),
@@ -194,9 +203,8 @@ def test_a_token_is_joined_with_the_next_one_by_hand(noted: Noted) -> None:
     """Norms of both; rows of the tensor group, each GPU half of the columns, which are gathered."""
     parts = Between(SHAPE, "bf16", slices=slices(2, 4))
     context = Context(np.array([OWN]), np.array([POSITIONS]), np.array([PAIRS]))
-    passes = LayerPasses(H100, find("ideal"), None, parts, context)
     machine = Machine(H100, GraphBuilder(KIND_NAMES), 1)
-    passes._joined(machine, machine.mark(machine.ranks), parts)
+    parts.joined(machine, context, machine.mark(machine.ranks))
     row = 2048 * 2
     assert noted == [
         ("memory", 2 * OWN * row),

@@ -66,7 +66,8 @@ def test_sizes_of_a_gpu() -> None:
     none = comb(120, 8) / comb(128, 8)  # of a GPU's 8 experts
     assert found.copies == int(16 * tokens * (1 - none))
     expected = {
-        "tokens": tokens, "tp": 8, "ranks": 16, "hidden": 2048, "experts": 128, "topk": 8,
+        "tokens": tokens, "tp": 8, "cp": 1, "positions": 8 * tokens, "ranks": 16,
+        "hidden": 2048, "experts": 128, "topk": 8,
         "heads": 32, "kv_heads": 4, "width": 128, "local": 8, "rows": 8 * tokens, "inner": 768,
         "vocab": 151_936 // 8, "chunks": 3,
     }  # fmt: skip
@@ -90,7 +91,9 @@ def test_tensors_of_a_chunk() -> None:
     moe = latent + 2 + 2 + 2 * 4  # gate with its bias, shared experts
     found = tensors_of(deep, ParallelPlan(dp=64, ep=64), range(2, 5), first=False, last=False)
     assert found == latent + 2 + 2 * moe
-    assert facts_of(shape) == {"qk_norm": True, "sinks": False, "biases": False}
+    assert facts_of(shape) == {
+        "qk_norm": True, "sinks": False, "biases": False, "gated": True,
+    }  # fmt: skip
     assert facts_of(models.load("gpt-oss-20b"))["sinks"]
     assert facts_of_step(shape, "megatron")["overlap"] == "passes"
     assert facts_of_step(shape, "dualpipe") == facts_of(shape)

@@ -13,6 +13,9 @@ from replay.model.work.kernel_lists.lists import (
     ListedOperation as ListedOperation,
 )
 from replay.model.work.kernel_lists.lists import (
+    RankedOperation as RankedOperation,
+)
+from replay.model.work.kernel_lists.lists import (
     load as load,
 )
 from replay.model.work.kernel_lists.lists import (

@@ -6,11 +6,15 @@ Nothing else of Python is known here, so that a list is data and cannot run anyt
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from replay.errors import UserError, listed
 
@@ -30,6 +34,7 @@ COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 Value = int | bool | str
+Ints = npt.NDArray[np.int64]
 
 
 def in_words(value: Value) -> str:
@@ -56,10 +61,7 @@ class Expression:
 
     @cached_property
     def _tree(self) -> ast.expr:
-        try:
-            return ast.parse(self.text.strip(), mode="eval").body
-        except SyntaxError:
-            raise UserError(f"{self.text!r} is no expression of sizes and options") from None
+        return _parsed(self.text)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -77,6 +79,10 @@ class Expression:
         if missing := self.names - given.keys():
             raise UserError(f"{self.text!r} needs {listed(sorted(missing))}, which nobody gives")
         return self._value(self._tree, given)
+
+    def over(self, given: Mapping[str, Any], ranks: int) -> Ints:
+        """Compute it for every GPU: (rank,), from values of which some are (rank,), too."""
+        return np.broadcast_to(np.asarray(self.value(given), np.int64), ranks)
 
     def _value(self, node: ast.expr, given: Mapping[str, Value]) -> Value:
         match node:
@@ -98,3 +104,11 @@ class Expression:
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARED:
                 return COMPARED[type(op)](self._value(left, given), self._value(right, given))
         raise UserError(f"{self.text!r} is more than arithmetic and conditions")
+
+
+@functools.cache
+def _parsed(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise UserError(f"{text!r} is no expression of sizes and options") from None

@@ -8,14 +8,17 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from replay.errors import UserError, listed, shown, unknown
-from replay.model.work.kernel_lists.expressions import Expression, Value, in_words
+from replay.model.work.kernel_lists.expressions import Expression, Ints, Value, in_words
 from replay.model.work.kernel_lists.sizes import NAMES, KernelSizes
 from tracegen.shared.strict import StrictDocument
 
 Pass = Literal["forward", "backward"]
+ACCUMULATOR_BYTES = 4
+"""Of a gradient of weights, where nothing else is said."""
 
 Call = Literal["torch", "te", "triton", "compiled", "nccl", "library", "wait", "copy", "launch"]
 """What issues an operation, as its host cost depends on it: an operator of PyTorch; a C++ call of
@@ -43,6 +46,9 @@ for each other, by kernels and loads of each; blocks with an SM each, by blocks 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 """What the GPUs of a group exchange: those of tensor parallelism, or for an optimiser all."""
 
+Group = Literal["tp", "cp"]
+"""GPUs that share heads and widths, or sequences."""
+
 Ground = Literal["source", "closed", "assumed", "measured"]
 """Whether the number of kernels is in the source, is a closed library's, is assumed, or was counted
 (``launches.csv`` in ``replay/studies/validate/measurements``)."""
@@ -67,8 +73,12 @@ class Row(StrictDocument):
     law
         Name of the law that says how long they take at least, and its two sizes; bytes alone say it
         without one.
+    group
+        GPUs that a collective is among.
     gemm
         Rows, columns and inner dimension of each product, if it is one.
+    scores
+        Of attention itself: query heads of the GPU, and widths of a head's key and value.
     groups
         Products of these sizes in one kernel, each of weights of its own.
     types
@@ -107,8 +117,10 @@ class Row(StrictDocument):
     kernels: int | str = 1
     moves: int | str = 0
     collective: Collective | None = None
+    group: Group = "tp"
     law: tuple[Law, int | str, int | str] | None = None
     gemm: tuple[int | str, int | str, int | str] | None = None
+    scores: tuple[int | str, int | str, int | str] | None = None
     groups: int | str = 1
     operator: str = ""
     calls: int | str = 1
@@ -136,12 +148,26 @@ class Part(StrictDocument):
         The part, and the pass that it belongs to.
     graph
         Scope of CUDA graphs that holds it; empty where no scope can.
+    mirrored
+        Whether its backward pass is not written out, but its mirror: see `mirror`.
     """
 
     name: str
     direction: Pass
     graph: str = ""
+    mirrored: bool = False
     rows: tuple[Row, ...]
+
+    @property
+    def mirror(self) -> Part:
+        """The part's gradients: products of inputs' and weights', for the rest twice the bytes.
+
+        In the order of the forward pass. What was gathered is gathered again, for gradients of
+        weights alone if heads and widths are shared, and sums of its gradient are scattered; of
+        sums that were scattered gradients are gathered.
+        """
+        rows = tuple(one for row in self.rows for one in _mirrored(row))
+        return self.model_copy(update={"direction": "backward", "rows": rows})
 
 
 class Option(StrictDocument):
@@ -153,6 +179,25 @@ class Option(StrictDocument):
     source: str
 
 
+def _mirrored(row: Row) -> tuple[Row, ...]:
+    if row.gemm is not None:
+        rows, columns, inner = row.gemm
+        of_input = {"name": f"{row.name}, gradient of input", "gemm": (rows, inner, columns)}
+        of_weight = {
+            "name": f"{row.name}, gradient of weight", "gemm": (columns, inner, rows),
+            "weights": True, "adds": ACCUMULATOR_BYTES,
+        }  # fmt: skip
+        return row.model_copy(update=of_input), row.model_copy(update=of_weight)
+    if row.collective == "all_gather":
+        scattered = {"name": f"{row.name}, gradients", "collective": "reduce_scatter"}
+        again = {"name": f"{row.name} again", "weights": row.group == "tp"}
+        return row.model_copy(update=again), row.model_copy(update=scattered)
+    if row.collective is not None:
+        return (row.model_copy(update={"name": "gradients gathered", "collective": "all_gather"}),)
+    twice = {"name": f"{row.name}, gradients", "moves": f"2 * ({row.moves})"}
+    return (row.model_copy(update=twice),)
+
+
 class ListedOperation(NamedTuple):
     """A row, computed for sizes and options.
 
@@ -162,7 +207,7 @@ class ListedOperation(NamedTuple):
         Of the part that it is in.
     kernels, moves, law, gemm, groups, calls, tensors, copies, waits, events, peers, adds
         As of `Row`, as numbers.
-    operator, collective, types, weights, captured, again, shared
+    operator, collective, group, scores, types, weights, captured, again, shared
         As of `Row`.
     is_routed
         Whether a product has rows of routed experts.
@@ -197,6 +242,32 @@ class ListedOperation(NamedTuple):
     calls: int = 1
     is_routed: bool = False
     shared: bool = False
+    group: Group = "tp"
+    scores: tuple[int, int, int] | None = None
+
+
+class RankedOperation(NamedTuple):
+    """A row, computed for GPUs that do not have as much to do as each other.
+
+    Attributes
+    ----------
+    of
+        The row; its numbers are those of the GPU with most tokens.
+    moves
+        (rank,): bytes that its kernels read and write.
+    gemm
+        (rank, 3): rows, columns and inner dimension of each product; no use if it is none.
+    """
+
+    of: ListedOperation
+    moves: Ints
+    gemm: Ints
+
+    @classmethod
+    def alike(cls, of: ListedOperation, ranks: int) -> RankedOperation:
+        """A row of GPUs that have as much to do as each other."""
+        gemm = np.array(of.gemm or (0, 0, 0), np.int64)
+        return cls(of, np.full(ranks, of.moves, np.int64), np.broadcast_to(gemm, (ranks, 3)))
 
 
 class KernelList(StrictDocument):
@@ -342,6 +413,44 @@ class KernelList(StrictDocument):
             if Expression(row.when).value(given)
         )
 
+    def on_ranks(
+        self,
+        sizes: KernelSizes,
+        options: Mapping[str, Value],
+        part: str,
+        direction: Pass,
+        *,
+        tokens: Ints,
+        positions: Ints,
+    ) -> tuple[RankedOperation, ...]:
+        """What GPUs launch that differ in tokens and positions, in the order of the list.
+
+        Parameters
+        ----------
+        sizes, options
+            As of `operations`.
+        tokens, positions
+            (rank,): of each GPU, in place of those of `sizes`. No condition is of them.
+        """
+        given: dict[str, Any] = {**sizes.by_name(), **options}
+        most = {**given, "tokens": int(tokens.max()), "positions": int(positions.max())}
+        each = {**given, "tokens": tokens, "positions": positions}
+
+        def over(text: int | str) -> Ints:
+            return Expression(str(text)).over(each, len(tokens))
+
+        return tuple(
+            RankedOperation(
+                _computed(row, of, most),
+                over(row.moves),
+                np.stack([over(text) for text in row.gemm or (0, 0, 0)], axis=1),
+            )
+            for of in self.parts
+            if of.name == part and of.direction == direction
+            for row in of.rows
+            if Expression(row.when).value(most)
+        )
+
 
 def _texts_of(row: Row) -> Iterable[str]:
     yield row.when
@@ -357,6 +466,7 @@ def _texts_of(row: Row) -> Iterable[str]:
         row.calls,
         *over,
         *(row.gemm or ()),
+        *(row.scores or ()),
     ):
         yield str(value)
 
@@ -371,6 +481,7 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         return int(found)
 
     m, n, k = row.gemm or (0, 0, 0)
+    heads, key, of_value = row.scores or (0, 0, 0)
     law = (row.law[0], number(row.law[1]), number(row.law[2])) if row.law else None
     names = [Expression(str(one)).names for one in (m, n, k)]
     stream = row.stream
@@ -385,7 +496,8 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
         collective=row.collective, types=row.types,
         weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
         law=law, groups=number(row.groups), operator=row.operator, calls=number(row.calls),
-        is_routed=any("rows" in one for one in names), shared=row.shared,
+        is_routed=any("rows" in one for one in names), shared=row.shared, group=row.group,
+        scores=(number(heads), number(key), number(of_value)) if row.scores else None,
     )  # fmt: skip
 
 
@@ -405,7 +517,9 @@ def load(name: str) -> KernelList:
     """
     if name not in _texts():
         raise unknown("stack", name, names())
-    return KernelList(name=name, **_fixed(tomllib.loads(_texts()[name])))
+    found = KernelList(name=name, **_fixed(tomllib.loads(_texts()[name])))
+    parts = (*found.parts, *(part.mirror for part in found.parts if part.mirrored))
+    return found.model_copy(update={"parts": parts})
 
 
 def _fixed(document: Any) -> Any:

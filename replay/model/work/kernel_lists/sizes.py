@@ -16,6 +16,10 @@ class KernelSizes:
         Rows of the residual stream on the GPU, as sequence parallelism leaves them.
     tp
         GPUs that share attention and dense parts; `tokens` times as many are multiplied.
+    cp
+        GPUs that share each sequence.
+    positions
+        Positions whose keys and values attention reads on the GPU.
     ranks
         GPUs among which experts are spread.
     hidden, experts, topk
@@ -45,6 +49,8 @@ class KernelSizes:
 
     tokens: int = 0
     tp: int = 1
+    cp: int = 1
+    positions: int = 0
     ranks: int = 1
     hidden: int = 0
     experts: int = 0

@@ -19,6 +19,7 @@ def even_sizes(
     tokens: int,
     ranks: int,
     tp: int = 1,
+    cp: int = 1,
     chunks: int = 1,
     sharing: int = 1,
 ) -> KernelSizes:
@@ -31,8 +32,8 @@ def even_sizes(
     ----------
     tokens
         Whose rows the GPU owns.
-    ranks, tp
-        GPUs among which experts are spread, and that slice attention and dense parts.
+    ranks, tp, cp
+        GPUs among which experts are spread, that slice attention and dense parts, and sequences.
     chunks
         Of the model on a GPU.
     sharing
@@ -46,6 +47,8 @@ def even_sizes(
     return KernelSizes(
         tokens=tokens,
         tp=tp,
+        cp=cp,
+        positions=tp * cp * tokens,
         ranks=ranks,
         hidden=shape.hidden,
         experts=shape.num_experts,
@@ -75,6 +78,7 @@ def facts_of(shape: ModelShape) -> Mapping[str, bool]:
         "qk_norm": shape.qk_norm != "none",
         "sinks": "sinks" in shape.biases,
         "biases": "experts" in shape.biases,
+        "gated": shape.gated,
     }
 
 

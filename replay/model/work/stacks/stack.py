@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError, listed, shown, unknown
 from replay.model.work.kernel_lists import KernelList, load
+from replay.model.work.stacks.bare import HOSTLESS
 from replay.model.work.stacks.costs import CallCosts, load_costs
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ STACKS: Mapping[str, tuple[str, str]] = {
 """Stacks by name: the kernel list, and the preset of its options. The first four train."""
 
 PRACTICE = "practice"
+# Where the scheme's option `stack` names no engine.
 # sglang: --moe-a2a-backend deepep (docs/advanced_features/expert_parallelism.md at 020017c4965d),
 # megamoe (server_args.py). vllm: --all2all-backend deepep_v2 and allgather_reducescatter, the
 # default (config/parallel.py). megatron-inference: dispatch by NVLS (Megatron-LM 29b4491927).
 # tensorrt-llm: NVLinkOneSided and NcclEP (communication_factory.py at 03c36d6222ad).
 SERVED = {
-    "deepep": "sglang",
     "deepep-ll": "sglang",
     "deepep-v2": "vllm",
     "flashinfer-push": "tensorrt-llm",
@@ -57,6 +58,21 @@ DISPATCHERS: Mapping[str, str] = {
     "hybrid-ep": "hybridep",
 }
 """Schemes that Megatron's list knows as dispatchers."""
+
+
+def is_bare(stack: str) -> bool:
+    """Whether a name is of no stack, whose hosts launch kernels.
+
+    Raises
+    ------
+    UserError
+        If it has options.
+    """
+    name, colon, options = stack.partition(":")
+    if name in HOSTLESS and colon:
+        message = f"--stack {stack}: {name} has no options, but {shown(options)} is given"
+        raise UserError(message)
+    return name in HOSTLESS
 
 
 MOST_DIGITS = 19
@@ -105,7 +121,7 @@ class Stack:
         """
         name, _, settings = text.partition(":")
         if name not in STACKS:
-            raise unknown("stack", name, STACKS)
+            raise unknown("stack", name, [*STACKS, *HOSTLESS])
         of, preset = STACKS[name]
         kernels = load(of)
         given: dict[str, Value] = {}
@@ -134,6 +150,7 @@ class Stack:
         *,
         is_training: bool,
         settings: str = "",
+        own: str = "",
     ) -> Self:
         """Find the stack that runs a scheme in practice: Megatron-Core's to train.
 
@@ -141,6 +158,8 @@ class Stack:
         ----------
         settings
             Options, as behind the colon of a stack's name.
+        own
+            The stack whose kernels the scheme has around its own, which is it if it has the pass.
 
         Raises
         ------
@@ -148,6 +167,8 @@ class Stack:
             As `of` does.
         """
         name = TRAINED if is_training else SERVED.get(scheme, "sglang")
+        if own in STACKS and load(STACKS[own][0]).trains == is_training:
+            name = own
         return cls.of(f"{name}:{settings}" if settings else name, system, facts)
 
     def check(self, *, is_training: bool, precision: str | None = None) -> None:

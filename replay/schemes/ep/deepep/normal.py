@@ -104,10 +104,11 @@ class DeepEpOptions(Options):
     )
     stack: str = option(
         "vllm",
-        "Whose kernels stand around DeepEP's and the grouped GEMMs; `schemes/ep/deepep/LAYER.md` "
-        "lists them. sglang and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring "
-        "indices and scales along; vllm marks the padding, so that it is not multiplied. bare only "
-        "casts, copies and adds rows, and pads nothing. deepgemm is DeepGEMM's own comparison: "
+        "Whose kernels stand around DeepEP's and the grouped GEMMs, launched bare; `--stack` of "
+        "the same name has its hosts launch them. `schemes/ep/deepep/LAYER.md` lists them. sglang "
+        "and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring indices and scales "
+        "along; vllm marks the padding, so that it is not multiplied. bare only casts, copies and "
+        "adds rows, and pads nothing. deepgemm is DeepGEMM's own comparison, which has no hosts: "
         "what columns of DeepEP beside MegaMoE measure, without a row brought to its expert. "
         "Gradients, which no engine knows, always take bare. deepseek has all kernels of a pair of "
         "layers, attention's and shared experts' included, as DeepSeek's own training launches "
