@@ -33,7 +33,7 @@ from replay.schemes.ep.deepep.elastic_kernels import SlotSizes
 from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
 from replay.schemes.ep.deepep.stack import CAST, STACKS, VLLM, EngineStack
-from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -132,6 +132,7 @@ class ElasticDeepEp(StagedScheme):
         "costs an acknowledgement; GEMMs run on all SMs, behind the epilogue"
     )
     traffic = "copy"
+    weight_types = LIBRARY_WEIGHTS
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     most_ranks = 1024
