@@ -109,7 +109,9 @@ def test_schemes_without_code_for_a_batch_are_left_out_and_named(synthetic, syst
     with pytest.raises(UserError, match=reason):
         replay.compare(trace, baseline="deepep-ll", **some, **settings)
     compared = replay.compare(trace, **some, **settings)
-    names = ("deepep-ll", "nccl-ep", "megamoe", "megamoe-hopper", "flashinfer-push")
+    names = (
+        "deepep-ll", "nccl-ep", "trtllm-alltoall", "megamoe", "megamoe-hopper", "flashinfer-push",
+    )  # fmt: skip
     out = {name: reason.replace("deepep-ll", name) for name in names}
     assert compared.left_out == out
     assert [one.scheme.name for one in compared.results] == [
