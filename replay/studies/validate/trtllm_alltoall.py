@@ -30,7 +30,7 @@ MOST_TOKENS = 1024
 
 def predict(bench: Bench, row: Row) -> float:
     """Predict a time in microseconds."""
-    tokens = row["tokens_per_rank"]
+    tokens: int = row["tokens_per_rank"]
     if tokens <= MOST_TOKENS:
         return _time_us(bench, row, tokens)
     half, whole = (_time_us(bench, row, some) for some in (MOST_TOKENS // 2, MOST_TOKENS))
@@ -86,11 +86,11 @@ TABLE = Table(
     title="TensorRT-LLM's NVLink all-to-all, 4 and 8 x GB200",
     size="tokens_per_rank",
     bounds=(
-        Bound("one-sided, dispatch", 10, has(side="one", phase="dispatch")),
-        Bound("one-sided, combine", 10, has(side="one", phase="combine")),
-        Bound("two-sided, prepare", 12, has(side="two", phase="prepare")),
-        Bound("two-sided, dispatch", 12, has(side="two", phase="dispatch")),
-        Bound("two-sided, combine", 12, has(side="two", phase="combine")),
+        Bound("one-sided, dispatch", 8, has(side="one", phase="dispatch")),
+        Bound("one-sided, combine", 8, has(side="one", phase="combine")),
+        Bound("two-sided, prepare", 10, has(side="two", phase="prepare")),
+        Bound("two-sided, dispatch", 10, has(side="two", phase="dispatch")),
+        Bound("two-sided, combine", 10, has(side="two", phase="combine")),
     ),
     predict=predict,
     systems=("gb200-nvl72",),

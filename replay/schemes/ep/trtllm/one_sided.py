@@ -59,7 +59,7 @@ def buffers(work: LayerWork) -> tuple[Buffer, ...]:
 
 def beside_bytes(work: LayerWork) -> int:
     """Bytes of the ids and gate weights beside a row."""
-    return work.expert_ids.shape[1] * (ID_BYTES + WEIGHT_BYTES)
+    return int(work.expert_ids.shape[1]) * (ID_BYTES + WEIGHT_BYTES)
 
 
 def dispatch(work: LayerWork, machine: Machine, channels: Ints, start: Ints) -> Ints:

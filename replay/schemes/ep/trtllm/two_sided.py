@@ -207,9 +207,10 @@ def _through_queues(
         server, busy, late=reads, kind=kinds.send, rank=pushes.src, after=ready[pushes.src]
     )
     arrived, away = pushed.copy(), np.flatnonzero(pushes.src != pushes.dst)
-    ends = pushes.src[away], pushes.dst[away]
+    source, target = pushes.src[away], pushes.dst[away]
+    fan_out = machine.transfers.fan_out(source, target, scattered="bulk")
     arrived[away] = machine.transfers.store(
-        kinds, *ends, row_bytes, pushed[away], machine.transfers.fan_out(*ends, scattered="bulk"),
+        kinds, source, target, row_bytes, pushed[away], fan_out,
         rows=pushes.rows[away], meta_bytes=whole - row_bytes, on=server[away],
     ).arrived  # fmt: skip
     if kinds is DISPATCH:
