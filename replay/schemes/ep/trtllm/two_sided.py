@@ -9,7 +9,8 @@ same way. A queue has room for four entries of 256 KiB, so that hardly a sender 
 Before, one block for each peer counts the rows for it, tells the peer and writes which they are;
 counts are added up; places are moved together. Back, the kernel writes a row to the place of its
 token's first expert at that GPU, into memory that was set to zero, and another kernel adds up the
-places of each token.
+places of each token. Kernels have the gaps of others: programmatic launches (TRTLLM_ENABLE_PDL) are
+taken to be off.
 
 Source: NVIDIA/TensorRT-LLM: ``fusedMoeCommKernels.cu`` and ``moePrepareKernels.cu`` at 004d78b,
 ``fusedMoeCommKernels.h`` at 0272643; ``mnnvl_moe_alltoallv_combine`` of ``_mnnvl_utils.py``.
@@ -158,7 +159,7 @@ def combine(work: LayerWork, machine: Machine, sms: Split, grid: Grid, done: Int
     """Send each sum back to its token's GPU: (rank,) when all rows are in their places."""
     nbytes = memory.tokens(work) * work.expert_ids.shape[1] * work.combine_row_bytes
     zeroed = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(0 * nbytes, nbytes), done, ZERO)
-    begun = machine.kernel(zeroed, BACK, has_gap=False)
+    begun = machine.kernel(zeroed, BACK)
     return _through_queues(
         work, machine, COMBINE, sms, grid, begun, work.copy_rank, work.copy_source,
         work.combine_row_bytes, 0,
