@@ -14,13 +14,15 @@ read the same constants of :class:`Compute`.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import cast
 
 import numpy as np
 
 from hwmodel.errors import UserError, unknown
+from hwmodel.formats import BITS, SCALED_VALUES, fp4_bytes
 from hwmodel.memory import L2, Hbm
 from hwmodel.operands import WGMMA_TMA, Feed, OperandPath
 from hwmodel.tables import ComputeSpec, GpuSpec, OverheadsSpec
@@ -46,6 +48,12 @@ _VALUE_BYTES = {"bf16": 2, "fp8": 1, "fp8_rows": 1, "fp8_tensor": 1, "fp32": 4}
 _RESULT_BYTES = {"bf16": 2, "fp8": 2, "fp8_rows": 4, "fp8_tensor": 2, "fp32": 4}
 _SCALE_BYTES = 4
 
+# FP4 weights and the rows that they are multiplied with. The tensor cores take FP4 beside FP8 at
+# FP8's rate, for which the values lie in shared memory a byte each (NVIDIA PTX ISA, tcgen05.mma
+# .kind::mxf8f6f4; the copy engine spreads them). Beside BF16 rows kernels convert the weights in
+# registers, which is assumed to be hidden. Both leave four bits on the way into the SM.
+_BESIDE = ("fp8_mxfp4", "bf16_mxfp4", "bf16_nvfp4")
+
 # Numbers of slices that cuBLAS's kernels are offered with (NVIDIA/CUDALibrarySamples, cuBLASLt,
 # LtSgemmCustomFind: splitKSequenceA), and its workspace for their sums on Hopper (cuBLAS
 # documentation, cublasSetWorkspace: 32 MiB).
@@ -67,7 +75,8 @@ class _Kernels:
 
     sm_rate: Rate
     blocks: tuple[tuple[int, int], ...]
-    value_bytes: int
+    value_bits: int
+    weight_bits: int
     mma_rows: int | None  # rows of a tile are rounded up to a multiple of this; None: tiles whole
     slices: tuple[int, ...]  # of the inner dimension
 
@@ -143,13 +152,30 @@ class Compute:
             return _Kernels(
                 Rate.per_second(peak * efficiency / sms),
                 tuple((block[0], block[1]) for block in blocks),
-                _VALUE_BYTES[dtype],
+                8 * _VALUE_BYTES[dtype],
+                8 * _VALUE_BYTES[dtype],
                 None if whole_tiles else spec.mma_rows.value,
                 slices,
             )
 
         whole_tiles = spec.bf16_grouped_whole_tiles.value
         clock_hz = exact(gpu.clock_GHz.value) * 10**9
+        # BF16 and TF32 are cuBLAS's, FP8 DeepGEMM's, which has no slices.
+        matrix = {
+            "bf16": kernels("bf16", slices=_SLICES),
+            "fp8": kernels("fp8"),
+            "fp8_rows": kernels("fp8_rows"),
+            "fp8_tensor": kernels("fp8_tensor"),
+            "fp32": kernels("fp32", slices=_SLICES),
+        }
+        grouped = {
+            **matrix,
+            "bf16": kernels("bf16_grouped", whole_tiles=whole_tiles),
+            "fp32": kernels("fp32"),
+        }
+        fp4_peak = exact(spec.fp4_peak_TFLOP_per_s.value)
+        for of_kind in (matrix, grouped):
+            of_kind |= _with_fp4(of_kind, fp4_peak / exact(spec.fp8_peak_TFLOP_per_s.value))
         return cls(
             num_sms=sms,
             tile_overhead_ps=ps_from_ns(spec.tile_overhead_ns.value),
@@ -166,20 +192,8 @@ class Compute:
                 overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value
             ),
             _scale_block=spec.fp8_scale_block.value,
-            _matrix={  # BF16 and TF32 are cuBLAS's, FP8 DeepGEMM's, which has no slices
-                "bf16": kernels("bf16", slices=_SLICES),
-                "fp8": kernels("fp8"),
-                "fp8_rows": kernels("fp8_rows"),
-                "fp8_tensor": kernels("fp8_tensor"),
-                "fp32": kernels("fp32", slices=_SLICES),
-            },
-            _grouped={
-                "bf16": kernels("bf16_grouped", whole_tiles=whole_tiles),
-                "fp8": kernels("fp8"),
-                "fp8_rows": kernels("fp8_rows"),
-                "fp8_tensor": kernels("fp8_tensor"),
-                "fp32": kernels("fp32"),
-            },
+            _matrix=matrix,
+            _grouped=grouped,
             _hbm=hbm,
             _l2=L2.from_spec(gpu),
         )
@@ -194,21 +208,27 @@ class Compute:
         n, k
             Output and inner dimension.
         dtype
-            FP8 weights have one scale for each square block of values.
+            FP8 weights have one scale for each square block of values, FP4 ones in each row.
         """
         rows: Whole = whole(n, "n")
         inner: Whole = whole(k, "k")
-        values = rows * inner * self._kernels(dtype).value_bytes
+        kernels = self._kernels(dtype)
+        if fp4 := _fp4_weights(dtype):
+            return rows * fp4_bytes(inner, fp4)
+        values = rows * inner * (kernels.weight_bits // 8)
         if not _has_scales(dtype):
             return values
         scales = ceil_div(rows, self._scale_block) * ceil_div(inner, self._scale_block)
         return values + scales * _SCALE_BYTES
 
     def activation_bytes(self, rows: Whole, k: int, dtype: str) -> Whole:
-        """Bytes of (rows, k) activations; FP8 rows have one scale for each block of a row."""
+        """Bytes of (rows, k) activations; FP8 and FP4 rows have a scale for each block of a row."""
         checked: Whole = whole(rows, "rows")
+        kernels = self._kernels(dtype)
+        if dtype in SCALED_VALUES:
+            return checked * fp4_bytes(k, dtype)
         scales = -(-k // self._scale_block) * _SCALE_BYTES if _has_scales(dtype) else 0
-        return checked * (k * self._kernels(dtype).value_bytes + scales)
+        return checked * (k * (kernels.value_bits // 8) + scales)
 
     # ---- tiles ------------------------------------------------------------------------
 
@@ -291,7 +311,7 @@ class Compute:
             waves = -(-grid.num_tiles * grid.slices // sms)
             larger = max(tallest, width)
             loads = tallest + width - larger + -(-larger // self.cluster_tiles)
-            nbytes = grid.num_tiles * loads * k * kernels.value_bytes
+            nbytes = -(-grid.num_tiles * loads * k * kernels.value_bits // 8)
             products = max(waves * (tile + stores - hidden) + hidden, self._l2.read_ps(nbytes))
             return products + adds + (self.reduction_ps if grid.slices > 1 else 0)
 
@@ -411,10 +431,10 @@ class Compute:
             kernels.sm_rate.times(self.mma_sync_efficiency) if path.has_warps else kernels.sm_rate
         )
         multiply = sm_rate.duration_ps(padded * (2 * columns * k))
-        inner = k * kernels.value_bytes
-        load = self._load_ps(rows * inner, path.rows, columns * inner, path.weights)
+        inner, of_weights = -(-k * kernels.value_bits // 8), -(-k * kernels.weight_bits // 8)
+        load = self._load_ps(rows * inner, path.rows, columns * of_weights, path.weights)
         passing = self.shared_rate.duration_ps(path.passes(rows, columns) * inner)
-        loads = -(-k * kernels.value_bytes // _LOAD_BYTES)
+        loads = -(-inner // _LOAD_BYTES)
         is_fp8 = dtype.startswith("fp8")
         absent = absent_rows * (loads * self.fp8_absent_row_ps if is_fp8 else 0)
         busy = np.maximum(multiply, load)
@@ -522,16 +542,30 @@ class Compute:
     def _stream_ps(self, counts: IntArray, n: int, k: int, dtype: str) -> int:
         weights = int((counts > 0).sum()) * self.weight_bytes(n, k, dtype)
         activations = int(self.activation_bytes(counts, k, dtype).sum())
-        results = int(counts.sum()) * n * _RESULT_BYTES[dtype]
+        results = int(counts.sum()) * n * _RESULT_BYTES.get(dtype, 2)
         return self._hbm.stream_ps(weights + activations + results)
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Operations per second of all SMs inside the main loops of full tiles."""
         return self._kernels(dtype).sm_rate.times(Fraction(self.num_sms)).units_per_second
 
+    def lacks(self, dtype: str) -> str:
+        """Say what tensor cores do not multiply, and what they do; empty if they multiply it."""
+        if dtype in self._matrix or not _fp4_weights(dtype):
+            return ""
+        rows, _, weights = dtype.rpartition("_")
+        asked = f"{weights} weights beside {rows} rows" if rows else f"{weights} values"
+        possible = ", ".join(one for one in self._matrix if one in _VALUE_BYTES and "_" not in one)
+        return (
+            f"tensor cores multiply no {asked}, but {possible}, and bf16 rows by mxfp4 or "
+            "nvfp4 weights"
+        )
+
     def _kernels(self, dtype: str, grouped: bool = False) -> _Kernels:
         known = self._grouped if grouped else self._matrix
         if dtype not in known:
+            if _fp4_weights(dtype):
+                raise UserError(self.lacks(dtype))
             raise unknown("dtype", dtype, known)
         return known[dtype]
 
@@ -542,7 +576,35 @@ def gradient_type(dtype: str) -> str:
 
 
 def _has_scales(dtype: str) -> bool:
-    return dtype in ("fp8", "fp8_rows")
+    return dtype in ("fp8", "fp8_rows", "fp8_mxfp4")
+
+
+def _fp4_weights(dtype: str) -> str:
+    """Type of the weights among such products, if it is FP4."""
+    last = dtype.rpartition("_")[2]
+    return last if last in SCALED_VALUES else ""
+
+
+def _with_fp4(kernels: Mapping[str, _Kernels], rate: Fraction) -> dict[str, _Kernels]:
+    """Kernels with FP4 operands beside others.
+
+    Parameters
+    ----------
+    kernels
+        By the type of their operands.
+    rate
+        Of FP4 products by the rate of FP8; 0 where the tensor cores have none.
+    """
+    found = {
+        name: replace(kernels[rows], weight_bits=BITS, slices=(1,))
+        for name in _BESIDE
+        if (rows := name.partition("_")[0]) != "fp8" or rate
+    }
+    if rate:
+        fp8 = kernels["fp8"]
+        both = replace(fp8, sm_rate=fp8.sm_rate.times(rate), value_bits=BITS, weight_bits=BITS)
+        found |= dict.fromkeys(SCALED_VALUES, both)
+    return found
 
 
 def _in_order_ps(durations: IntArray, num_sms: int) -> int:

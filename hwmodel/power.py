@@ -145,6 +145,7 @@ def at_clock(system: System, clock_GHz: float) -> System:
         "gpu.clock_GHz": matrix,
         "compute.bf16_peak_TFLOP_per_s": matrix,
         "compute.fp8_peak_TFLOP_per_s": matrix,
+        "compute.fp4_peak_TFLOP_per_s": matrix,
         "compute.fp32_peak_TFLOP_per_s": matrix,
         "attention.forward_efficiency": own,
         "attention.backward_efficiency": own,

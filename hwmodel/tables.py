@@ -246,6 +246,8 @@ class ComputeSpec(StrictDocument):
     """All SMs together, without sparsity, as sold."""
     fp8_peak_TFLOP_per_s: Quantity[Positive]
     """Likewise, of FP8 values."""
+    fp4_peak_TFLOP_per_s: Quantity[NonNegative]
+    """Likewise, of FP4 values with scales, at FP8's efficiency; 0 where there are none."""
     fp32_peak_TFLOP_per_s: Quantity[Positive]
     """FP32 values multiplied as TF32 on tensor cores."""
     bf16_efficiency: Quantity[Ratio]

@@ -286,7 +286,9 @@ def check_code_for(scheme: Scheme, work: LayerWork, system: System) -> None:
     LayerRefusedError
         Saying why.
     """
-    if reason := scheme.refuses(work) or scheme.refuses_on(work, system):
+    lacking = system.compute.lacks(work.precision.operands)
+    lacking = lacking and f"on {system.name} {lacking}"
+    if reason := scheme.refuses(work) or lacking or scheme.refuses_on(work, system):
         message = f"scheme {scheme.name!r}: {reason}"
         raise LayerRefusedError(message)
 

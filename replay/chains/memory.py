@@ -24,8 +24,8 @@ def memory_of(work: LayerWork, system: System, scheme: Scheme) -> Memory:
     planned = replication.memory(work, system).items()
     slots = (Buffer(name, nbytes, stays=True) for name, nbytes in planned)
     buffers = (*scheme.buffers(work, system), *scheme.intermediates(work), *slots)
-    each = compute.weight_bytes(shape.gemm1_columns, shape.hidden, types.gemm)
-    each += compute.weight_bytes(shape.hidden, shape.intermediate, types.gemm)
+    each = compute.weight_bytes(shape.gemm1_columns, shape.hidden, types.operands)
+    each += compute.weight_bytes(shape.hidden, shape.intermediate, types.operands)
     experts = np.array([len(local) for local in work.experts_of_rank], np.int64)
     if work.step_plan is not None:  # whose slots for replicas all layers share
         experts -= work.step_plan.reserved

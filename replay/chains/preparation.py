@@ -117,7 +117,7 @@ def _links(
     between = {
         is_backward: Between(
             trace.model_shape,
-            precision.gemm,
+            precision.between,
             is_decode=is_decode,
             is_backward=is_backward,
             shared_beside=settings.shared_experts == "beside-dispatch",

@@ -11,7 +11,7 @@ from replay.errors import UserError
 from replay.model.machine.domains import Domains
 from replay.model.work.batch import Batch, Phase, form_batch
 from replay.model.work.placement import PER_STEP
-from replay.model.work.precision import NumberType, Precision
+from replay.model.work.precision import NumberType, Precision, ValueType
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -52,8 +52,9 @@ class ChainSettings:
     replicas: ReplicaRule
     expert_tp: int
     precision: NumberType | None
-    gemm_type: NumberType | None
-    dispatch_rows: NumberType | None
+    gemm_type: ValueType | None
+    weight_type: ValueType | None
+    dispatch_rows: ValueType | None
     combine_rows: NumberType | None
     shared_experts: SharedExperts
     interleave: Interleaving
@@ -124,6 +125,7 @@ class ChainSettings:
             gemm=self.gemm_type,
             dispatch=self.dispatch_rows,
             combine=self.combine_rows,
+            weights=self.weight_type,
         )
 
     def batch(self, trace: RoutingTrace, system: System, step: int) -> Batch:

@@ -37,6 +37,7 @@ from replay.schemes.ep.nccl_ep import NcclEp
 from replay.schemes.ep.nvls import Nvls
 from replay.schemes.ep.pangu.scheme import Pangu
 from replay.schemes.ep.plain import Plain
+from replay.schemes.ep.trtllm.scheme import TrtLlmAllToAll
 from replay.schemes.ep.tutel.scheme import Tutel
 from replay.schemes.tp.cais.scheme import Cais
 from replay.schemes.tp.coconet import CoCoNet
@@ -69,6 +70,7 @@ SCHEMES: dict[str, Scheme] = {
         NcclEp(),
         ElasticDeepEp(),
         HybridEp(),
+        TrtLlmAllToAll(),
         Nvls(),
         Pangu(),
         Comet(),

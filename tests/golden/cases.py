@@ -192,6 +192,7 @@ CASES: dict[str, Case | SlicedCase] = {
             Run("deepep", {"stack": "sglang", "num_sms": 8, "dispatch_chunk": 2}),
             Run("flashdmoe", {"capacity_factor": 1.0, "send_padding": True}),
             Run("deepep-ll", {"overlap_sms": 3, "hook": True}),
+            Run("trtllm-alltoall", {"side": "two"}),
             Run("dysharp", {"addressing": "explicit", "loopback": True, "segment_packets": 16}),
             Run("dysharp", {"tlb_entries": 8, "tile_entries": 8, "readiness_entries": 8}),
         ),
@@ -214,6 +215,7 @@ CASES: dict[str, Case | SlicedCase] = {
             "fastermoe",
             "nccl-ep",
             "flashinfer-push",
+            "trtllm-alltoall",
         ),  # GPUs have different numbers of experts
         more=(
             Run("moe-hub", {"rpm": False, "aau_entries": 16}),

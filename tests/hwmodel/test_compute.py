@@ -4,6 +4,8 @@ Times in us of single H100 kernels: ai-dynamo/aiconfigurator performance data (A
 captured in a CUDA graph; grouped rates: deepseek-ai/DeepGEMM README, March 2025, H800.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -155,7 +157,7 @@ def test_bytes_of_operands():
     assert COMPUTE.activation_bytes(np.array([0, 2]), 10, "bf16").tolist() == [0, 40]
     assert COMPUTE.weight_bytes(130, 129, "fp32") == 4 * 130 * 129
     assert COMPUTE.activation_bytes(np.array([0, 2]), 10, "fp32").tolist() == [0, 80]
-    with pytest.raises(UserError, match=r"unknown dtype 'fp4' .*known: bf16, fp32, fp8"):
+    with pytest.raises(UserError, match=r"unknown dtype 'fp4' .*known: bf16, .*fp32, fp8"):
         COMPUTE.weight_bytes(1, 1, "fp4")
 
 
@@ -359,3 +361,64 @@ def test_a_kernel_on_blackwell_multiplies_a_tile_while_it_stores_another():
     waves = -(-grid.num_tiles // one.num_sms)
     times = [of.gemm_time_ps(8192, 8192, 8192, "bf16") for of in (one, two)]
     assert times[0] - times[1] == (waves - 1) * one.tile_overhead_ps
+
+
+# ---- FP4 -----------------------------------------------------------------------------------------
+
+B200 = hwmodel.load("hgx-b200").compute
+
+
+def test_fp4_values_and_their_scales() -> None:
+    # 64 x 7168: half a byte a value, a byte for 32 or for 16 of a row.
+    assert B200.weight_bytes(64, 7168, "fp8_mxfp4") == 64 * (3584 + 224)
+    assert B200.weight_bytes(64, 7168, "mxfp4") == 64 * (3584 + 224)
+    assert B200.weight_bytes(64, 7168, "nvfp4") == 64 * (3584 + 448)
+    assert B200.weight_bytes(3, 33, "bf16_nvfp4") == 3 * (17 + 3)
+    assert B200.activation_bytes(5, 7168, "nvfp4") == 5 * (3584 + 448)
+    # Rows beside FP4 weights are as ever.
+    assert B200.activation_bytes(5, 7168, "fp8_mxfp4") == 5 * (7168 + 224)
+    assert B200.activation_bytes(5, 7168, "bf16_mxfp4") == 5 * 2 * 7168
+
+
+def test_fp4_beside_fp8_multiplies_at_the_rate_of_fp8() -> None:
+    peak = B200.peak_flop_per_s("fp8")
+    assert B200.peak_flop_per_s("fp8_mxfp4") == peak
+    assert B200.peak_flop_per_s("nvfp4") == B200.peak_flop_per_s("mxfp4") == 2 * peak
+    assert B200.peak_flop_per_s("bf16_nvfp4") == B200.peak_flop_per_s("bf16")
+    # A full tile is bound by products, and takes as long; one row by its weights' way into the SM.
+    long = 128, 256, 7168
+    assert B200.tile_ps(*long, "fp8_mxfp4") == B200.tile_ps(*long, "fp8")
+    rate = B200.operand_rate
+    for dtype, of_row, of_weight in (("fp8", 2, 2), ("fp8_mxfp4", 2, 1), ("nvfp4", 1, 1)):
+        nbytes = 7168 * (of_row + 256 * of_weight) // 2
+        thin = replace(B200, _matrix={
+            name: replace(one, mma_rows=1) for name, one in B200._matrix.items()
+        })  # fmt: skip
+        loaded = thin.tile_ps(1, 256, 7168, dtype) - B200.tile_overhead_ps
+        assert loaded == rate.duration_ps(nbytes), dtype
+
+
+def test_few_rows_wait_for_half_the_bytes() -> None:
+    # 64 experts of one row each are bound by memory: weights, rows and results.
+    n, k, experts = 4096, 7168, 64
+    for dtype, weights, row in (
+        ("fp8", n * k + 32 * 56 * 4, 7168 + 224), ("fp8_mxfp4", n * (3584 + 224), 7168 + 224)
+    ):  # fmt: skip
+        nbytes = experts * (weights + row + 2 * n)
+        by_hand = hwmodel.load("hgx-b200").hbm.stream_ps(nbytes) + B200.tile_overhead_ps
+        assert B200.gemm_time_ps([1] * experts, n, k, dtype) == by_hand
+
+
+def test_machines_without_fp4_say_what_is_possible() -> None:
+    for name in ("dgx-h100", "dgx-a100", "cloudmatrix384"):
+        compute = hwmodel.load(name).compute
+        assert compute.lacks("fp8") == compute.lacks("bf16_mxfp4") == ""
+        for dtype, what in (
+            ("fp8_mxfp4", "mxfp4 weights beside fp8 rows"),
+            ("nvfp4", "nvfp4 values"),
+        ):
+            says = f"tensor cores multiply no {what}, but bf16, fp8, fp32, and bf16 rows by mxfp4"
+            assert compute.lacks(dtype).startswith(says)
+            with pytest.raises(UserError, match=f"multiply no {what}"):
+                compute.weight_bytes(1, 1, dtype)
+    assert B200.lacks("fp8_mxfp4") == B200.lacks("nvfp4") == ""

@@ -36,6 +36,7 @@ COLUMNS: dict[str, type] = {
     "placement": str,
     "expert_tp": int,  # GPUs that share an expert
     "gemm_type": str,
+    "weight_type": str,
     "dispatch_rows": str,
     "combine_rows": str,
     "launch": str,
@@ -154,6 +155,7 @@ def row_of(result: Mapping[str, Any]) -> dict[str, Any]:
         "placement": result["placement"],
         "expert_tp": spec.get("expert_tp", 1),
         "gemm_type": types["gemm"],
+        "weight_type": types.get("weights", types["gemm"]),
         "dispatch_rows": types["dispatch_rows"],
         "combine_rows": types["combine_rows"],
         "launch": result["launch"],

@@ -26,11 +26,14 @@ def plain_types(spec: RunSpec) -> dict[str, Any]:
     name = spec.precision or spec.gemm_type
     if name is None or (spec.precision is None and None in given):
         return {}
-    meant = Precision(name, gemm=given[0], dispatch=given[1], combine=given[2])
-    plain = Precision(meant.gemm)
+    meant = Precision(
+        name, gemm=given[0], dispatch=given[1], combine=given[2], weights=spec.weight_type
+    )
+    plain = Precision(meant.between)
     return {
-        "precision": meant.gemm,
-        "gemm_type": None,
+        "precision": meant.between,
+        "gemm_type": None if meant.gemm == plain.gemm else meant.gemm,
+        "weight_type": None if meant.weights == meant.gemm else meant.weights,
         "dispatch_rows": None if meant.dispatch == plain.dispatch else meant.dispatch,
         "combine_rows": None if meant.combine == plain.combine else meant.combine,
     }

@@ -95,19 +95,37 @@ class BatchDescription(Strict):
 class NumberTypes(Strict):
     """Types of the values that the experts' GEMMs multiply, and of rows on their way.
 
-    FP8 rows have a scale per 128 values.
+    FP8 rows have a scale per 128 values. Weights of the type of the rows that they are multiplied
+    with are left out of the file.
     """
 
     gemm: str
     dispatch_rows: str
     combine_rows: str
+    weights: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if self.weights is None:
+            values.pop("weights", None)
+        return values
+
+    def __str__(self) -> str:
+        """The types in words."""
+        weights = f"{self.weights} weights, " if self.weights else ""
+        return (
+            f"{self.gemm} GEMMs, {weights}{self.dispatch_rows} rows out, "
+            f"{self.combine_rows} rows back"
+        )
 
 
 def number_types(precision: Precision) -> NumberTypes:
     """State the types of a precision."""
     return NumberTypes(
-        gemm=precision.gemm, dispatch_rows=precision.dispatch, combine_rows=precision.combine
-    )
+        gemm=precision.gemm, dispatch_rows=precision.dispatch, combine_rows=precision.combine,
+        weights=None if precision.weights == precision.gemm else precision.weights,
+    )  # fmt: skip
 
 
 class Totals(Strict):

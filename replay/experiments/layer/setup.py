@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from replay.chains.layer_stacks import launched_by, stack_of
 from replay.chains.preparation import prepare
 from replay.chains.settings import ChainSettings
-from replay.errors import UserError, check_kind, listed
+from replay.errors import UserError, check_kind
 from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import describe, identity
 from replay.experiments.layer.normal_form import (
@@ -253,7 +253,7 @@ def find_scheme(reference: str | None, *, allow_code: AllowCode) -> Scheme:
     if reference is None:
         message = (
             "no scheme is given: give one, such as --scheme deepep, in Python scheme='deepep'; "
-            f"known: {listed(names('ep'))}"
+            f"`moereplay schemes` lists all {len(list(names('ep')))}"
         )
         raise UserError(message)
     return find(reference, allow_code=allow_code)

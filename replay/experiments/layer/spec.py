@@ -38,7 +38,7 @@ from replay.experiments.base.spec import (
 from replay.model.machine.host import Launch
 from replay.model.work.batch import Phase
 from replay.model.work.placement import placement_name
-from replay.model.work.precision import NumberType
+from replay.model.work.precision import NumberType, ValueType
 from replay.model.work.replicas import ReplicaRule
 
 
@@ -120,10 +120,17 @@ class RunSpec(Spec):
         "width each: tensor parallelism inside expert parallelism.",
     )
     precision: NumberType | None = PRECISION
-    gemm_type: NumberType | None = Field(
-        None, description="Number type of the experts' GEMMs, where precision has another."
+    gemm_type: ValueType | None = Field(
+        None,
+        description="Number type of the experts' GEMMs, where precision has another: also mxfp4 "
+        "or nvfp4, FP4 values with a scale for 32 or 16.",
     )
-    dispatch_rows: NumberType | None = Field(
+    weight_type: ValueType | None = Field(
+        None,
+        description="FP4 type of the experts' weights, where the rows that they are multiplied "
+        "with have another: mxfp4 beside fp8 or bf16, nvfp4 beside bf16.",
+    )
+    dispatch_rows: ValueType | None = Field(
         None, description="Number type of rows to the experts, where precision has another."
     )
     combine_rows: NumberType | None = Field(

@@ -116,7 +116,7 @@ def per_expert_kernels(
         Whether FP8 operands of each GEMM are made by a kernel for each expert before it, from rows
         in the type of the tokens.
     """
-    calls, quantises = calls_of(work), quantises and work.precision.gemm == "fp8"
+    calls, quantises = calls_of(work), quantises and work.precision.has_scales
 
     def multiply(gemm: Gemm, begin: Ints) -> Ints:
         if quantises:
@@ -200,7 +200,7 @@ def _on_streams(
 
 def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, call: Call) -> RowTiles:
     """Tiles of a call, by the shape that suits its rows on each GPU, or of FP8's one shape."""
-    compute, dtype = machine.system.compute, work.precision.gemm
+    compute, dtype = machine.system.compute, work.precision.operands
     side = FP8_TILE if dtype == "fp8" else None
     grids = [
         compute.gemm_tiles(

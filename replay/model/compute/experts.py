@@ -151,7 +151,7 @@ def separate_kernels(
     quantises_apart
         Whether FP8 operands of the second GEMM are made by a kernel behind the activation.
     """
-    apart = quantises_apart and work.precision.gemm == "fp8"
+    apart = quantises_apart and work.precision.has_scales
 
     def multiply(gemm: Gemm, begin: Ints) -> Ints:
         return gemm_kernel(machine, work, gemm, pool, begin, layout=layout, num_sms=num_sms).end

@@ -141,7 +141,7 @@ def gemm_tasks(
     found
         Operands that the L2 cache has from the start.
     """
-    compute, dtype = machine.system.compute, work.precision.gemm
+    compute, dtype = machine.system.compute, work.precision.operands
     block_n = tiles.block_n[tiles.rank]
     num_columns = -(-gemm.n // block_n)
     tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.compute)

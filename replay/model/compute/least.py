@@ -34,7 +34,7 @@ def least_experts(machine: Machine, work: LayerWork, pool: Ints, begun: Ints) ->
         (rank,): what each rank's work waits for.
     """
     rank_of = work.placement.expert_rank.astype(np.int64)
-    compute, dtype = machine.system.compute, work.precision.gemm
+    compute, dtype = machine.system.compute, work.precision.operands
     ends, done = begun, begun[rank_of]
     for gemm in (Gemm.first(work, fused_activation=True), Gemm.second(work)):
         rows = work.rows_of_expert

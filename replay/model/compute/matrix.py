@@ -42,7 +42,7 @@ def matrix_kernel(
     """
     grids = [
         machine.system.compute.gemm_tiles(
-            work.rows_of_expert[experts], gemm.n, gemm.k, work.precision.gemm,
+            work.rows_of_expert[experts], gemm.n, gemm.k, work.precision.operands,
             num_sms=machine.sms.compute, split_k=True,
         )
         for experts in work.experts_of_rank
@@ -75,7 +75,7 @@ def _sliced(
 ) -> Ints:
     """Multiply the slices of every tile, then add their sums: (rank,) marks of the end."""
     assert all(grid.slices > 1 for grid in grids), "matrices of all ranks are alike"
-    compute, dtype = machine.system.compute, work.precision.gemm
+    compute, dtype = machine.system.compute, work.precision.operands
     ends, adds, written = [], [], []
     for rank, grid in enumerate(grids):
         stores, add = compute.sums_ps(grid)

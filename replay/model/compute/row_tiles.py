@@ -112,7 +112,7 @@ def row_tiles(
         the rank, since the host does not know their counts; a matrix has the rows that it has.
     """
     assert layout in LAYOUTS, layout
-    compute, dtype = machine.system.compute, work.precision.gemm
+    compute, dtype = machine.system.compute, work.precision.operands
     rows, grouped = work.rows_of_expert, layout != "matrix"
     rank_of = work.placement.expert_rank.astype(np.int64)
     if layout in (*PADDED, "received"):

@@ -73,7 +73,7 @@ def rates_on(system: System, work: LayerWork, network: float = 0.0, gemm: float 
     """
     return Rates(
         network * 1e9 or system.link.payload_bytes_per_s(both_ways=True),
-        gemm * 1e12 or system.compute.peak_flop_per_s(work.precision.gemm),
+        gemm * 1e12 or system.compute.peak_flop_per_s(work.precision.operands),
     )
 
 

@@ -144,7 +144,7 @@ def _cast(machine: Machine, shared: LayerWork, after: Ints) -> Ints:
     """Make the operand of the first GEMM: (rank,) tasks when it is there."""
     tokens = np.diff(shared.tokens_of_rank)
     machine.notes.count(PLACED, machine.ranks, tokens)
-    if shared.precision.gemm != "fp8":
+    if not shared.precision.has_scales:
         return after
     moved = MemoryTraffic(tokens * shared.shape.hidden * BF16, tokens * shared.operand_row_bytes)
     return machine.memory_kernel(Kind.CAST, moved, after)

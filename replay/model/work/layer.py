@@ -178,7 +178,8 @@ class LayerWork:
         placed = Placement(ranks.astype(np.int32), self.num_ranks, self.placement.description)
         shape = ExpertShape(self.shape.hidden, intermediate, self.shape.gated)
         ids = (self.num_experts + self.source_rank)[:, None].astype(np.int32)
-        precision = Precision(self.precision.gemm)  # its rows do not travel
+        types = self.precision
+        precision = Precision(types.gemm, weights=types.weights)  # its rows do not travel
         shared = self.replaced(
             expert_ids=ids, placement=placed, shape=shape, precision=precision, step_plan=None,
             num_slices=1,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, overload
 
-from replay.model.work.precision import NUMBER_TYPES
+from replay.model.work.precision import NUMBER_TYPES, VALUE_TYPES
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.checks import CHECKS
 from replay.schemes.contract.layers import ACROSS, LAYERS
@@ -142,8 +142,8 @@ def declared(scheme: AnyScheme) -> Iterator[str]:
 
 def _declared_of_experts(scheme: Scheme) -> Iterator[str]:
     for name, possible in (
-        ("gemm_types", NUMBER_TYPES),
-        ("dispatch_types", NUMBER_TYPES),
+        ("gemm_types", VALUE_TYPES),
+        ("dispatch_types", VALUE_TYPES),
         ("combine_types", NUMBER_TYPES),
         ("passes", BOTH_PASSES),
     ):

@@ -14,6 +14,7 @@ from replay.errors import RefusedError
 from replay.model.compute.row_tiles import padded_rows
 from replay.model.machine.domains import Domains
 from replay.model.work.capacity import as_it_is
+from replay.model.work.precision import FP4_TYPES
 from replay.schemes.base import AnyScheme
 from replay.schemes.ep.facts import ALL_TYPES, BOTH_PASSES
 from replay.schemes.ep.memory import intermediates
@@ -54,6 +55,8 @@ class Scheme(AnyScheme):
         ports of the two phases bound the layer one after the other.
     gemm_types, dispatch_types
         Number types that the experts' GEMMs, and rows on their way to the experts, may have.
+    weight_types
+        Types of weights that the experts' GEMMs take beside rows of another type.
     combine_types
         Number types that rows may have on their way back. FP8 takes a scheme that moves rows as
         they are and has a kernel at the owner that adds them up.
@@ -86,6 +89,7 @@ class Scheme(AnyScheme):
     phases_separated: bool = True
     gemm_types: frozenset[str] = ALL_TYPES
     dispatch_types: frozenset[str] = ALL_TYPES
+    weight_types: frozenset[str] = frozenset()
     combine_types: frozenset[str] = frozenset({"bf16", "fp32"})
     passes: frozenset[str] = BOTH_PASSES
     puts_off_weights: bool = False
@@ -134,6 +138,11 @@ class Scheme(AnyScheme):
         ):
             if given not in possible:
                 return f"its {what} are {' or '.join(sorted(possible))}, not {given}"
+        if types.weights != types.gemm and types.weights not in self.weight_types:
+            fits = " or ".join([f"{types.gemm} too", *sorted(self.weight_types)])
+            return f"weights of its {types.gemm} GEMMs are {fits}, not {types.weights}"
+        if work.is_backward and types.weights in FP4_TYPES:
+            return f"{types.weights} weights are for the forward pass alone"
         if self.most_ranks is not None and work.num_ranks > self.most_ranks:
             return f"its code takes {self.most_ranks} ranks at most, not {work.num_ranks}"
         if self.most_topk is not None and topk > self.most_topk:

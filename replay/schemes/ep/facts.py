@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from replay.model.work.precision import NUMBER_TYPES
+from replay.model.work.precision import FP4_TYPES, NUMBER_TYPES
 
 if TYPE_CHECKING:
     from replay.model.work.ragged import Ints
 
 ALL_TYPES = frozenset(NUMBER_TYPES)
+LIBRARY_WEIGHTS = FP4_TYPES  # grouped GEMMs of libraries take FP4 weights beside other rows
 FORWARD = frozenset({"forward"})
 BOTH_PASSES = frozenset({"forward", "backward"})
 

@@ -41,6 +41,7 @@ from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import LayerRefusedError, Scheme
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Ideal(Scheme):
     """The least that a layer takes."""
 
     name = "ideal"
+    weight_types = LIBRARY_WEIGHTS
     summary = "the experts' least work alone; no scheme is faster"
     source = "definition"
     platform = ""

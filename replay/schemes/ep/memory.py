@@ -98,7 +98,7 @@ def intermediates(
     found = []
     if not fuses_activation:
         found.append(Buffer("results of the first GEMM", rows * types.token_row_bytes(written)))
-    if quantises_apart and types.gemm == "fp8":
+    if quantises_apart and types.has_scales:
         found.append(Buffer("activations to quantise", rows * types.token_row_bytes(read)))
     found.append(Buffer("operands of the second GEMM", rows * types.operand_row_bytes(read)))
     if keeps_results:

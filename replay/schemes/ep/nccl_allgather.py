@@ -27,6 +27,7 @@ from replay.schemes.ep.dense_exchange import (
     WEIGHT_BYTES,
     DenseExchange,
 )
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class NcclAllGather(DenseExchange):
     summary = "NCCL's all-gather and reduce-scatter of all tokens, as vLLM has them"
     source = "Megatron-Core token_dispatcher_inference.py, NCCLAllGatherDispatcher; vLLM all2all.py"
     traffic = "ring"
+    weight_types = LIBRARY_WEIGHTS
     validity = "inference; gradients are assumed to take the same kernels"
     interleaves = frozenset()
     options: NcclAllGatherOptions = NcclAllGatherOptions()

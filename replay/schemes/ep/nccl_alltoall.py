@@ -23,7 +23,7 @@ from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKin
 from replay.model.machine.times import NO_TIME, MemoryTraffic
 from replay.model.work.precision import NUMBER_TYPES
 from replay.model.work.ragged import places
-from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
 from replay.schemes.ep.staged import StagedScheme
 
@@ -82,6 +82,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
     source = "Megatron-LM token_dispatcher.py; NCCL enqueue.cc and sendrecv.h"
     assumes = "NCCL's own channels, chunks and protocols"
     traffic = "pair"
+    weight_types = LIBRARY_WEIGHTS
     phases_separated = False
     combine_types = frozenset(NUMBER_TYPES)
     validity = (

@@ -44,6 +44,7 @@ from replay.schemes.ep.dense_exchange import (
     WEIGHT_BYTES,
     DenseExchange,
 )
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Nvls(DenseExchange):
     source = "Megatron-Core token_dispatcher_inference.py; arXiv 2605.05607 section II-C"
     needs = frozenset({"multicast", "reduction"})
     traffic = "dense"
+    weight_types = LIBRARY_WEIGHTS
     network = "ring"
     full_nodes = "groups of multicast are whole nodes"
     validity = "inference; gradients are assumed to take the same kernels"

@@ -24,7 +24,7 @@ from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
-from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Plain(Scheme):
     summary = "direct stores of (token, expert) rows, no overlap; the one to copy"
     source = "definition"
     traffic = "pair"
+    weight_types = LIBRARY_WEIGHTS
     platform = ""
     combine_types = frozenset(NUMBER_TYPES)
     options: PlainOptions = PlainOptions()

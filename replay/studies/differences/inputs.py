@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from replay.experiments.base.result import ResultBase
     from replay.studies.differences.pairs import Pair
 
-BY_RESULT = BY_VALUE | {"precision", "gemm_type", "dispatch_rows", "combine_rows", "launch"}
+BY_RESULT = BY_VALUE | {
+    "precision",
+    "gemm_type",
+    "weight_type",
+    "dispatch_rows",
+    "combine_rows",
+    "launch",
+}
 """Settings of a spec that a result states by what they came to, and not by what was asked."""
 
 RESTS_ON = ("source", "assumes", "traffic")

@@ -24,6 +24,7 @@ from replay.studies.validate import (
     pushed_rows,
     symmetric_memory,
     tile_order,
+    trtllm_alltoall,
 )
 from replay.studies.validate.table import Table
 
@@ -48,6 +49,7 @@ TABLES: dict[str, Table] = {
         deepep.INTERNODE_NOTIFY,
         deepep.LOW_LATENCY_INTERNODE,
         nccl_ep.TABLE,
+        trtllm_alltoall.TABLE,
         compute.GEMM,
         compute.GEMM_FEW_TILES,
         compute.GEMM_SHORT_K,

@@ -53,6 +53,7 @@ def test_kernels_for_inference_have_no_backward_pass() -> None:
     assert set(SCHEMES) - set(TRAINED) == {
         "deepep-ll",
         "nccl-ep",
+        "trtllm-alltoall",
         "megamoe",
         "megamoe-hopper",
         "flashinfer-push",

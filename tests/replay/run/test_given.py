@@ -62,8 +62,11 @@ def test_one_is_a_list_of_one(trace: tracegen.RoutingTrace, map_file: Path, one:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"scheme": None}, "no scheme is given: .* scheme='deepep'; known: cann-ep, "),
-        ({}, "no scheme is given: .* scheme='deepep'; known: cann-ep, "),
+        (
+            {"scheme": None},
+            "no scheme is given: .* scheme='deepep'; `moereplay schemes` lists all ",
+        ),
+        ({}, "no scheme is given: .* scheme='deepep'; `moereplay schemes` lists all "),
         ({"scheme": 3}, r"^scheme = 3 \(int\): expected a name of `moereplay schemes`"),
         ({"scheme": type(SCHEMES["ideal"])}, r"^scheme = <class .*: expected a name"),
         ({"system": 3}, r"^system = 3 \(int\): expected a name of `moereplay hardware list`"),

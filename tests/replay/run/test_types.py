@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from loops import every
@@ -12,6 +13,7 @@ from replay.errors import UserError
 from replay.experiments.layer.result import NumberTypes, Result
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
+from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES
 
 
@@ -104,3 +106,70 @@ def test_fp8_rows_back_where_a_kernel_adds_them(synthetic) -> None:
     )
     hidden = narrow.trace.hidden
     assert less * 2 * hidden == more * (hidden + 4 * -(-hidden // 128))
+
+
+# ---- FP4 -----------------------------------------------------------------------------------------
+
+
+def test_types_of_fp4() -> None:
+    both = Precision("nvfp4")
+    assert (both.gemm, both.weights, both.dispatch, both.combine) == (*("nvfp4",) * 3, "bf16")
+    assert (both.operands, both.between, both.has_scales) == ("nvfp4", "bf16", True)
+    assert both.dispatch_row_bytes(7168) == both.operand_row_bytes(7168) == 3584 + 448
+    assert Precision("mxfp4").dispatch_row_bytes(7168) == 3584 + 224
+    mixed = Precision("fp8", weights="mxfp4")
+    assert (mixed.operands, mixed.between) == ("fp8_mxfp4", "fp8")
+    assert mixed.name == "fp8 GEMMs, mxfp4 weights, fp8 rows out, bf16 rows back"
+    assert mixed.operand_row_bytes(7168) == Precision("fp8").operand_row_bytes(7168)
+    assert Precision("fp8", weights="fp8") == Precision("fp8")
+    for gemm, weights, could in (
+        ("fp8", "nvfp4", "fp8 or mxfp4"), ("fp8", "bf16", "fp8 or mxfp4"),
+        ("bf16", "fp8", "bf16 or mxfp4 or nvfp4"), ("nvfp4", "mxfp4", "nvfp4"),
+        ("fp32", "mxfp4", "fp32"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"weights of {gemm} GEMMs are {could}, not {weights}"):
+            Precision(gemm, weights=weights)
+
+
+def test_fp4_weights_of_a_replay(synthetic) -> None:
+    settings = {"scheme": "plain", "layer": 0, "system": "hgx-b200"}
+    wide = replay.run(synthetic(), precision="fp8", **settings)
+    narrow = replay.run(synthetic(), precision="fp8", weight_type="mxfp4", **settings)
+    assert narrow.totals.makespan_us < wide.totals.makespan_us
+    assert narrow.types.weights == "mxfp4"
+    assert wide.types.weights is None
+    assert "weights" not in json.loads(wide.to_json())["types"]
+    assert "fp8 GEMMs, mxfp4 weights, fp8 rows out" in replay.summary(narrow)
+    shape = synthetic().model_shape
+    size = 3 * shape.hidden * shape.moe_intermediate * shape.num_experts / narrow.batch.num_ranks
+    assert max(narrow.layers[0].memory.weight_bytes) == size * (4 + 8 / 32) / 8
+
+
+def test_fp4_is_refused_where_it_is_not(synthetic) -> None:
+    for settings, says in (
+        ({"scheme": "plain", "precision": "fp8", "weight_type": "mxfp4"},
+         "scheme 'plain': on dgx-h100 tensor cores multiply no mxfp4 weights beside fp8 rows, but"),
+        ({"scheme": "comet", "precision": "bf16", "weight_type": "nvfp4"},
+         "weights of its bf16 GEMMs are bf16 too, not nvfp4"),
+        ({"scheme": "megamoe", "system": "hgx-b200", "precision": "bf16", "weight_type": "nvfp4"},
+         "weights of its bf16 GEMMs are bf16 too or mxfp4, not nvfp4"),
+        ({"scheme": "plain", "precision": "bf16", "gemm_type": "nvfp4"},
+         "its GEMMs are bf16 or fp32 or fp8, not nvfp4"),
+        ({"scheme": "plain", "precision": "bf16", "weight_type": "mxfp4", "pass": "backward"},
+         "mxfp4 weights are for the forward pass alone"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=re.escape(says)):
+            replay.run(synthetic(), layer=0, **settings)
+
+
+def test_normal_form_of_fp4() -> None:
+    one = set_up(
+        RunSpec(scheme="plain", precision="fp8", gemm_type="nvfp4", dispatch_rows="nvfp4"), {}
+    )
+    two = set_up(
+        RunSpec(
+            scheme="plain", precision="bf16", gemm_type="nvfp4", weight_type="nvfp4",
+            dispatch_rows="nvfp4",
+        ), {},
+    )  # fmt: skip
+    assert one.spec == two.spec

@@ -132,6 +132,12 @@ def other_rows_back(layer: LayerWork) -> bool:
     return any(one != types.gemm for one in rows)
 
 
+def not_compiled(layer: LayerWork) -> bool:
+    """Rows of another type than the GEMMs read, or a number of choices without a kernel."""
+    topk = layer.expert_ids.shape[1]
+    return layer.precision.dispatch != layer.precision.gemm or topk not in (1, 2, 4, 6, 8, 10, 16)
+
+
 UNEVEN_EXPERTS = {
     name
     for name, make in small_layers.LAYERS.items()
@@ -146,6 +152,8 @@ MORE = {
     "fastermoe": UNEVEN_EXPERTS,
     "flashinfer-push": UNEVEN_EXPERTS
     | {name for name, make in small_layers.LAYERS.items() if other_rows_back(make())},
+    "trtllm-alltoall": UNEVEN_EXPERTS
+    | {name for name, make in small_layers.LAYERS.items() if not_compiled(make())},
     # They read rows as they come.
     "megamoe": {"fp8 rows into bf16 GEMMs"},
     "megamoe-hopper": {"fp8 rows into bf16 GEMMs"},

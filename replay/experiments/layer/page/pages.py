@@ -225,8 +225,7 @@ def provenance_of(results: Sequence[Result], command: str, *tables: Table) -> Se
             "GPUs": one.batch.num_ranks,
             "batch": f"{one.batch.phase}, step {one.batch.step}: {one.batch.batching}",
             "layers": _layers(one),
-            "numbers": f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, "
-            f"{types.combine_rows} rows back",
+            "numbers": str(types),
             "moereplay": versions(results),
         },
         command=command,

@@ -155,7 +155,7 @@ def heading(*results: Result) -> str:
             f"{batch.step}, {int(result.parts[0].routing.num_tokens):,} tokens "
             f"({batch.batching}), {placement}{sliced}{turns}"
         ),
-        f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
+        str(types),
     ]
     if result.spec.communication_only:
         lines[:0] = ["Communication alone: dispatch and combine, without experts"]

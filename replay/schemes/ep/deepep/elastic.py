@@ -41,7 +41,7 @@ from replay.schemes.ep.deepep.stack import (
     VLLM,
     EngineStack,
 )
-from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -156,6 +156,7 @@ class ElasticDeepEp(StagedScheme):
         "costs an acknowledgement; GEMMs run on all SMs, behind the epilogue"
     )
     traffic = "copy"
+    weight_types = LIBRARY_WEIGHTS
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     most_ranks = 1024

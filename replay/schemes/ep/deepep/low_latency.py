@@ -55,7 +55,7 @@ from replay.schemes.ep.deepep.buffers import HEADER_BYTES, low_latency_bytes
 from replay.schemes.ep.deepep.flags import FlaggedRows, Told, store_flags, store_rows
 from replay.schemes.ep.deepep.grid import HIDDEN_SIZES, Flows, WarpGrid, padded_bytes
 from replay.schemes.ep.deepep.messages import TokenMessages, blocks_of_tokens
-from replay.schemes.ep.facts import FORWARD, Buffer
+from replay.schemes.ep.facts import FORWARD, LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -122,6 +122,7 @@ class LowLatencyDeepEp(StagedScheme):
         "that kernels are compiled for, GEMMs are not"
     )
     traffic = "pair"
+    weight_types = LIBRARY_WEIGHTS
     network = "direct"
     phases_separated = False
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})

@@ -52,7 +52,7 @@ from replay.schemes.ep.deepep.intranode import INDEX_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.ep.deepep.stack import STACKS
-from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.staged import ListedExchanges
 from replay.schemes.options import Options, option
 
@@ -130,6 +130,7 @@ class DeepEp(ListedExchanges):
         "most 8 GPUs, so that a larger domain is an extrapolation, which the result counts"
     )
     traffic = "copy"
+    weight_types = LIBRARY_WEIGHTS
     network = "node"
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})  # DeepGEMM's, and the engines'
     combine_types = frozenset({"bf16"})  # SWITCH_TYPES

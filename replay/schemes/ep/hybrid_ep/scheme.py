@@ -22,7 +22,7 @@ from replay.model.compute.shared import shared_before_wait
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.hybrid_ep import kernels, preprocessing
 from replay.schemes.ep.hybrid_ep.kernels import PROB_BYTES, RowSizes
 from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
@@ -77,6 +77,7 @@ class HybridEp(StagedScheme):
         "their own (the fused ones are left out)"
     )
     traffic = "copy"
+    weight_types = LIBRARY_WEIGHTS
     network = "node"
     full_nodes = "rows go to the GPU of the own index in others"
     dispatch_types = frozenset({"bf16", "fp8"})

@@ -209,9 +209,10 @@ class MegaMoe(MegaMoeBase):
     summary = "DeepGEMM's MegaMoE: warps pull rows beside the tiles of one kernel"
     source = f"{CODE}, impls/sm100_fp8_fp4_mega_moe.cuh, scheduler/mega_moe.cuh"
     assumes = (
-        "the gate writes ids and weights where peers read them; weights are of the GEMMs' type, "
-        "not FP4; GEMM-2 begins a row tile when GEMM-1 has all of it"
+        "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when "
+        "GEMM-1 has all of it"
     )
+    weight_types = frozenset({"mxfp4"})
     validity = (
         "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper runs "
         "megamoe-hopper"

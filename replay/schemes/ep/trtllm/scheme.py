@@ -1,0 +1,166 @@
+"""TensorRT-LLM's all-to-all over NVLink, as its two strategies have it.
+
+With n ranks, r(t) remote GPUs of token t and In(g) foreign tokens for GPU g's experts, the payload
+of GPU g's port is, of either strategy,
+
+    dispatch: up B_d x sum of r(t) over g's tokens, down B_d x In(g)
+    combine:  up B_c x In(g), down B_c x sum of r(t) over g's tokens
+
+Rows are quantised before they travel, and multiplied as they come. Beside a row go the ids and
+gate weights of all its experts. At a GPU experts add up what they make of a row, so that one comes
+back.
+
+*One-sided* (`replay.schemes.ep.trtllm.one_sided`, which is tried first): the GPU of a token puts it
+into peers' memory, and gets the results from there. *Two-sided*
+(`replay.schemes.ep.trtllm.two_sided`): half of the SMs send through queues in the receiver's
+memory, and receive from these.
+
+Source: NVIDIA/TensorRT-LLM. One-sided: ``cpp/tensorrt_llm/kernels/communicationKernels/
+moeAlltoAllKernels.cu`` at 01f0021. Two-sided: ``cpp/tensorrt_llm/kernels/fusedMoeCommKernels.cu``
+and ``moePrepareKernels.cu`` at 004d78b. Who calls them: ``tensorrt_llm/_torch/modules/fused_moe/
+communication``: ``nvlink_one_sided.py`` at 010d713, ``nvlink_two_sided.py`` at 0c8de69,
+``communication_factory.py`` at 03c36d6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.compute.casts import cast_before_dispatch
+from replay.model.compute.experts import separate_kernels
+from replay.model.compute.shared import shared_kernels
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import MemoryTraffic
+from replay.model.work.precision import FP4_TYPES
+from replay.schemes.ep import memory
+from replay.schemes.ep.base import Scheme
+from replay.schemes.ep.facts import FORWARD, LIBRARY_WEIGHTS
+from replay.schemes.ep.trtllm import one_sided, two_sided
+from replay.schemes.options import Options, option
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.facts import Buffer
+
+COMPILED = (1, 2, 4, 6, 8, 10, 16)  # experts of a token, SWITCH_TOP_K
+
+
+@dataclass(frozen=True)
+class TrtLlmOptions(Options):
+    """Options of the exchange."""
+
+    side: str = option(
+        "one",
+        "Who moves rows. one: the GPU of the token, which puts rows into peers' memory and gets "
+        "results from there. two: sender and receiver, through a queue.",
+        "communication_factory.py at 03c36d6: NVLinkOneSided is tried first, then NVLinkTwoSided",
+        choices=("one", "two"),
+    )
+    payload_in_workspace: bool = option(
+        True,
+        "One-sided: whether experts write their sums where peers read them; a kernel copies them "
+        "there if not.",
+        "get_combine_payload_tensor_in_workspace of nvlink_one_sided.py at 010d713",
+    )
+
+
+class TrtLlmAllToAll(Scheme):
+    """Rows put once to each GPU, or sent through a queue there; one sum back."""
+
+    name = "trtllm-alltoall"
+    summary = "TensorRT-LLM's NVLink all-to-all, one-sided or through queues"
+    source = "NVIDIA/TensorRT-LLM 01f0021 moeAlltoAllKernels.cu, 004d78b fusedMoeCommKernels.cu"
+    assumes = (
+        "all GPUs leave room for as many tokens as the one with most; queues have room; experts "
+        "are CUTLASS's, whose kernels expand rows and add results up; loads of experts are not "
+        "gathered"
+    )
+    traffic = "copy"
+    phases_separated = False
+    gemm_types = dispatch_types = frozenset({"bf16", "fp8"}) | FP4_TYPES
+    weight_types = LIBRARY_WEIGHTS
+    combine_types = frozenset({"bf16"})
+    passes = FORWARD
+    most_ranks = 128  # MAX_RANKS
+    even_experts = True
+    validity = "GB200 NVL72, whose GPUs reach one another's memory; one NVLink domain"
+    options: TrtLlmOptions = TrtLlmOptions()
+
+    def refuses(self, work: LayerWork) -> str:
+        """Rows are multiplied as they come; kernels are compiled for some numbers of experts."""
+        types, topk = work.precision, work.expert_ids.shape[1]
+        if reason := super().refuses(work):
+            return reason
+        if types.dispatch != types.gemm:
+            return f"its {types.gemm} GEMMs read rows as they come, which are {types.dispatch}"
+        if self._one_sided and topk not in COMPILED:
+            return f"its kernels take {', '.join(map(str, COMPILED))} experts per token, not {topk}"
+        if not self._one_sided and topk > two_sided.MOST_TOPK:
+            return f"its kernels take {two_sided.MOST_TOPK} experts per token at most, not {topk}"
+        return ""
+
+    @property
+    def _one_sided(self) -> bool:
+        return self.options.side == "one"
+
+    def communication_sms(self, system: System) -> int | None:
+        """All, or two for each channel; channels are counted for the most ranks of a domain."""
+        if self._one_sided:
+            return system.sm.num_sms
+        ranks = min(system.fabric.gpus_per_domain, self.most_ranks)
+        return two_sided.Grid.of(ranks, system.sm.num_sms).num_sms
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """The workspace that peers reach, and rows by expert."""
+        found = (
+            one_sided.buffers(work)
+            if self._one_sided
+            else two_sided.buffers(work, system.sm.num_sms)
+        )
+        return (*memory.cast_tokens(work), *found)
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add quantisation, dispatch, experts and combine."""
+        cast = cast_before_dispatch(machine, work, start)
+        grid = two_sided.Grid.of(machine.num_ranks, machine.sms.count)
+        held = machine.sms.count if self._one_sided else grid.num_sms
+        sms = self.split(machine, blocks=held)
+        if self._one_sided:
+            channels = sms.channels("trtllm", held)
+            arrived = one_sided.dispatch(work, machine, channels, cast)
+            arrived = one_sided.sanitise(work, machine, arrived)
+        else:
+            known = two_sided.prepare(work, machine, cast)
+            arrived = two_sided.dispatch(work, machine, sms, grid, known)
+            arrived = two_sided.sanitise(work, machine, arrived)
+        arrived = shared_kernels(machine, work, sms, start, arrived)
+        done = self._experts(work, machine, arrived)
+        if self._one_sided:
+            if not self.options.payload_in_workspace:
+                done = one_sided.copy_results(work, machine, done)
+            ends = one_sided.combine(work, machine, channels, done)
+        else:
+            returned = two_sided.combine(work, machine, sms, grid, done)
+            ends = two_sided.add_up(work, machine, returned)
+        machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
+        return ends
+
+    def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
+        """Expand rows to their experts, multiply, add up the results of each row."""
+        copies = work.matrix("copies").sum(axis=0)
+        rows, row = memory.received(work), work.operand_row_bytes
+        expand = MemoryTraffic(copies * row, rows * row, rows)
+        expanded = machine.memory_kernel(
+            Kind.PERMUTE, expand, arrived, "expansion", moves="a row for each (token, expert)"
+        )
+        every_sm = machine.sms.pool("sm", machine.sms.count)
+        done = separate_kernels(machine, work, every_sm, expanded)
+        finish = MemoryTraffic(rows * work.result_row_bytes, copies * work.combine_row_bytes)
+        return machine.memory_kernel(
+            Kind.UNPERMUTE, finish, done, "sums", moves="every result, a sum for each (token, GPU)"
+        )
