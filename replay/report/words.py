@@ -20,7 +20,8 @@ WORDS: dict[str, str] = {
     "exposed": "communication and waiting that no computation hides; mean over the GPUs",
     "bound": "a time that no schedule of this work can beat",
     "bound/time": "how much of the time the bound explains",
-    "binds": "the resource that is busy for the largest share of the time, and that share",
+    "binds": "what the bound is of: bytes of the busiest port, work of the SMs, bytes of memory or "
+    "L2, or a chain of tasks that wait for one another",
     "weights read": "how often weights come from device memory, over each that is used once",
     "row tiles": "tiles of an expert's rows, in the mean over experts with rows and their GEMMs",
     "busy of a phase": "time in which something of the phase is in service somewhere",
