@@ -151,6 +151,22 @@ def schemes_text(count: int) -> str:
     return "1 scheme" if count == 1 else f"{count} schemes"
 
 
+def meanings(word: str) -> dict[str, str]:
+    """Lines on a word, by the word and what it is of where it has several meanings."""
+    return {
+        name: line for name, line in WORDS.items() if name == word or name.startswith(f"{word} ")
+    }
+
+
 def explained(tables: Iterable[Table]) -> list[str]:
-    """One line for each word over the columns of some tables, each line once."""
-    return list(dict.fromkeys(line for table in tables for line in table.explanations()))
+    """Lines on the words over the columns of tables: a command that explains those of `WORDS`."""
+    words: dict[str, None] = {}
+    lines: dict[str, None] = {}
+    for column in (one for table in tables for one in table.columns if one.says):
+        if column.says in meanings(column.name).values():
+            words[column.name] = None
+        else:
+            lines[f"{column.name}: {column.says}."] = None
+    named = " ".join(f"'{word}'" if " " in word else word for word in words)
+    command = f"What the words over the columns mean: moereplay words {named}"
+    return [*lines, *([command] if words else [])]
