@@ -31,6 +31,7 @@ import replay.cli.tensor
 import replay.cli.training
 import replay.cli.uncertainty
 import replay.cli.validate
+import replay.cli.words
 import tracegen.cli
 from replay.cli.experiments import command_of
 from replay.errors import UserError, shown
@@ -65,6 +66,7 @@ app.command()(replay.cli.report.report)
 app.command()(replay.cli.schemes.schemes)
 app.command()(replay.cli.stacks.stacks)
 app.command()(replay.cli.validate.validate)
+app.command()(replay.cli.words.words)
 app.command()(replay.cli.sweep.sweep)
 app.command()(replay.cli.training.train)
 app.command()(replay.cli.choose.choose)

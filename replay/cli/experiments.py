@@ -19,6 +19,9 @@ from replay.experiments.base.schemed import AnySchemeExperiment, SchemeExperimen
 if TYPE_CHECKING:
     from replay.experiments.base.spec import Spec
 
+SOME_REFUSED = 3
+"""Exit code where a scheme that was named, or a point of a study, cannot run."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -134,6 +137,11 @@ class ComparisonCall(Call):
             Processes where none are asked for.
         more
             Further parameters of `SchemeExperiment.compare`.
+
+        Raises
+        ------
+        Exit
+            With `SOME_REFUSED` if a scheme that was named cannot run; the others are shown.
         """
         experiment, wanted = self.experiment, wanted or self.wanted()
         if self.words["dry_run"]:
@@ -158,6 +166,8 @@ class ComparisonCall(Call):
         self.finish(compared)
         show(experiment.shown(compared, details=self.words["details"]))
         self._tell_differences(wanted, compared)
+        if wanted.schemes and compared.left_out:
+            raise typer.Exit(SOME_REFUSED)
         return compared
 
     def _tell_differences(self, wanted: Wanted, compared: Any) -> None:

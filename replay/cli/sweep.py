@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replay.cli.crews import ClusterOption, JobsOption, SchedulerOption, going_on_later, tell
+from replay.cli.experiments import SOME_REFUSED
 from replay.cli.options import AllowCodeOption
 from replay.cli.screen import progress, show
 from replay.errors import UserError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from replay.studies.sweeps.plan import Plan
     from replay.studies.sweeps.result import SweepResult
 
-SOME_REFUSED = 3
 SOME_FAILED = 4
 
 

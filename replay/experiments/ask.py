@@ -373,9 +373,9 @@ def compare_layers(
     ]
     objects = {**given, "trace": trace}
     if isinstance(shared, TraceSpec):
-        return TRACE.compared(rows, objects, must=named is not None, baseline=baseline, **how)
+        return TRACE.compared(rows, objects, baseline=baseline, **how)
     _check_one_step({name: how[name] for name in OF_FOLDERS if name in how})
-    return LAYER.compared(rows, objects, must=named is not None, baseline=baseline, **how)
+    return LAYER.compared(rows, objects, baseline=baseline, **how)
 
 
 def _row(

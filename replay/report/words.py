@@ -20,7 +20,8 @@ WORDS: dict[str, str] = {
     "exposed": "communication and waiting that no computation hides; mean over the GPUs",
     "bound": "a time that no schedule of this work can beat",
     "bound/time": "how much of the time the bound explains",
-    "binds": "the resource that is busy for the largest share of the time, and that share",
+    "binds": "what the bound is of: bytes of the busiest port, work of the SMs, bytes of memory or "
+    "L2, or a chain of tasks that wait for one another",
     "weights read": "how often weights come from device memory, over each that is used once",
     "row tiles": "tiles of an expert's rows, in the mean over experts with rows and their GEMMs",
     "busy of a phase": "time in which something of the phase is in service somewhere",
@@ -150,6 +151,22 @@ def schemes_text(count: int) -> str:
     return "1 scheme" if count == 1 else f"{count} schemes"
 
 
+def meanings(word: str) -> dict[str, str]:
+    """Lines on a word, by the word and what it is of where it has several meanings."""
+    return {
+        name: line for name, line in WORDS.items() if name == word or name.startswith(f"{word} ")
+    }
+
+
 def explained(tables: Iterable[Table]) -> list[str]:
-    """One line for each word over the columns of some tables, each line once."""
-    return list(dict.fromkeys(line for table in tables for line in table.explanations()))
+    """Lines on the words over the columns of tables: a command that explains those of `WORDS`."""
+    words: dict[str, None] = {}
+    lines: dict[str, None] = {}
+    for column in (one for table in tables for one in table.columns if one.says):
+        if column.says in meanings(column.name).values():
+            words[column.name] = None
+        else:
+            lines[f"{column.name}: {column.says}."] = None
+    named = " ".join(f"'{word}'" if " " in word else word for word in words)
+    command = f"What the words over the columns mean: moereplay words {named}"
+    return [*lines, *([command] if words else [])]

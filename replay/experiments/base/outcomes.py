@@ -51,7 +51,6 @@ def carried_out(
     asked: Sequence[Asked],
     given: Mapping[str, Any],
     *,
-    must: bool,
     jobs: int = 1,
     progress: Progress | None = None,
     observe: Observer | None = None,
@@ -67,8 +66,6 @@ def carried_out(
     ----------
     given
         Objects that stand for what settings of all refer to, by name of the setting.
-    must
-        Whether none may be refused.
     jobs
         Processes that share the results, which are the same.
     progress, observe
@@ -80,7 +77,7 @@ def carried_out(
     allow_code
         Whether files of schemes that specs name may be executed.
     """
-    setups, found = set_up_all(experiment, asked, given, must=must, allow_code=allow_code)
+    setups, found = set_up_all(experiment, asked, given, allow_code=allow_code)
     schemes = {asked[at].scheme: setup for at, setup in setups.items()}  # of several alike one
     jobs = max(min(jobs, len(setups)), 1)
     experiment.check_fit(
@@ -113,7 +110,6 @@ def set_up_all(
     asked: Sequence[Asked],
     given: Mapping[str, Any],
     *,
-    must: bool,
     allow_code: AllowCode = False,
 ) -> tuple[dict[int, Any], dict[int, Outcome]]:
     """Set up each of what is asked for; parameters as of `carried_out`.
@@ -130,8 +126,6 @@ def set_up_all(
             own = Given({**given, **one.given}, like, allow_code)
             setups[at] = experiment.setup(one.spec, own)
         except RefusedError as error:
-            if must:
-                raise
             refused[at] = error
     return setups, refused
 

@@ -231,7 +231,12 @@ class ComparisonBase(Document, Generic[AnyTimed]):
         for result in self.results:
             if result.name == name:
                 return result
-        raise KeyError(name)
+        raise self.missing(name, name)
+
+    def missing(self, name: str, otherwise: str) -> KeyError:
+        """Error for a result that is not there, with the reason where it was left out."""
+        reason = self.left_out.get(name)
+        return KeyError(otherwise if reason is None else f"{name} is left out: {reason}")
 
     def speed_up(self, name: str) -> float:
         """How many times a result could be had while the baseline is had once."""

@@ -194,10 +194,7 @@ class SchemeExperiment(
                 baseline, _ = self.under(shared, baseline, {})
             except UserError:
                 raise unknown("baseline", baseline, names) from None
-        must = named is not None
-        return self.compared(
-            asked, objects, must=must, baseline=baseline, allow_code=allow_code, **how
-        )
+        return self.compared(asked, objects, baseline=baseline, allow_code=allow_code, **how)
 
     def asked_of(
         self, shared: AnySpec, schemes: Sequence[str], options: Mapping[str, Mapping[str, Any]]
@@ -228,7 +225,6 @@ class SchemeExperiment(
         asked: Sequence[Asked],
         given: Mapping[str, Any],
         *,
-        must: bool,
         baseline: str | None = None,
         jobs: int = 1,
         progress: Progress | None = None,
@@ -244,8 +240,6 @@ class SchemeExperiment(
         ----------
         given, baseline, allow_code
             As of `compare`.
-        must
-            Whether none may be refused, because all were named.
         jobs, progress, observe, max_memory, report
             As of `replay.experiments.base.outcomes.carried_out`.
         more
@@ -257,7 +251,7 @@ class SchemeExperiment(
             if not any(baseline in (one.name, one.scheme) for one in asked):
                 raise unknown("baseline", baseline, [one.name for one in asked])
         outcomes = self.outcomes(
-            asked, given, must=must, jobs=jobs, progress=progress, observe=observe,
+            asked, given, jobs=jobs, progress=progress, observe=observe,
             max_memory=max_memory, report=report, allow_code=allow_code, **more,
         )  # fmt: skip
         results: list[Any] = []
@@ -265,7 +259,7 @@ class SchemeExperiment(
         for one, outcome in zip(asked, outcomes, strict=True):
             if not isinstance(outcome, RefusedError):
                 results.append(outcome)
-            elif must or baseline in (one.name, one.scheme) or len(asked) == 1:
+            elif baseline in (one.name, one.scheme) or len(asked) == 1:
                 raise outcome
             else:
                 left_out[one.scheme] = outcome.reason

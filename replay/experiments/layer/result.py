@@ -327,7 +327,7 @@ class TracedComparison(ComparisonBase[AnyTraced], Generic[AnyTraced]):
         try:
             return self.row(name)
         except UserError as error:
-            raise KeyError(str(error)) from None
+            raise self.missing(name, str(error)) from None
 
 
 class Comparison(TracedComparison[Result]):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from replay.chains.layer_stacks import launched_by, stack_of
 from replay.chains.preparation import prepare
 from replay.chains.settings import ChainSettings
-from replay.errors import UserError, check_kind
+from replay.errors import RefusedError, UserError, check_kind
 from replay.experiments.base.experiment import NOTHING, Given
 from replay.experiments.base.identity import describe, identity
 from replay.experiments.layer.normal_form import (
@@ -308,16 +308,14 @@ def check_needs(scheme: Scheme, system: System) -> None:
 
     Raises
     ------
-    UserError
+    RefusedError
         Naming what is missing, and the schemes that the system supports.
     """
     missing = scheme.lacks(system)
     if missing:
-        message = (
-            f"scheme {scheme.name!r} needs {', '.join(sorted(missing))}, which system "
-            f"{system.name!r} lacks; it supports: {', '.join(supported(system))}"
-        )
-        raise UserError(message)
+        why = f" needs {', '.join(sorted(missing))}, which system {system.name!r} lacks"
+        message = f"scheme {scheme.name!r}{why}; it supports: {', '.join(supported(system))}"
+        raise RefusedError(message, why)
 
 
 def check_rows(scheme: Scheme, combine_rows: str) -> None:

@@ -109,7 +109,6 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         asked: Sequence[Asked],
         given: Mapping[str, Any],
         *,
-        must: bool = True,
         jobs: int = 1,
         progress: Progress | None = None,
         max_memory: float | None = None,
@@ -122,7 +121,7 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         """Replay under several schemes, whose steps one crew shares."""
         from replay.experiments.trace.replay import carry_out
 
-        setups, refused = set_up_all(self, asked, given, must=must, allow_code=allow_code)
+        setups, refused = set_up_all(self, asked, given, allow_code=allow_code)
         schemes = {asked[at].scheme: setup for at, setup in setups.items()}
         self.check_fit(schemes, max_memory, report, jobs=jobs)
         how: dict[str, Any] = {

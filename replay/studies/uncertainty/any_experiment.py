@@ -249,7 +249,7 @@ class _Again:
             off |= {each.key: deviates(each.key) for each in uncertain(machine.spec)}
         outcomes = carried_out(
             self.experiment, asked, {}, jobs=jobs, progress=progress, observe=None, max_memory=most,
-            report=None, must=False, allow_code=self.allow_code,
+            report=None, allow_code=self.allow_code,
         )  # fmt: skip
         return self.times([one for one in outcomes if not isinstance(one, RefusedError)]), off
 

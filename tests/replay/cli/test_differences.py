@@ -64,6 +64,7 @@ def test_compare_draws_what_is_uncertain(capsys, files, tmp_path):
         "--json", tmp_path / "c.json",
     )  # fmt: skip
     assert code == 0 and "How sure it is: 3 draws of hardware and model, seed 4" in out
+    assert "in each draw, us" in out and "5 %" not in out  # three say no quantile
     found = replay.load_result(tmp_path / "c.json").uncertainty
     assert (found.draws, found.seed, found.drawn) == (3, 4, ["hardware", "model"])
 

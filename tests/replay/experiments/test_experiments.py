@@ -292,21 +292,23 @@ def test_options_reach_their_scheme_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refusing])
-def test_who_cannot_is_left_out_with_a_reason_or_refused_if_named(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_cannot_is_left_out_with_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, experiment = CASES[name], EXPERIMENTS[name]
     assert case.refusing is not None
     refusing, able, other = case.refusing
     settings = {**case.settings, **other}
+    named = experiment.compare(None, [able, refusing], **settings)
+    with pytest.raises(KeyError, match="is left out: "):
+        named[refusing]
     with pytest.raises(UserError) as caught:
-        experiment.compare(None, [able, refusing], **settings)
+        experiment.compare(None, [refusing], **settings)
     assert "\n" not in str(caught.value)
     both = lambda *_: [refusing, able]  # noqa: E731 - stands for a method
     monkeypatch.setattr(type(experiment), "usual_schemes", both)
     found = experiment.compare(**settings)
-    assert [one.name for one in found.results] == [able]
-    assert list(found.left_out) == [refusing] and found.left_out[refusing]
+    for one in (named, found):
+        assert [each.name for each in one.results] == [able]
+        assert list(one.left_out) == [refusing] and one.left_out[refusing]
     with pytest.raises(UserError):  # a baseline that is asked for must be there
         experiment.compare(baseline=refusing, **settings)
 

@@ -8,6 +8,8 @@ with as many digits as its reader needs.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -228,6 +230,9 @@ class Bars:
         What the marks are.
     says
         One line below the title that says how to read it.
+    longest
+        Length from which on a bar is broken off, so that it leaves room for the parts of the
+        others; None draws all as they are.
     """
 
     name: str
@@ -238,6 +243,18 @@ class Bars:
     marks: Sequence[float | None] | None = None
     mark_name: str = ""
     says: str = ""
+    longest: float | None = None
+
+    def totals(self) -> list[float]:
+        """Sum of the parts of each bar."""
+        return [
+            math.fsum(value for part in self.parts if math.isfinite(value := part.values[place]))
+            for place in range(len(self.labels))
+        ]
+
+    def broken(self) -> list[bool]:
+        """Bars that are longer than `longest`."""
+        return [self.longest is not None and total > self.longest for total in self.totals()]
 
 
 @dataclass(frozen=True)
@@ -254,6 +271,9 @@ class Heat:
         Of the values, and how one is written.
     middle
         Value at which two scales of colours meet; None for one scale that begins at 0.
+    by_row
+        Whether a shade is a value over the mean of its row, so that rows whose values differ by
+        far show alike how uneven each is; the values are written all the same.
     row_name, column_name
         What the labels stand for, where they do not say so themselves, such as ``"expert"``.
     """
@@ -269,6 +289,26 @@ class Heat:
     says: str = ""
     row_name: str = ""
     column_name: str = ""
+    by_row: bool = False
+
+    def shades(self) -> Heat:
+        """Map of the values that the shades stand for."""
+        if not self.by_row:
+            return self
+        return dataclasses.replace(
+            self,
+            values=[_over_mean(row) for row in self.values],
+            unit="times the row's mean",
+            form=".2f",
+            middle=1.0,
+            by_row=False,
+        )
+
+
+def _over_mean(row: Sequence[float | None]) -> list[float | None]:
+    known = [one for one in row if one is not None and math.isfinite(one)]
+    mean = math.fsum(known) / len(known) if known else 0.0
+    return [None if one is None or not mean else one / mean for one in row]
 
 
 @dataclass(frozen=True)

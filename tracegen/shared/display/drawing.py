@@ -107,6 +107,22 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
         handles.append((drawn, chart.mark_name))
     labels = [broken(one) for one in chart.labels]
     _level_bars(axes, labels, chart.unit)
+    if chart.longest is not None:
+        axes.set_xlim(right=chart.longest)
+        for place, (total, is_broken) in enumerate(
+            zip(chart.totals(), chart.broken(), strict=True)
+        ):
+            if is_broken:
+                said = f"{total:,.0f} "
+                axes.text(
+                    chart.longest,
+                    place,
+                    said,
+                    ha="right",
+                    va="center",
+                    fontsize=SMALL,
+                    color="white",
+                )
     names = [name for _, name in handles]
     if len(names) > 1:
         legend(figure, handles)
@@ -253,13 +269,15 @@ def _names_of_points(axes: Axes, chart: Plot) -> None:
 
 
 def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) -> None:
-    values = np.array([finite(row) for row in chart.values], dtype=float)
-    values = values.reshape(len(chart.rows), len(chart.columns))
-    low, high = limits(chart)
-    anchors = palette.SEQUENTIAL if chart.middle is None else palette.DIVERGING
+    shape = (len(chart.rows), len(chart.columns))
+    shaded = chart.shades()
+    values = np.array([finite(row) for row in chart.values], dtype=float).reshape(shape)
+    shades = np.array([finite(row) for row in shaded.values], dtype=float).reshape(shape)
+    low, high = limits(shaded)
+    anchors = palette.SEQUENTIAL if shaded.middle is None else palette.DIVERGING
     scale = LinearSegmentedColormap.from_list("scale", list(anchors), N=256)
     mesh = axes.pcolormesh(
-        np.ma.masked_invalid(values), cmap=scale, vmin=low, vmax=high,
+        np.ma.masked_invalid(shades), cmap=scale, vmin=low, vmax=high,
         rasterized=values.size > MOST_CELLS,
     )  # fmt: skip
     axes.set_ylim(max(len(chart.rows), 1), 0)
@@ -281,14 +299,14 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
     if (longest + 1) * len(chart.columns) * SMALL / FONT * LETTER < room:
         for row, line in enumerate(texts):
             for column, text in enumerate(line):
-                red, green, blue, _ = scale(_share(values[row, column], low, high))
+                red, green, blue, _ = scale(_share(shades[row, column], low, high))
                 is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
                 axes.text(
                     column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=SMALL,
                     color="white" if is_dark else "black",
                 )  # fmt: skip
     bar = figure.colorbar(mesh, ax=axes, location="top", aspect=40, pad=0.02, shrink=0.9)
-    bar.set_label(label(chart.unit), fontsize=FONT)
+    bar.set_label(label(shaded.unit), fontsize=FONT)
     bar.ax.tick_params(labelsize=FONT, width=0.6, length=2)
     bar.outline.set_visible(False)
     high_row = max(ROW, LINE * max(map(lines, rows), default=1))

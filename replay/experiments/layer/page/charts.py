@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.memory import buffer_bytes, fullest, held
-from replay.experiments.layer.tables.times import bound_us, count, time_us, unit_of
+from replay.experiments.layer.tables.times import BOUNDS, bounds_us, count, time_us, unit_of
 from replay.experiments.layer.tables.tokens import slowest_layer
 from replay.model.machine.kinds import WIRE_ROLES
 from replay.report.charts import parts_of
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
     from replay.experiments.layer.result import Result
     from replay.measure.result import ChainedLayer, LayerResult, Measures
-
-BOUNDS = {
-    "port_us": "busiest port",
-    "phases_us": "ports, phases apart",
-    "sm_us": "SMs",
-    "memory_us": "memory, L2",
-    "chain_us": "longest chain",
-}
-"""Name of each bound by its field."""
 
 CLASSES = {
     "sm": "SMs",
@@ -42,23 +33,6 @@ CLASSES = {
 
 OVER_TIME = ("sm", "uplink", "downlink", "hbm", "nic-out")
 """Classes of resources that are drawn over time."""
-
-
-def bounds_us(result: Result) -> dict[str, float]:
-    """Each bound of a result by name, summed over its parts, for each layer or step."""
-    found = {}
-    for field, name in BOUNDS.items():
-        values: list[float | None] = [getattr(one.bounds_us, field) for one in result.measured]
-        known = [value for value in values if value is not None]
-        if len(known) == len(values):
-            found[name] = sum(known) / count(result)
-    return found
-
-
-def binding(result: Result) -> str:
-    """Name of the largest bound."""
-    found = bounds_us(result)
-    return max(found, key=lambda each: found[each])
 
 
 def bounds_heat(results: Sequence[Result]) -> Heat:
@@ -81,38 +55,6 @@ def bounds_heat(results: Sequence[Result]) -> Heat:
         form=".0f",
         says="100 %: the time is as short as this bound lets it be. Low everywhere: waiting, not "
         "work, makes it long.",
-    )
-
-
-def roofline(results: Sequence[Result]) -> Plot:
-    """Each scheme's time over its largest bound; the diagonal is what none can pass."""
-    points: dict[str, list[tuple[str, Result]]] = {}
-    for name, one in zip(row_names(results), results, strict=True):
-        if bound_us(one) > 0:
-            points.setdefault(binding(one), []).append((name, one))
-    drawn = [one for of in points.values() for _, one in of]
-    ends = [value for one in drawn for value in (bound_us(one), time_us(one))]
-    guide = [min(ends), max(ends)] if ends else []
-    return Plot(
-        name="roofline",
-        title="Time over the largest bound",
-        x=Axis("largest bound, us", log=True),
-        y=Axis("time, us", log=True),
-        lines=[
-            Line("bound", guide, guide, form="guide"),
-            *(
-                Line(
-                    binds,
-                    [bound_us(one) for _, one in of],
-                    [time_us(one) for _, one in of],
-                    form="points",
-                    labels=[name for name, _ in of],
-                )
-                for binds, of in points.items()
-            ),
-        ],
-        says="Colour: which bound is the largest. The height above the diagonal is what waiting "
-        "and dependences cost; nothing lies below it.",
     )
 
 
@@ -233,7 +175,8 @@ def _heat(
         values=[_means(of, blocks) for of in values],
         unit="MB",
         form=",.2f",
-        says=" ".join(says),
+        says=" ".join([*says, "Shades compare the GPUs of a row with their mean."]),
+        by_row=True,
     )
 
 

@@ -84,7 +84,7 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
     yield Section("How sure it is", there(bands.bands_plot(compared), *bands.bands_table(compared)))
     yield Section(
         "What binds",
-        [charts.roofline(results), charts.bounds_heat(results), charts.use_heat(results)],
+        [charts.bounds_heat(results), charts.use_heat(results)],
     )
     yield Section(
         "What crosses the wires",
@@ -168,7 +168,7 @@ def result_summary(result: Result) -> str:
     return (
         f"{name} takes {time_us(result):,.1f} us per {unit_of(result)} on {result.system.name}. "
         f"For {exposed / whole:.0%} of the time nothing hides communication and waiting, in the "
-        f"mean of the GPUs. Its largest bound is {charts.binding(result)}: "
+        f"mean of the GPUs. Its largest bound is {times.binding(result)}: "
         f"{result.totals.bound_us / whole:.0%} of the time."
     )
 
@@ -186,22 +186,26 @@ def summary(compared: Comparison) -> str:
             f", {time_us(base) / time_us(result):.2f} times as fast as {compared.base_name} "
             f"({time_us(base):,.1f} us)"
         )
-    most = times.busiest(result)
+    found = compared.uncertainty
+    shares = [] if found is None else [one.first for one in found.bands if one.first is not None]
+    others = [one for one in rivals.items() if one[1] is not result]
+    if found is not None and shares:
+        drawn = bands.draws_text(found.draws)
+        lines.append(f"It is the fastest in {shares[0]:.0%} of {drawn} of what is uncertain")
+        if found.decides:
+            lines[-1] += f", which {found.decides[0].name} decides before all else"
+    elif others and not validity.is_without_error(result.scheme.name):
+        lines.append(validity.turning_line((first, result), others[0]))
     bound = sum(one.bounds_us.largest_us for one in result.measured)
     lines.append(
-        f"{most.name} binds it, in use {most.utilisation:.0%} of the time; no schedule of "
-        f"its work takes less than {bound / max(result.totals.makespan_us, 1e-9):.0%} of it"
+        f"Its largest bound is {times.binding(result)}: no schedule of its work takes less than "
+        f"{bound / max(result.totals.makespan_us, 1e-9):.0%} of its time"
     )
     if result.scheme.lacking:
         built = next(((name, one) for name, one in rivals.items() if not one.scheme.lacking), None)
         lines.append(f"It needs hardware that {result.system.name} lacks (*)")
         if built is not None:
             lines[-1] += f"; without, {built[0]} is the fastest: {time_us(built[1]):,.1f} us"
-    found = compared.uncertainty
-    shares = [] if found is None else [one.first for one in found.bands if one.first is not None]
-    if found is not None and shares:
-        drawn = bands.draws_text(found.draws)
-        lines.append(f"It is the fastest in {shares[0]:.0%} of {drawn} of what is uncertain")
     return ". ".join(lines) + "."
 
 

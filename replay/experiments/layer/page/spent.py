@@ -38,8 +38,8 @@ TOGETHER = {
 }
 """Small parts of a path that bars put together, so that no two parts have one colour."""
 
-MOST_LONGER = 5
-"""Times the median of a comparison's times that is still drawn beside it."""
+MOST_LONGER = 2.5
+"""Times the median of a comparison's times from which on a bar is broken off."""
 
 SMALL = 0.004
 """Share of the time below which steps of a waterfall are put together."""
@@ -50,65 +50,58 @@ def gpu_bars(results: Sequence[Result]) -> Bars:
 
     The bound of each scheme is marked.
     """
-    drawn, note = _comparable(results)
-    spent = [{what: us for (what, _), us in of_gpus(one).items()} for one in drawn]
+    spent = [{what: us for (what, _), us in of_gpus(one).items()} for one in results]
     return Bars(
         name="time",
         title=f"What a GPU does in the mean, us per {unit_of(results[0])}",
-        labels=row_names(drawn),
-        parts=_parts(drawn, spent, GPU_PARTS, set(GPU_PARTS) - {COMPUTING}),
+        labels=row_names(results),
+        parts=_parts(results, spent, GPU_PARTS, set(GPU_PARTS) - {COMPUTING}),
         unit="us",
-        marks=[bound_us(one) for one in drawn],
+        marks=[bound_us(one) for one in results],
         mark_name="bound: no schedule of this work is shorter",
         says="A bar is as long as the scheme takes. Hatched: nothing is computed, and the GPU "
-        f"waits for what the legend says.{note}",
+        "waits for what the legend says.",
+        longest=_longest(results),
     )
 
 
 def phase_bars(results: Sequence[Result]) -> Bars:
     """Critical path by phase: the parts add up to the time."""
-    drawn, note = _comparable(results)
     return Bars(
         name="path-phases",
         title=f"Critical path by phase, us per {unit_of(results[0])}",
-        labels=row_names(drawn),
-        parts=_parts(drawn, [_put_together(by_phase(one)) for one in drawn], ORDER, MOVING),
+        labels=row_names(results),
+        parts=_parts(results, [_put_together(by_phase(one)) for one in results], ORDER, MOVING),
         unit="us",
         says="The critical path is one chain of tasks and waits that is as long as the scheme's "
-        f"time. Hatched: rows move, or kernels begin.{note}",
+        "time. Hatched: rows move, or kernels begin.",
+        longest=_longest(results),
     )
 
 
 def cause_bars(results: Sequence[Result]) -> Bars:
     """Critical path by cause: the parts add up to the time."""
-    drawn, note = _comparable(results)
-    spent = [_put_together(by_cause(one)) for one in drawn]
+    spent = [_put_together(by_cause(one)) for one in results]
     waiting = {cause for one in spent for cause in one} - {"compute", "queueing behind compute"}
     return Bars(
         name="path-causes",
         title=f"Critical path by cause, us per {unit_of(results[0])}",
-        labels=row_names(drawn),
-        parts=_parts(drawn, spent, CAUSES, waiting),
+        labels=row_names(results),
+        parts=_parts(results, spent, CAUSES, waiting),
         unit="us",
         says="Queueing: all servers are busy with other tasks. Credits: there is no room in a "
-        "buffer. Serialisation: bytes pass a port. Overhead: launches, barriers, flags, hosts."
-        f"{note}",
+        "buffer. Serialisation: bytes pass a port. Overhead: launches, barriers, flags, hosts.",
+        longest=_longest(results),
     )
 
 
-def _comparable(results: Sequence[Result]) -> tuple[list[Result], str]:
-    """Results whose bars can be drawn to one scale, and a sentence on the others.
+def _longest(results: Sequence[Result]) -> float | None:
+    """Length from which on bars are broken off; None where none is that long.
 
     One that takes many times as long as most would leave no room for the parts of the others.
     """
     limit = MOST_LONGER * statistics.median(time_us(one) for one in results)
-    drawn = [one for one in results if time_us(one) <= limit]
-    far = [
-        f"{name} ({time_us(one):,.0f} us)"
-        for name, one in zip(row_names(results), results, strict=True)
-        if time_us(one) > limit
-    ]
-    return drawn, f" Too long to be drawn: {', '.join(far)}." if far else ""
+    return limit if max(time_us(one) for one in results) > limit else None
 
 
 def waterfall(result: Result, name: str, title: str) -> Waterfall:

@@ -10,6 +10,8 @@ import math
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import UNREAL, row_names
+from replay.experiments.layer.tables.times import count
+from replay.studies.differences.path import by_phase
 from replay.studies.uncertainty.parts import parts_of
 from replay.studies.uncertainty.residuals import UNVALIDATED, row_counts, table
 from tracegen.shared.display.content import Column, Table
@@ -92,6 +94,37 @@ def experts_line(results: Sequence[Result]) -> str:
             f"of {row_counts()[part]:,} measurements"
         )
     return f"All schemes share the error of {'; '.join(found)}."
+
+
+def error_of(result: Result) -> float:
+    """Share by which a time may be off, in nine of ten cases, for the error of its communication.
+
+    The error of each phase counts for as long as the critical path is in that phase.
+    """
+    parts, path = parts_of(result), by_phase(result)
+    spread = sum(
+        path[phase] * max(abs(one) for one in _errors(parts[phase])[1:]) / 100 for phase in PHASES
+    )
+    return spread / max(sum(path.values()), 1)
+
+
+def turning_line(first: tuple[str, Result], second: tuple[str, Result]) -> str:
+    """Sentence on the nearest rival: its distance, and whether errors of predictions reach so far.
+
+    Parameters
+    ----------
+    first, second
+        The fastest and the next, with their names.
+    """
+    times = [one.totals.makespan_us / max(count(one), 1) for _, one in (first, second)]
+    away = times[1] / max(times[0], 1e-9) - 1
+    errors = [error_of(one) for _, one in (first, second)]
+    reach = math.hypot(*errors)
+    holds = "the order may turn" if away < reach else "the order holds against that"
+    return (
+        f"{second[0]} is next, {away:.0%} slower: the error of their communication moves the two "
+        f"times by {errors[0]:.0%} and {errors[1]:.0%}, so {holds}"
+    )
 
 
 def validity_line(results: Sequence[Result]) -> str:

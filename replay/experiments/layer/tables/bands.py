@@ -12,13 +12,16 @@ from replay.report.tables import table, told
 from tracegen.shared.display.content import Axis, Column, Line, Plot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import RenderableType
 
-    from replay.experiments.layer.bands import Uncertainty
+    from replay.experiments.layer.bands import Band, Uncertainty
     from replay.experiments.layer.result import Comparison
-    from tracegen.shared.display.content import Table
+    from tracegen.shared.display.content import Cell, Table
+
+FEW_DRAWS = 8
+"""Draws up to which their times are shown, of which a 5th percentile would say nothing."""
 
 
 def bands_table(compared: Comparison) -> list[RenderableType]:
@@ -66,14 +69,28 @@ def drawn_table(
         f"How sure it is: {draws_text(found.draws)} of {_listed(found.drawn)}, seed {found.seed}",
         found.bands,
         (Column(of, "us", ",.1f"), lambda one: one.nominal_us / per),
-        (told("5 %", "us", ",.1f", 1), lambda one: one.low_us / per),
-        (Column("median", "us", ",.1f", 2), lambda one: one.median_us / per),
-        (Column("95 %", "us", ",.1f", 1), lambda one: one.high_us / per),
+        *_times(found, per),
         (told("fastest in", "", ".0%"), lambda one: one.first),
         (told("before the next in", "", ".0%"), lambda one: one.before_next),
         labels=names,
         head=head,
     )
+
+
+def _times(found: Uncertainty, per: int) -> list[tuple[Column, Callable[[Band], Cell]]]:
+    """Columns of the times in the draws: of few each, of more their quantiles."""
+    if found.draws <= FEW_DRAWS:
+        return [
+            (
+                Column("in each draw, us", rank=1),
+                lambda one: ", ".join(f"{each / per:,.1f}" for each in one.times_us),
+            )
+        ]
+    return [
+        (told("5 %", "us", ",.1f", 1), lambda one: one.low_us / per),
+        (Column("median", "us", ",.1f", 2), lambda one: one.median_us / per),
+        (Column("95 %", "us", ",.1f", 1), lambda one: one.high_us / per),
+    ]
 
 
 def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str = "bands") -> Plot:

@@ -14,12 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replay.experiments.layer.result import Comparison, Result
-    from replay.measure.parts import BusiestResource, Waiting
+    from replay.measure.parts import Waiting
     from replay.measure.result import ChainResult, Measures
     from tracegen.shared.display.content import Cell
 
 CAUSES = {"wires": "wires", "imbalance": "imbalance", "latency": "latency of waiting"}
 """What a GPU waits for, and the words that explain it."""
+
+BOUNDS = {
+    "port_us": "busiest port",
+    "phases_us": "ports, phases apart",
+    "sm_us": "SMs",
+    "memory_us": "memory, L2",
+    "chain_us": "longest chain",
+}
+"""Name of each bound by its field."""
 
 
 def count(result: Result) -> int:
@@ -52,14 +61,31 @@ def fastest(results: Sequence[Result]) -> list[Result]:
     return sorted(results, key=time_us)
 
 
-def busiest(result: Result) -> BusiestResource:
-    """The resource that is busy for the largest share of the time of a part."""
-    found = (one.busiest_resource for one in result.measured)
-    return max(found, key=lambda one: one.utilisation)
+def bounds_us(result: Result) -> dict[str, float]:
+    """Each bound of a result by name, summed over its parts, for each layer or step."""
+    found = {}
+    for field, name in BOUNDS.items():
+        values: list[float | None] = [getattr(one.bounds_us, field) for one in result.measured]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            found[name] = sum(known) / count(result)
+    return found
+
+
+def binding(result: Result) -> str:
+    """Name of the largest bound."""
+    found = bounds_us(result)
+    return max(found, key=lambda each: found[each])
+
+
+def binding_of(measures: Measures) -> str:
+    """Name of the largest bound of one schedule."""
+    known = {name: getattr(measures.bounds_us, field) for field, name in BOUNDS.items()}
+    return max(known, key=lambda each: known[each] or 0.0)
 
 
 def times_table(compared: Comparison, results: Sequence[Result]) -> Table:
-    """Times, bounds and the busiest resource, in the order of the results."""
+    """Times and bounds, in the order of the results."""
     base, chained = time_us(compared.base), []
     if results[0].chain is not None:
         chained = [(Column("MoE layer", "us", ",.1f", rank=4), _mean_chained_us)]
@@ -80,8 +106,7 @@ def times_table(compared: Comparison, results: Sequence[Result]) -> Table:
         ),
         (told("bound", "us", ",.1f", 3), bound_us),
         (told("bound/time", "", ".1%", 5), lambda one: over_time(one, bound_us(one))),
-        (told("binds", rank=2), lambda one: busiest(one).name),
-        (Column("in use", "", ".1%", rank=3), lambda one: busiest(one).utilisation),
+        (told("binds", rank=2), binding),
         labels=row_names(results),
     )
 
@@ -197,8 +222,7 @@ def _isolated(result: Result) -> Table:
         (told("exposed", "us", ",.1f"), lambda one: one.measures.exposed_communication_us),
         (told("bound", "us", ",.1f", 1), lambda one: one.measures.bounds_us.largest_us),
         (told("bound/time", "", ".1%", 2), bound_over_time),
-        (told("binds", rank=1), lambda one: one.measures.busiest_resource.name),
-        (Column("in use", "", ".1%", 2), lambda one: one.measures.busiest_resource.utilisation),
+        (told("binds", rank=1), lambda one: binding_of(one.measures)),
         (Column("tasks", "", ",d", 3), lambda one: one.measures.num_tasks),
     )
 

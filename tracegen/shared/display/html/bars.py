@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracegen.shared.display.content import Cell, Column, Table
 from tracegen.shared.display.html.drawing import WIDE, Drawing, rows, tip, upright_grid, words
-from tracegen.shared.display.html.markup import number, shape, tag
+from tracegen.shared.display.html.markup import number, shape, tag, width
 from tracegen.shared.display.html.scales import figures
 
 if TYPE_CHECKING:
@@ -16,37 +16,39 @@ if TYPE_CHECKING:
 
 BAR, SPACE = 16.0, 9.0
 HEAD = 24.0
+BREAK = 18.0
+"""Distance of the gap in a bar that is broken off from its end."""
 
 
 def form(chart: Bars) -> str:
     """Format of the chart's numbers."""
-    return figures([*totals(chart), *(one for one in chart.marks or () if one is not None)])
-
-
-def totals(chart: Bars) -> list[float]:
-    """Sum of the parts of each bar."""
-    return [
-        math.fsum(value for part in chart.parts if math.isfinite(value := part.values[place]))
-        for place in range(len(chart.labels))
-    ]
+    return figures([*chart.totals(), *(one for one in chart.marks or () if one is not None)])
 
 
 def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
-    """Draw the bars, with their sums at their ends; negative parts go to the left of 0."""
+    """Draw the bars, with their sums at their ends; negative parts go to the left of 0.
+
+    A bar that is broken off ends at the edge, behind a gap in it.
+    """
     count = len(chart.labels)
     values = [
         [part.values[place] if math.isfinite(part.values[place]) else 0.0 for part in chart.parts]
         for place in range(count)
     ]
     written = form(chart)
-    sums = totals(chart)
+    sums = chart.totals()
     ends = [
         (math.fsum(min(v, 0) for v in row), math.fsum(max(v, 0) for v in row)) for row in values
     ]
     marks = chart.marks or [None] * count
     frame = rows(chart.labels, wide, top=HEAD, bar=BAR, gap=SPACE)
     values_of = [end for pair in ends for end in pair] + [one for one in marks if one is not None]
-    across = frame.across(values_of, [format(one, written) for one in sums], chart.unit)
+    longest = math.inf if chart.longest is None else chart.longest
+    across = frame.across(
+        [min(one, longest) for one in values_of], [format(one, written) for one in sums], chart.unit
+    )
+    edge = math.inf if chart.longest is None else across.end
+    is_broken = chart.broken()
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]
     for place, row in enumerate(values):
         inside = []
@@ -55,7 +57,7 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
             if value == 0:
                 continue
             start = above if value > 0 else below
-            x, end = sorted((across(start), across(start + value)))
+            x, end = sorted(min(across(one), edge) for one in (start, start + value))
             said = f"{part.name}: {format(value, written)} {chart.unit}"
             if sums[place] > 0 and value > 0:
                 said += f" ({value / sums[place]:.0%})"
@@ -74,8 +76,11 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
             else:
                 below += value
         mark = marks[place]
-        if mark is not None and math.isfinite(mark):
-            x = across(mark)
+        at_mark = across(mark) if mark is not None and math.isfinite(mark) else math.inf
+        if is_broken[place] and at_mark > edge - BREAK:
+            at_mark = math.inf  # behind the gap it would stand for nothing
+        if mark is not None and math.isfinite(at_mark):
+            x = at_mark
             inside.append(
                 tag(
                     "g",
@@ -84,8 +89,15 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
                     shape("path", d=f"M{number(x)},-3V{number(BAR + 3)}", class_="mark"),
                 )
             )
-        furthest = max(across(ends[place][1]), across(mark) if mark is not None else 0)
-        inside.append(words(format(sums[place], written), furthest + 6, BAR / 2 + 4, "value"))
+        end = min(across(ends[place][1]), edge)
+        if is_broken[place]:
+            gap = f"M{number(end - BREAK)},{number(BAR + 2)}l6,{number(-BAR - 4)}"
+            inside.append(shape("path", d=gap, class_="halo"))
+        said = format(sums[place], written)
+        # The sum stands beside its bar: behind a mark it would be read as the mark's value.
+        is_in_the_way = end - 3 < at_mark < end + 8 + width(said)
+        behind = at_mark if is_in_the_way else end
+        inside.append(words(said, behind + 6, BAR / 2 + 4, "value"))
         drawn.append(frame.row(place, *inside))
     return Drawing(wide, frame.height, "".join(drawn), frame.pitch)
 
@@ -101,7 +113,7 @@ def numbers(chart: Bars) -> Table:
     if chart.marks is not None:
         columns.append(Column(chart.mark_name, chart.unit, written))
     lines: list[list[Cell]] = []
-    for place, (label, total) in enumerate(zip(chart.labels, totals(chart), strict=True)):
+    for place, (label, total) in enumerate(zip(chart.labels, chart.totals(), strict=True)):
         line: list[Cell] = [label, *(part.values[place] for part in chart.parts)]
         if has_sum:
             line.append(total)
@@ -113,7 +125,7 @@ def numbers(chart: Bars) -> Table:
 
 def says(chart: Bars) -> str:
     """What a reader hears of it."""
-    sums = totals(chart)
+    sums = chart.totals()
     if not sums:
         return "Bars; there are none."
     written = form(chart)

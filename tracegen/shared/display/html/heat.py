@@ -24,9 +24,6 @@ SHADES = 24
 """Shades of each colour that such a map has."""
 BROADEST = 72.0
 """Width that a cell has at most."""
-TURN = 0.7
-"""Share of the strongest shade from which on black text is better read on it than white, or in the
-dark theme white text than black; the colours in style.css are chosen for that."""
 SMALL = 10.5
 """Height of the letters in a cell."""
 
@@ -67,7 +64,8 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
     if count * len(chart.rows) > MOST_CELLS:
         return _dense(chart, frame.left, cell, head, top, wide)
     frame = rows(chart.rows, wide, top=top, bar=CELL, gap=2)
-    most = reach(chart)
+    shades = chart.shades()
+    most = reach(shades)
     texts = [["" if v is None else format(v, chart.form) for v in row] for row in chart.values]
     has_texts = all(width(t, SMALL) <= cell - 4 for row in texts for t in row)
     drawn = [head]
@@ -77,7 +75,8 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
             if value is None or not math.isfinite(value):
                 continue
             x = frame.left + column * cell
-            kind, share = shade(chart, value, most)
+            shown = shades.values[place][column]
+            kind, share = ("heat", 0.0) if shown is None else shade(shades, shown, most)
             written = texts[place][column]
             said = f"{chart.columns[column]}: {written} {chart.unit}"
             # As a thick line, a cell takes half the characters of a rectangle.
@@ -91,8 +90,7 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
                 )
             )
             if has_texts:
-                strong = "strong" if share > TURN else None
-                inside.append(tag("text", text(written), x=x + cell / 2, class_=strong))
+                inside.append(tag("text", text(written), x=x + cell / 2))
         half = number(CELL / 2)
         drawn.append(
             frame.row(
@@ -108,6 +106,7 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
 
 def _dense(chart: Heat, left: float, cell: float, head: str, top: float, wide: float) -> Drawing:
     """Draw many cells: those of one shade are one path, in units of cells, and have no texts."""
+    chart = chart.shades()
     most = reach(chart)
     runs: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for place, row in enumerate(chart.values):
@@ -174,6 +173,7 @@ def _head(chart: Heat, left: float, cell: float, widest: float) -> tuple[str, fl
 
 def key(chart: Heat) -> str:
     """Draw which shade stands for which value."""
+    chart = chart.shades()
     most = reach(chart)
     middle = chart.middle or 0.0
     low, high = 0.0, most

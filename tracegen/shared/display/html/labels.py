@@ -78,5 +78,21 @@ def beside(label: str, point: Point) -> Iterator[Box]:
         yield left, y + 7, left + wide, y + 7 + high
 
 
+def around(label: str, point: Point) -> Iterator[Box]:
+    """Places for a label at the end of a stroke from its point, the nearest first."""
+    x, y = point
+    wide, high = width(label) + 4, FONT + 4.0
+    for away in (18.0, 30.0, 44.0):
+        for across, down in ((1, -1), (-1, -1), (1, 1), (-1, 1), (0, -1), (0, 1), (1, 0), (-1, 0)):
+            left = x + across * away - (wide if across < 0 else 0 if across else wide / 2)
+            top = y + down * away - (high if down < 0 else 0 if down else high / 2)
+            yield left, top, left + wide, top + high
+
+
+def nearest(box: Box, point: Point) -> Point:
+    """Point of a box that is nearest to another."""
+    return (min(max(point[0], box[0]), box[2]), min(max(point[1], box[1]), box[3]))
+
+
 def _meet(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tracegen.shared.display.content import Cell, Column, Table
 from tracegen.shared.display.html.drawing import GAP, NARROW, Drawing, tip, words
-from tracegen.shared.display.html.labels import Box, along, apart, beside, free
+from tracegen.shared.display.html.labels import Box, along, apart, around, beside, free, nearest
 from tracegen.shared.display.html.markup import FONT, number, shape, tag, width
 from tracegen.shared.display.html.paths import Point, band, corners, joined, stepped, thinned
 from tracegen.shared.display.html.scales import Scale, figures, scale
@@ -32,6 +32,8 @@ MOST_SLICES = 60
 """Positions at which a plot can be pointed at."""
 CHIP = 9.0
 """Length of the stroke of its line before a name."""
+MOST_LED = 24
+"""Points in a crowd up to which each has a stroke that leads to its name."""
 MOST_NAMED = 6
 """Lines up to which each has its name at its end."""
 
@@ -247,9 +249,13 @@ def _names(lines: Sequence[Line], colours: Colours, ground: _Ground) -> str:
 
 
 def _labels(chart: Plot, ground: _Ground) -> str:
-    """Write the names of points and guides where nothing is in their way."""
+    """Write the names of points and guides where nothing is in their way.
+
+    A point in a crowd has its name at the end of a stroke.
+    """
     points: list[Point] = []
     wanted: list[tuple[str, str, Iterator[Box]]] = []
+    crowded: list[tuple[str, Point]] = []
     for line in chart.lines:
         at = [
             (place, ground.place(x, y))
@@ -260,7 +266,7 @@ def _labels(chart: Plot, ground: _Ground) -> str:
             points += [point for _, point in at]
             if line.labels:
                 named = [(line.labels[place], point) for place, point in at]
-                wanted += [(label, "name", beside(label, point)) for label, point in named]
+                crowded += named
         elif line.form == "guide" and at:
             boxes = along(line.name, at[0][1], at[-1][1])
             wanted.insert(0, (line.name, "guide-name", boxes))
@@ -272,6 +278,22 @@ def _labels(chart: Plot, ground: _Ground) -> str:
         if box is not None:
             taken.append(box)
             drawn.append(words(label, box[0] + 2, box[3] - 4, class_))
+    left = []
+    for label, point in crowded:
+        box = free(beside(label, point), within, taken)
+        if box is None:
+            left.append((label, point))
+            continue
+        taken.append(box)
+        drawn.append(words(label, box[0] + 2, box[3] - 4, "name"))
+    for label, point in left[:MOST_LED]:
+        box = free(around(label, point), within, taken)
+        if box is not None:
+            taken.append(box)
+            (x, y), (end_x, end_y) = point, nearest(box, point)
+            stroke = f"M{number(x)},{number(y)}L{number(end_x)},{number(end_y)}"
+            drawn.append(shape("path", d=stroke, class_="lead"))
+            drawn.append(words(label, box[0] + 2, box[3] - 4, "name"))
     return "".join(drawn)
 
 

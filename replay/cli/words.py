@@ -1,0 +1,26 @@
+"""``moereplay words``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def words(
+    word: Annotated[
+        list[str] | None, typer.Argument(help="Headings to explain; all without any.")
+    ] = None,
+) -> None:
+    """Explain the words over the columns of tables, a line each."""
+    from replay.errors import unknown
+    from replay.report.words import WORDS, meanings
+
+    found: dict[str, str] = {}
+    for one in word or WORDS:
+        lines = meanings(one)
+        if not lines:
+            raise unknown("word", one, [each for each in WORDS if " " not in each])
+        found |= lines
+    for name, meaning in found.items():
+        print(f"{name}: {meaning}.")
