@@ -21,7 +21,7 @@ from tracegen.cli.outputs import refuse_inputs, refuse_unused
 from tracegen.shared import screen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 COMMANDS = {
@@ -118,7 +118,7 @@ def _of_tensor() -> Any:
     return app
 
 
-GROUPS = {
+GROUPS: dict[str, tuple[Callable[[], Any], str]] = {
     "trace": (_of_traces, "Routing traces: the experts that every token chose."),
     "hardware": (_of_hardware, "Machines that a replay can run on."),
     "tensor": (_of_tensor, "Replay transformer layers under tensor parallelism."),
