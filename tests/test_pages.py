@@ -135,7 +135,7 @@ def of_readme() -> list[Any]:
     return [pytest.param(fence, id=f"line {fence.line}") for fence in chosen]
 
 
-EVERY_TIME = ("index", "five-minutes", "compare", "python", "schemes", "share", "plan")
+EVERY_TIME = ("index", "five-minutes", "compare", "share", "plan")
 """Pages of the default tier, which a reader meets first; all others are extended."""
 
 

@@ -283,6 +283,7 @@ def with_text(document: Any, path: tuple[Any, ...], text: str) -> Any:
     return made
 
 
+@pytest.mark.extended
 def test_every_text_of_a_result_in_every_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

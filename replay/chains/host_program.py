@@ -60,6 +60,12 @@ def typical_layer(types: Precision, is_backward: bool, num_experts: int = EXPERT
     return LayerWork(ids, owner, placed, shape, types, is_backward=is_backward)
 
 
+@cache
+def preset(name: str) -> System:
+    """Load a system once for all schemes that it is looked at under."""
+    return hwmodel.load(name)
+
+
 def typical_program(
     scheme: Scheme,
     *,
@@ -82,7 +88,7 @@ def typical_program(
     None if the scheme builds none.
     """
     if system is None or system.fabric.num_gpus < RANKS:
-        system = hwmodel.load(SYSTEMS[scheme.platform or "cuda"])
+        system = preset(SYSTEMS[scheme.platform or "cuda"])
     for types in TYPES:
         with suppress(UserError):
             return program(scheme, typical_layer(types, is_backward, num_experts), system)

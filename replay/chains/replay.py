@@ -38,6 +38,7 @@ from replay.chains.results import (
 )
 from replay.chains.tuning import tune
 from replay.engine import GraphBuilder, schedule
+from replay.engine.engine import makespan_ps
 from replay.engine.scheduler import OutOfOrderError, Scheduler
 from replay.errors import UserError
 from replay.measure.token_latency import us
@@ -355,7 +356,7 @@ class Replay:
             self.stream(makespan, changed=changed)
             return makespan.ps
         graph = self.build().built.graph
-        return schedule(graph if changed is None else changed(graph)).makespan_ps
+        return makespan_ps(graph if changed is None else changed(graph))
 
     def measured(self, progress: Callable[[], object] | None = None) -> ChainMeasures:
         """Measure the chain layer by layer; raises as `stream` does."""

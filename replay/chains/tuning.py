@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from replay.engine import schedule
+from replay.engine.engine import makespan_ps
 from replay.errors import UserError
 from replay.measure.token_latency import us
 from tracegen.shared.strict import Strict
@@ -80,13 +80,13 @@ def tune(scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> Tuning:
     known: dict[tuple[int | str, ...], int | None] = {}
     trials: list[Trial] = []
 
-    def makespan_ps(chosen: dict[str, int | str], *, must_run: bool = False) -> int | None:
+    def time_ps(chosen: dict[str, int | str], *, must_run: bool = False) -> int | None:
         """Time of the layer, or None where the scheme refuses the options; found once."""
         key = tuple(chosen.values())
         if key not in known:
             known[key] = None
             try:
-                known[key] = schedule(described(scheme.with_options(chosen))).makespan_ps
+                known[key] = makespan_ps(described(scheme.with_options(chosen)))
             except UserError:
                 if must_run:
                     raise
@@ -95,14 +95,14 @@ def tune(scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> Tuning:
         return known[key]
 
     best = {name: getattr(scheme.options, name) for name in candidates}
-    best_ps = makespan_ps(best, must_run=True)
+    best_ps = time_ps(best, must_run=True)
     improved = True
     while improved:
         improved = False
         for name, values in candidates.items():
             for value in values:
                 other = {**best, name: value}
-                other_ps = makespan_ps(other)
+                other_ps = time_ps(other)
                 if other_ps is not None and best_ps is not None and other_ps < best_ps:
                     best, best_ps, improved = other, other_ps, True
     return Tuning(scheme.with_options(best), trials)

@@ -11,24 +11,22 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from replay.cli.interrupts import ending_the_process
+
 _LATER_S = 0.05
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run ``moereplay``; see `replay.cli.app.main`."""
-    # While libraries are imported an interrupt ends the process as it would end any program of C:
-    # raised inside of them, it would be printed, or taken for something else.
-    is_main = threading.current_thread() is threading.main_thread()
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
-    from replay.cli.app import main as carry_out
+    with ending_the_process():
+        from replay.cli.app import main as carry_out
 
-    if is_main:
-        signal.signal(signal.SIGINT, interrupted)
     seen, sys.unraisablehook = sys.unraisablehook, _interrupt_again(sys.unraisablehook)
     try:
         carry_out(argv)
     finally:
         sys.unraisablehook = seen
+        is_main = threading.current_thread() is threading.main_thread()
         if is_main and argv is None:  # likewise while the interpreter clears up
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 

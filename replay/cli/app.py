@@ -4,77 +4,177 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import sys
 import traceback
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-import hwmodel.cli
-import replay.cli.choose
-import replay.cli.collective
-import replay.cli.diff
-import replay.cli.explain
-import replay.cli.imitate
-import replay.cli.infer
-import replay.cli.machines
-import replay.cli.place
-import replay.cli.replays
-import replay.cli.report
-import replay.cli.schemes
-import replay.cli.stacks
-import replay.cli.sweep
-import replay.cli.tensor
-import replay.cli.training
-import replay.cli.uncertainty
-import replay.cli.validate
-import replay.cli.words
-import tracegen.cli
-from replay.cli.experiments import command_of
+from replay.cli.later import Later, LaterGroup
 from replay.errors import UserError, shown
-from replay.experiments.base.experiment import EXPERIMENTS
+from replay.experiments.base.rooms import ROOMS
 from tracegen.cli.outputs import refuse_inputs, refuse_unused
 from tracegen.shared import screen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+
+COMMANDS = {
+    "run": ("replays", "Replay a trace under one scheme."),
+    "compare": (
+        "replays",
+        "Replay a trace under several schemes and compare them, the fastest first.",
+    ),
+    "collective": (
+        "collective",
+        "Time a collective by itself: bus bandwidth by size, as nccl-tests prints it.",
+    ),
+    "diff": (
+        "diff",
+        "Say what entered two replays otherwise, and what came out otherwise, by cause.",
+    ),
+    "explain": (
+        "explain",
+        "Say where the difference between two schemes comes from: phases and causes that add up.",
+    ),
+    "uncertainty": (
+        "uncertainty",
+        "Say how sure a result is: replay it with what is uncertain drawn, and count the orders.",
+    ),
+    "infer": (
+        "infer",
+        "Serve a batch of requests with a whole model: first tokens, time per token, tokens/s.",
+    ),
+    "place": (
+        "place",
+        "Place experts by the loads of a trace, or by loads alone, and say how long that lasts.",
+    ),
+    "report": (
+        "report",
+        (
+            "Show saved results: as one HTML file, as figures for papers, as tables for other "
+            "programs."
+        ),
+    ),
+    "schemes": (
+        "schemes",
+        "List the schemes; explain SCHEME; `check SCHEME` runs the contract on it.",
+    ),
+    "stacks": (
+        "stacks",
+        "List software stacks; say what STACK launches for a layer, and what that takes its host.",
+    ),
+    "validate": (
+        "validate",
+        "Predict published measurements and print the errors; exit code 1 if a bound is missed.",
+    ),
+    "words": ("words", "Explain the words over the columns of tables, a line each."),
+    "sweep": (
+        "sweep",
+        "Replay every point of a study: options, GPUs, tokens, skew, seeds, in one table.",
+    ),
+    "train": (
+        "training",
+        "Replay a step of training a whole model under several schemes, the fastest first.",
+    ),
+    "choose": (
+        "choose",
+        "Search model shapes under a budget of parameters, and parallel plans, by simulated steps.",
+    ),
+}
+"""Modules of commands, and the first lines of their docstrings, in the order of the help."""
+OWN = {"layer", "trace", "dense", "collective", "place", "train", "serve", "arrivals", "choose"}
+"""Experiments whose commands are written out; of others the experiment makes it."""
+
+
+@cache
+def _of_traces() -> Any:
+    """Commands of traces, and the one of them that replays."""
+    import tracegen.cli
+    from replay.cli.imitate import imitate
+
+    tracegen.cli.app.command()(imitate)
+    return tracegen.cli.app
+
+
+@cache
+def _of_hardware() -> Any:
+    """Commands of machines, and those of them that replay."""
+    import hwmodel.cli
+    from replay.cli.machines import fit, measure
+
+    hwmodel.cli.app.command()(measure)
+    hwmodel.cli.app.command()(fit)
+    return hwmodel.cli.app
+
+
+def _of_tensor() -> Any:
+    from replay.cli.tensor import app
+
+    return app
+
+
+GROUPS: dict[str, tuple[Callable[[], Any], str]] = {
+    "trace": (_of_traces, "Routing traces: the experts that every token chose."),
+    "hardware": (_of_hardware, "Machines that a replay can run on."),
+    "tensor": (_of_tensor, "Replay transformer layers under tensor parallelism."),
+}
+"""Commands that have commands."""
+
+
+def _function(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"replay.cli.{module}"), name)
+
+
+def guarded(command: Any) -> Any:
+    """Have a command, and all commands in it, refuse outputs that are inputs or get nothing."""
+    for inner in getattr(command, "commands", {}).values():
+        guarded(inner)
+    if not hasattr(command, "commands"):
+        invoke = command.invoke
+
+        def checked(ctx: typer.Context) -> Any:
+            refuse_inputs(ctx)
+            refuse_unused(ctx)
+            return invoke(ctx)
+
+        command.invoke = checked
+    return command
+
+
+class Commands(LaterGroup):
+    """All commands; what one needs is imported when it is called."""
+
+    def later(self) -> list[Later]:
+        """Give all commands in the order of the help."""
+        found = [
+            Later(name, summary, partial(_function, module, name), guarded)
+            for name, (module, summary) in COMMANDS.items()
+        ]
+        for name in sorted({room.rpartition(".")[2] for room in ROOMS} - OWN):
+            from replay.cli.experiments import command_of
+            from replay.experiments.base.experiment import EXPERIMENTS
+
+            made = command_of(name)
+            command = EXPERIMENTS[name].command
+            found.append(Later(command, str(made.__doc__), partial(command_of, name), guarded))
+        found += [Later(name, says, find, guarded) for name, (find, says) in GROUPS.items()]
+        return found
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # "[...]" in a help text is no markup
     help="Replay Mixture-of-Experts routing under every communication scheme.",
 )
-tracegen.cli.app.command()(replay.cli.imitate.imitate)
-app.add_typer(tracegen.cli.app, name="trace")
-hwmodel.cli.app.command()(replay.cli.machines.measure)
-hwmodel.cli.app.command()(replay.cli.machines.fit)
-app.add_typer(hwmodel.cli.app, name="hardware")
-app.command()(replay.cli.replays.run)
-app.command()(replay.cli.replays.compare)
-app.command()(replay.cli.collective.collective)
-app.command()(replay.cli.diff.diff)
-app.command()(replay.cli.explain.explain)
-app.command()(replay.cli.uncertainty.uncertainty)
-app.command()(replay.cli.infer.infer)
-app.command()(replay.cli.place.place)
-app.command()(replay.cli.report.report)
-app.command()(replay.cli.schemes.schemes)
-app.command()(replay.cli.stacks.stacks)
-app.command()(replay.cli.validate.validate)
-app.command()(replay.cli.words.words)
-app.command()(replay.cli.sweep.sweep)
-app.command()(replay.cli.training.train)
-app.command()(replay.cli.choose.choose)
-app.add_typer(replay.cli.tensor.app, name="tensor")
-OWN = {"layer", "trace", "dense", "collective", "place", "train", "serve", "arrivals", "choose"}
-"""Experiments whose commands are written out; of others the experiment makes it."""
-for _name in sorted(set(EXPERIMENTS) - OWN):
-    app.command(EXPERIMENTS[_name].command)(command_of(_name))
 
 SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 """What a machine says of open files, memory and processes where it gives no more of them."""
@@ -135,23 +235,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 @cache
 def _parser() -> Any:
     """All commands with their options; made once, which takes longer than most commands."""
-    return guarded(typer.main.get_command(app))
-
-
-def guarded(command: Any) -> Any:
-    """Have a command, and all commands in it, refuse outputs that are inputs or get nothing."""
-    for inner in getattr(command, "commands", {}).values():
-        guarded(inner)
-    if not hasattr(command, "commands"):
-        invoke = command.invoke
-
-        def checked(ctx: typer.Context) -> Any:
-            refuse_inputs(ctx)
-            refuse_unused(ctx)
-            return invoke(ctx)
-
-        command.invoke = checked
-    return command
+    return typer.main.get_command(app)
 
 
 def _carry_out(argv: Sequence[str] | None) -> int:

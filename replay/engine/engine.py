@@ -57,6 +57,29 @@ def schedule(graph: TaskGraph) -> Timeline:
         none = np.empty(0, np.int8)
         drawn = LineDraws(*(np.empty(0, np.int64) for _ in range(4)))
         return Timeline(graph, nothing, nothing.copy(), landed, none, nothing.copy(), drawn)
+    return timeline_of(graph, _run(graph))
+
+
+def makespan_ps(graph: TaskGraph) -> int:
+    """Time at which the last task of a graph is visible, where nothing else is asked of a replay.
+
+    Raises as `schedule` does.
+
+    Examples
+    --------
+    >>> from replay.engine import GraphBuilder
+    >>> builder = GraphBuilder(["send"])
+    >>> ids = builder.add(2, resource=builder.resource("uplink"), duration_ps=10, latency_ps=3)
+    >>> makespan_ps(builder.build())
+    23
+    """
+    if graph.num_tasks == 0:
+        return 0
+    return int(_run(graph).arrays["tasks"]["visible"][:-1].max())
+
+
+def _run(graph: TaskGraph) -> RunPlan:
+    """Replay a graph that has tasks."""
     # Imported where a kernel is needed first: loading numba takes longer than most commands.
     from replay.engine.kernels import layout
     from replay.engine.kernels.loop import run
@@ -68,7 +91,7 @@ def schedule(graph: TaskGraph) -> Timeline:
     if done < graph.num_tasks:
         missing = plan.arrays["tasks"]["missing"][:-1]
         raise EngineError(describe_deadlock(graph, missing == layout.STARTED, missing == 0))
-    return timeline_of(graph, plan)
+    return plan
 
 
 def timeline_of(graph: TaskGraph, plan: RunPlan) -> Timeline:

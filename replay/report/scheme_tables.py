@@ -70,9 +70,7 @@ def facts_of(scheme: Scheme) -> Facts:
 
 def communicating_sms(scheme: Scheme) -> int | None:
     """SMs that only communicate, on the system for which they are counted."""
-    import hwmodel
-
-    return scheme.communication_sms(hwmodel.load(SYSTEM))
+    return scheme.communication_sms(host_program.preset(SYSTEM))
 
 
 def _types(scheme: Scheme) -> str:

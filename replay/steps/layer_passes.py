@@ -20,7 +20,7 @@ from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.context import Context
 from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.ep.staged import StagedScheme
-from replay.steps.stretches import Add, MoePart, Stretch, replay_moe, replay_stretch
+from replay.steps.stretches import Add, MetPart, MoePart, Stretch, replay_moe, replay_stretch
 from replay.steps.times import PassTimes, Timed
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ class LayerPasses:
     _pairs: dict[tuple[int, int], tuple[ChainLink, ChainLink, Timed | None]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _met_parts: dict[tuple[int, bytes], MetPart] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _put_off: dict[int, tuple[ChainLink, ChainLink]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def num_ranks(self) -> int:
@@ -140,8 +146,7 @@ class LayerPasses:
         both = self._pair(forward, backward)
         if not self.splits:
             return PassTimes(ahead, back(backward, "with"), beside=both)
-        work = backward.work().putting_off_weights()
-        inputs = dataclasses.replace(backward, work=lambda: work)
+        inputs = self._putting_off(backward)
         return PassTimes(
             ahead,
             back(backward, "with"),
@@ -193,7 +198,17 @@ class LayerPasses:
     def _met(self, link: ChainLink, lead: Time) -> MoePart:
         """The MoE part, with hosts ahead by `lead` (rank,)."""
         of_ranks = Time(np.broadcast_to(lead.ps, self.num_ranks)[: link.work().num_ranks])
-        return replay_moe(link, self.system, self.scheme, self.launch, of_ranks, self.calls)
+        return replay_moe(
+            link, self.system, self.scheme, self.launch, of_ranks, self.calls, self._met_parts
+        )
+
+    def _putting_off(self, backward: ChainLink) -> ChainLink:
+        """The pass without its gradients of weights."""
+        if id(backward) not in self._put_off:
+            work = backward.work().putting_off_weights()
+            inputs = dataclasses.replace(backward, work=lambda: work)
+            self._put_off[id(backward)] = backward, inputs
+        return self._put_off[id(backward)][1]
 
     def _through(self, part: MoePart) -> Time:
         """(rank,): by how much each host is ahead of its GPU behind the MoE part."""

@@ -9,14 +9,16 @@ waiting for the last one.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from replay.chains.replay import Replay
 from replay.engine import GraphBuilder, schedule
+from replay.engine.columns import stored
 from replay.measure.activity import Activity, activity_of
 from replay.measure.alone import exposed_ps
 from replay.model.machine.host import OUTSIDE
@@ -27,7 +29,7 @@ from replay.model.machine.times import NO_TIME, Time
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
-    from replay.engine import Timeline
+    from replay.engine import TaskGraph, Timeline
     from replay.model.machine.host import Calls, Launch
     from replay.schemes import Scheme
     from replay.steps.times import Cause, Ints
@@ -102,9 +104,18 @@ def lead_after(machine: Machine, visible_ps: Ints, ended_ps: Ints) -> Time:
     ended_ps
         (rank,): when each GPU is through.
     """
-    host = machine.host
-    launched = 0 if host.last is None else visible_ps[host.last]
-    return NO_TIME if host.lead is None else host.lead + Time(ended_ps - launched)
+    return lead_behind(machine, _launched_ps(machine, visible_ps), ended_ps)
+
+
+def _launched_ps(machine: Machine, visible_ps: Ints) -> Ints | int:
+    """(rank,): when each host is through."""
+    return 0 if machine.host.last is None else visible_ps[machine.host.last]
+
+
+def lead_behind(machine: Machine, launched_ps: Ints | int, ended_ps: Ints) -> Time:
+    """How long before its GPU each host is through, from when both are."""
+    lead = machine.host.lead
+    return NO_TIME if lead is None else lead + Time(ended_ps - launched_ps)
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,21 @@ class MoePart:
         return {"experts": self.met - self.exchange, "exchange": self.exchange}
 
 
+class MetPart(NamedTuple):
+    """What a `MoePart` is made of, by rank of the graph.
+
+    The link stays, so that no other one has its number.
+    """
+
+    link: ChainLink
+    met: Ints
+    exchange: Ints
+    launched_ps: Ints | int
+    is_held_up: bool
+    activity: Activity
+    pays_host: bool
+
+
 def replay_moe(
     link: ChainLink,
     system: System,
@@ -144,8 +170,13 @@ def replay_moe(
     launch: Launch | None,
     lead: Time = NO_TIME,
     calls: Calls | None = None,
+    known: dict[tuple[int, bytes], MetPart] | None = None,
 ) -> MoePart:
     """Replay the MoE part of a layer exactly.
+
+    Where hosts are so far ahead that it does not matter how far, layers with more before them, such
+    as those of multi-token prediction, have the same tasks. `known` keeps what these took, of one
+    system, scheme, launch and calls.
 
     GPUs of nodes that are not replayed in full, where a sample of the nodes is, take the times of
     those that stand for them (`replay.model.work.node_sample.NodeSample.models`).
@@ -158,19 +189,46 @@ def replay_moe(
     alone = dataclasses.replace(link, between=None, micro_batches=())
     graph = Replay([alone], system, scheme, launch, lead=lead, calls=calls).build()
     machine, ends = graph.built.machine, graph.built.ends
-    timeline = schedule(graph.built.graph)
-    met, exchange = timeline.visible_ps[ends], exposed_ps(machine, ends, timeline)
-    after = lead_after(machine, timeline.visible_ps, met)
+    key = id(link), fingerprint(graph.built.graph)
+    found = None if known is None else known.get(key)
+    if found is None:
+        timeline = schedule(graph.built.graph)
+        met = timeline.visible_ps[ends]
+        found = MetPart(
+            link,
+            met,
+            exposed_ps(machine, ends, timeline),
+            _launched_ps(machine, timeline.visible_ps),
+            _is_held_up(machine, timeline),
+            activity_of(machine, met, timeline),
+            _holds_up(machine, timeline),
+        )
+        if known is not None:
+            known[key] = found
+    after = lead_behind(machine, found.launched_ps, found.met)
     sample = graph.last_work.sample
-    of = np.arange(len(met)) if sample is None else sample.models
+    of = np.arange(len(found.met)) if sample is None else sample.models
     return MoePart(
-        met[of],
-        exchange[of],
-        Time((after.ps + 0 * met)[of]),
-        _is_held_up(machine, timeline),
-        activity_of(machine, met, timeline).of(of),
-        _holds_up(machine, timeline),
+        found.met[of],
+        found.exchange[of],
+        Time((after.ps + 0 * found.met)[of]),
+        found.is_held_up,
+        found.activity.of(of),
+        found.pays_host,
     )
+
+
+def fingerprint(graph: TaskGraph) -> bytes:
+    """What tells graphs of one link apart: their tasks and edges."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for column in (
+        graph.resource, graph.duration_ps, graph.latency_ps, graph.priority, graph.indptr,
+        graph.successors,
+    ):  # fmt: skip
+        kept = np.ascontiguousarray(stored(column))
+        hashed.update(f"{kept.dtype} {kept.shape} {column.shape}".encode())
+        hashed.update(kept.view(np.uint8).data)
+    return hashed.digest()
 
 
 def _is_held_up(machine: Machine, timeline: Timeline) -> bool:

@@ -66,10 +66,18 @@ def tiny() -> RoutingTrace:
     return tiny_trace()
 
 
-@pytest.fixture
-def tiny_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.h5"
+@pytest.fixture(scope="session")
+def tiny_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The tiny trace as a file, written once."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.h5"
     tracegen.write(tiny_trace(), path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def tiny_file(tmp_path: Path, tiny_bytes: bytes) -> Path:
+    path = tmp_path / "tiny.h5"
+    path.write_bytes(tiny_bytes)
     return path
 
 

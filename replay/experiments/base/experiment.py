@@ -20,6 +20,7 @@ from replay.experiments.base.documents import Converter, DocumentKind, read_one_
 from replay.experiments.base.estimate import LONG_SECONDS, Need, UnfitError, summed
 from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.result import AnyResult, Document
+from replay.experiments.base.rooms import ROOMS
 from replay.experiments.base.spec import Spec
 
 if TYPE_CHECKING:
@@ -487,17 +488,5 @@ class Registry(Mapping[str, AnyExperiment]):
         raise UserError(message)
 
 
-EXPERIMENTS = Registry(
-    (
-        "layer",
-        "trace",
-        "dense",
-        "collective",
-        "place",
-        "train",
-        "serve",
-        "serve.arrivals",
-        "choose",
-    )
-)
-"""Every experiment: a folder below `replay.experiments` each, whose ``experiment.py`` has it."""
+EXPERIMENTS = Registry(ROOMS)
+"""Every experiment."""

@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from replay.experiments.train.setup import Setup
     from replay.steps.replays import StepReplays
 
+ROUNDS = 2
+"""Clocks that are tried, each after what the one before it did to the step."""
+
+
+def most_replays(setup: Setup) -> int:
+    """How often a step is made at most: as it is, at the clock of products alone, and in rounds."""
+    return 1 if _power(setup) is None else 2 + ROUNDS
+
+
+def _power(setup: Setup) -> Power | None:
+    """What limits the clock of the step's GPUs; None if nothing is known to."""
+    power = Power.of(setup.system)
+    if setup.spec.clock == "alone" or power is None or not power.knows(setup.precision.gemm):
+        return None
+    return power
+
 
 def held(
     setup: Setup, make: Callable[[StepReplays], Composed]
@@ -35,8 +51,8 @@ def held(
     -------
     The step, and the clock, if the system's power is known.
     """
-    step, power = make(setup.replays), Power.of(setup.system)
-    if setup.spec.clock == "alone" or power is None or not power.knows(setup.precision.gemm):
+    step, power = make(setup.replays), _power(setup)
+    if power is None:
         return step, None
     work, clock = _work(setup, step), power.most_GHz
     if power.watts(work, _busy_s(step), clock) > power.limit_W:
@@ -49,7 +65,7 @@ def held(
         alone_s, middle = _busy_s(step), at(power.matrix_GHz)
         attention_s = (_busy_s(middle) - alone_s) / (power.most_GHz / power.matrix_GHz - 1)
         multiplying_s = float(middle.activity.computing.mean()) / PS_PER_S - attention_s
-        for _ in range(2):
+        for _ in range(ROUNDS):
             wanted = power.clock_GHz(work, alone_s, attention_s, multiplying_s)
             if wanted == clock:
                 break

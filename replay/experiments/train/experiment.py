@@ -72,19 +72,25 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
     ) -> None:
         """Say what long replays take; whether a GPU's memory fits was asked before."""
         from replay.experiments.base.estimate import LONG_SECONDS, duration_text
+        from replay.experiments.train.clock import most_replays
 
         super().check_fit(
             setups, max_memory, report, jobs=jobs, replays=replays, is_observed=is_observed
         )
         rows = [setup.step.replays.rows for setup in setups.values()]
         seconds = SECONDS_PER_ROW * sum(rows) * replays / jobs
-        if report is not None and seconds >= LONG_SECONDS:
+        most = max((most_replays(setup.step) for setup in setups.values()), default=1)
+        if report is not None and seconds * most >= LONG_SECONDS:
             schemes = f"{len(rows)} scheme{'s' if len(rows) > 1 else ''}"
+            again = (
+                f", and up to {duration_text(seconds * most)} where steps are replayed again at "
+                "the clock that their power limit leaves (not with --clock alone)"
+            )
             report(
                 f"{schemes}, {max(rows) / 1e6:,.0f} million rows each: about "
-                f"{duration_text(seconds)}; less with fewer schemes (--scheme), layers "
-                "(--layers-sampled 1), nodes (--sample-nodes 2), tokens (--sequence) or a smaller "
-                "--plan"
+                f"{duration_text(seconds)}{again if most > 1 else ''}; less with fewer schemes "
+                "(--scheme), layers (--layers-sampled 1), nodes (--sample-nodes 2), tokens "
+                "(--sequence) or a smaller --plan"
             )
 
     def machine(self, setup: SchemedStep) -> System:

@@ -27,6 +27,7 @@ from replay.engine import (
     plan,
     schedule,
 )
+from replay.engine.engine import makespan_ps
 
 _ORACLE = Path(__file__).parents[2] / "oracle"
 
@@ -147,6 +148,7 @@ def assert_same_as_oracle(graph: TaskGraph) -> bool:
     assert timeline.start_ps.tolist() == [expected.start[task] for task in tasks]
     assert timeline.end_ps.tolist() == [expected.end[task] for task in tasks]
     assert timeline.visible_ps.tolist() == [expected.visible[task] for task in tasks]
+    assert makespan_ps(graph) == max(expected.visible.values(), default=0)
     found = [
         (Touched(value & Touched.OUTCOME).name.lower(), bool(value & Touched.EVICTED))
         for value in timeline.touched.tolist()

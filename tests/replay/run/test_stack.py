@@ -304,7 +304,7 @@ def test_practice_trains_in_fp8_with_scales_of_blocks(synthetic: Synthetic) -> N
     assert one.stack.options["fp8"] == "blockwise"
 
 
-@every("scheme", [*SCHEMES])
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
 def test_every_scheme_runs_in_practice_and_calls_that_cost_nothing_change_nothing(
     scheme: str, synthetic: Synthetic
 ) -> None:

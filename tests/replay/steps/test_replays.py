@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.context import Context
 from replay.schemes.ep.base import LayerRefusedError
-from replay.steps import copies, layer_passes
+from replay.steps import copies, layer_passes, stretches
 from replay.steps.groups import GroupTimes
 from replay.steps.layer_passes import behind_forward
 from replay.steps.parameters import of_embedding, of_head, of_layer
@@ -175,6 +176,34 @@ def test_passes_beside_each_other_are_replayed_once_for_each_layer(
     assert layers[1].forward.own.tolist() != layers[-1].forward.own.tolist()
     made("nccl-alltoall", beside="dualpipe", mtp=1, layers=2)
     assert len(replayed) == 2 + 2 * 2
+
+
+def test_parts_with_the_same_tasks_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of multi-token prediction has more before it, so that its hosts are further ahead."""
+    replayed = []
+    exposed_ps = stretches.exposed_ps
+
+    def counted(*given: Any) -> Any:
+        replayed.append(given)
+        return exposed_ps(*given)
+
+    monkeypatch.setattr(stretches, "exposed_ps", counted)
+    made("deepep")
+    alone = len(replayed)
+    known = made("deepep", mtp=1).layers[0]
+    assert len(replayed) == 2 * alone
+    unlike = itertools.count()
+    monkeypatch.setattr(stretches, "fingerprint", lambda _: bytes([next(unlike)]))
+    again = made("deepep", mtp=1).layers[0]
+    assert len(replayed) == 4 * alone
+    for one, other in zip(known, again, strict=True):
+        for found, wanted in ((one.forward, other.forward), (one.backward, other.backward)):
+            assert found is not None
+            assert wanted is not None
+            assert found.own.tolist() == wanted.own.tolist()
+            assert found.met.tolist() == wanted.met.tolist()
+            assert str(found.activity) == str(wanted.activity)
+            assert str(found.causes) == str(wanted.causes)
 
 
 def test_passes_beside_each_other_with_what_is_made_again() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+from tiers import KINDS
 
 import hwmodel
 from replay.experiments import train as training
@@ -10,11 +13,27 @@ from replay.experiments.train import TrainComparison
 from replay.schemes.registry import supported
 
 
+def compare(schemes: Sequence[str] | None) -> TrainComparison:
+    return training.compare(
+        model="olmoe-1b-7b", plan="pp=2,dp=2,ep=2,micro_batches=2", sequence=64, layers_sampled=1,
+        schemes=schemes,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def compared() -> TrainComparison:
-    return training.compare(
-        model="olmoe-1b-7b", plan="pp=2,dp=2,ep=2,micro_batches=2", sequence=64, layers_sampled=1
-    )
+    return compare(None)
+
+
+@pytest.fixture(
+    scope="module", params=[KINDS, pytest.param(None, id="all", marks=pytest.mark.extended)]
+)
+def found(request: pytest.FixtureRequest) -> TrainComparison:
+    """One scheme of each kind, and in the extended tier all."""
+    if request.param is None:
+        every: TrainComparison = request.getfixturevalue("compared")
+        return every
+    return compare(["ideal", *request.param])
 
 
 @pytest.mark.extended
@@ -27,14 +46,14 @@ def test_all_make_the_step_or_are_left_out_with_a_reason(compared: TrainComparis
     assert all(name in reason for name, reason in compared.left_out.items())
 
 
-def test_what_hangs_on_no_scheme_is_the_same_under_all(compared: TrainComparison) -> None:
+def test_what_hangs_on_no_scheme_is_the_same_under_all(found: TrainComparison) -> None:
     for cause in ("head", "optimiser"):
-        assert len({one.mean_us(cause) for one in compared.results}) == 1, cause
+        assert len({one.mean_us(cause) for one in found.results}) == 1, cause
 
 
-def test_none_is_faster_than_an_exchange_in_no_time(compared: TrainComparison) -> None:
-    ideal = compared["ideal"].step_us
-    assert all(one.step_us >= ideal for one in compared.results)
+def test_none_is_faster_than_an_exchange_in_no_time(found: TrainComparison) -> None:
+    ideal = found["ideal"].step_us
+    assert all(one.step_us >= ideal for one in found.results)
 
 
 @pytest.mark.extended

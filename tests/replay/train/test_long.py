@@ -21,11 +21,15 @@ def said(schemes: tuple[str, ...] = ("deepep",), **settings: Any) -> list[str]:
 
 def test_a_long_step_says_what_it_takes_and_what_takes_less() -> None:
     """Two layers of 64 x 4096 tokens, top-8: both passes, inputs' gradients, and both beside."""
-    (line,) = said()
+    (line,) = said(clock="alone")
     assert line.startswith("1 scheme, 21 million rows each: about 3 min; less with fewer schemes")
+    # Once, at the clock of products alone, and at two more.
+    (line,) = said()
+    assert "about 3 min, and up to 14 min where steps are replayed again" in line
+    assert "--clock alone" in line
     for option in ("--scheme", "--layers-sampled", "--sample-nodes", "--sequence", "--plan"):
         assert option in line
-    assert said(("deepep", "ideal"))[0].startswith("2 schemes, 21 million rows each: about 7 min")
+    assert said(("deepep", "ideal"))[0].startswith("2 schemes, 21 million rows each: about 7 min, ")
     assert said(layers_sampled=1)[0].startswith("1 scheme, 10 million rows")
     # Rows between two of the six other nodes, of eight, are left out.
     assert said(sample_nodes=2)[0].startswith("1 scheme, 9 million rows")

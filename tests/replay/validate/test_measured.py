@@ -182,6 +182,7 @@ def test_the_preset_keeps_what_was_seen_to_stay(name):
     assert l2.slices == 2
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_tiles_in_slices_read_from_memory_what_was_measured(name):
     """In every order, on both GPUs, and with no constant that was made to fit."""
