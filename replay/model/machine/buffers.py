@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from replay.model.machine.resources import Ints, Resources
 
 
+OUTBOX = 2
+"""Messages that an SM has issued and that have not left: one that it issues and one that waits."""
+
+
 class Buffers:
     """Credit pools of a machine; what is asked for again is the same, in whichever layer."""
 
@@ -61,8 +65,8 @@ class Buffers:
     def outboxes_of(self, servers: Ints, *, lanes: bool = False) -> Ints:
         """Room for messages that SMs have begun to issue and that have not left their GPU.
 
-        For each SM, the message that it issues and one more that waits for the uplink; a message is
-        the model's grain. A pool of SMs has room for two messages per SM.
+        For each SM, the message that it issues and one more that waits for the uplink (`OUTBOX`);
+        a message is the model's grain. A pool of SMs has room for two messages per SM.
 
         Parameters
         ----------
@@ -78,7 +82,7 @@ class Buffers:
         what = "lane" if lanes else "SM"
 
         def room(server: int) -> int:
-            return 2 * (1 if lanes else self._resources.servers_of(server))
+            return OUTBOX * (1 if lanes else self._resources.servers_of(server))
 
         return self._of_each(what, servers, f"outbox of {what} {{}}", room)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from replay.model.machine.resources import Ints, IntsLike
 
 Traffic = Literal["requests", "responses"]
+NOBODY = -1
 
 
 class InputBuffers:
@@ -93,12 +94,14 @@ class InputBuffers:
         Parameters
         ----------
         issued, on
-            (message,): the task that issues it, and the SM, or pool of SMs, on which that runs.
+            (message,): the task that issues it, and the SM, or pool of SMs, on which that runs;
+            `NOBODY` where nobody waits.
         left
             (message,) tasks on the uplinks.
         lanes
             Whether `on` numbers warps that serve one peer each.
         """
-        if self.are_finite and len(left):
-            outboxes = self._buffers.outboxes_of(on, lanes=lanes)
-            self._graph.take(issued, outboxes, released_by=left)
+        waits = np.flatnonzero(on != NOBODY)
+        if self.are_finite and len(waits):
+            outboxes = self._buffers.outboxes_of(on[waits], lanes=lanes)
+            self._graph.take(issued[waits], outboxes, released_by=left[waits])

@@ -134,6 +134,11 @@ class Transfers:
         """Packets of a row of `nbytes`, each holding at most `packet_bytes`."""
         return self._system.link.packets(nbytes, packet_bytes=packet_bytes)
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether messages that cannot leave keep those waiting who issue them."""
+        return self._input_buffers.are_finite
+
     def fan_out(self, rank: Ints, peer: Ints, scattered: Scattered = "no") -> FanOut:
         """Pairs (message,) of one kernel: all its messages, in however many calls they are sent."""
         pairs = np.zeros((self._num_ranks, self._num_ranks), bool)
@@ -180,7 +185,8 @@ class Transfers:
             Bytes that travel with each row and are not payload (indices, weights).
         on
             (message,): SMs, or pools of SMs, on which the tasks `after` run, which issue a message
-            each and hold on to what cannot leave (`Buffers.outboxes_of`). None if nobody waits.
+            each and hold on to what cannot leave (`Buffers.outboxes_of`). None if nobody waits,
+            `NOBODY` for messages that nobody waits for.
         lanes
             Whether `on` numbers warps that serve one peer each.
         engine

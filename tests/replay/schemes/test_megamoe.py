@@ -255,6 +255,17 @@ def test_an_sm_holds_on_to_what_cannot_leave() -> None:
     assert second[-1] >= ends[3]
 
 
+def test_an_sm_holds_on_to_the_part_that_leaves_last() -> None:
+    # Three owners, a cluster of two blocks, more columns than both have places for.
+    slow = hwmodel.load("dgx-h100", {**ROUND, "gpu.num_sms": 2, "link.efficiency": 0.001})
+    timeline = scheduled(work([[0]] * 3, [0, 1, 1, 1], 4, ExpertShape(2048, 64)), slow)
+    of_pairs = np.sort(timeline.start_ps[tasks(timeline, Kind.GEMM2)[1::2]])
+    left = np.sort(timeline.end_ps[tasks(timeline, Kind.COMBINE_UP)]).reshape(8, 3)
+    # Four of eight pairs of tiles have room; the next goes on when one has left whole.
+    assert of_pairs[3] < left[0, 0]
+    assert of_pairs[4] >= left[0, 2]
+
+
 def test_sums_wait_for_the_flags_of_their_experts_alone() -> None:
     # GPU 2 has much to do for GPU 1; GPU 0's tokens have experts on GPUs 0 and 1.
     ids = [[0, 1], [0, 1]] + [[2, 0]] * 400

@@ -196,6 +196,33 @@ def test_tasks_of_a_block_follow_one_another() -> None:
     assert (begins[1:] >= np.sort(timeline.end_ps[wide])[:-1]).all()
 
 
+@every(("sources", "waits"), [(2, False), (3, True)])
+def test_a_block_goes_on_when_all_but_two_messages_of_its_tile_have_left(
+    sources: int, waits: bool
+) -> None:
+    # One row of GPU 0's expert from each of them, eight columns of 128, one SM, slow links.
+    layer = work([[0]] * sources, [0] + [1] * sources, 1 + sources)
+    slow = {"gpu.num_sms": 1, "link.efficiency": 0.001}
+    timeline = scheduled(layer, slow, schedule="waves")
+    second = tasks(timeline, Kind.GEMM2)
+    sent = tasks(timeline, Kind.COMBINE_UP)
+    assert len(second) == 8 and len(sent) == 8 * sources
+    begins, ends = np.sort(timeline.start_ps[second]), np.sort(timeline.end_ps[second])
+    left = np.sort(timeline.visible_ps[sent]).reshape(8, sources)
+    free = np.maximum(ends, left[:, 0]) if waits else ends
+    assert begins[1:].tolist() == free[:-1].tolist()
+    assert (left[:, 0] > ends).all()
+
+
+def test_a_block_waits_for_none_where_messages_take_no_room() -> None:
+    layer = work([[0]] * 3, [0, 1, 1, 1], 4)
+    slow = {"gpu.num_sms": 1, "link.efficiency": 0.001, "switch.flits_per_channel": 0}
+    timeline = scheduled(layer, slow, schedule="waves")
+    second = tasks(timeline, Kind.GEMM2)
+    begins, ends = np.sort(timeline.start_ps[second]), np.sort(timeline.end_ps[second])
+    assert begins[1:].tolist() == ends[:-1].tolist()
+
+
 def layer_of(units_of_rank: int) -> LayerWork:
     """One expert of each of two GPUs with so many units of high tiles; all rows come from afar."""
     tokens = units_of_rank * UNIT_TILES * 128

@@ -76,6 +76,13 @@ def documented(outcome):
     return [line for line in lines if line[0] == outcome.table.name]
 
 
+@pytest.mark.extended
+def test_each_row_of_a_fused_layer_is_within_15_percent(predicted):
+    errors = predicted("fused_layers").errors_percent
+    assert len(errors) == 14
+    assert np.abs(errors).max() < 15
+
+
 def test_the_documented_table_has_every_part_in_the_command_s_form():
     """Numbers of rows and bounds, of all tables, without predicting anything."""
     unpredicted = [

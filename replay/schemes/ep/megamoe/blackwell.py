@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.machine.machine import Ints
     from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.megamoe.kernel import Sent
 
 
 def clusters_of(work: LayerWork) -> tuple[int, int]:
@@ -34,13 +35,14 @@ class BlackwellKernel(MegaKernel):
 
     warps = 4
     cluster = CLUSTER
+    stores_beside = True
 
     def gemms(self) -> tuple[Gemm, Gemm]:
         """Both GEMMs; other warps activate than those that multiply."""
         first, second = super().gemms()
         return replace(first, activated=0), second
 
-    def _assign(self, first: TileTasks, second: TileTasks, met: Ints) -> None:
+    def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: Sent) -> None:
         machine, tiles = self.machine, self.tiles
         clusters = max(machine.sms.count // CLUSTER, 1)
         counts = np.bincount(tiles.rank, minlength=self.work.num_ranks)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.compute.warp_work import WarpWork
+from replay.model.machine.buffers import OUTBOX
 from replay.model.work.ragged import places
 from replay.schemes.ep.megamoe.kernel import MegaKernel
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.machine.machine import Ints
+    from replay.schemes.ep.megamoe.kernel import Sent
 
 HIGH = (128, 256)  # tile
 HIGH_ROWS = 64  # that an expert can expect, for the high tiles
@@ -219,6 +221,7 @@ class HopperKernel(MegaKernel):
 
     warps = 2
     cluster = 1
+    stores_beside = False
 
     @property
     def _is_high(self) -> bool:
@@ -243,7 +246,7 @@ class HopperKernel(MegaKernel):
         first = np.flatnonzero(np.diff(pair, prepend=-1))
         return self.machine.join(ready, pair, self.tiles.rank[first])[pair]
 
-    def _assign(self, first: TileTasks, second: TileTasks, met: Ints) -> None:
+    def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: Sent) -> None:
         tiles, sms = self.tiles, self.machine.sms.count
         both = [
             (tasks, self.stream.keys(tiles, tasks.column_tile, tasks.column_index, gemm))
@@ -255,4 +258,20 @@ class HopperKernel(MegaKernel):
         keys = [np.concatenate(each) for each in zip(*(keys for _, keys in both), strict=True)]
         order = np.lexsort((*keys, rank))
         follows = np.flatnonzero(places(np.bincount(rank, minlength=self.work.num_ranks)) >= sms)
-        self.machine.order(ends[order[follows - sms]], begins[order[follows]])
+        before, next_one = ends[order[follows - sms]], begins[order[follows]]
+        self.machine.order(before, next_one)
+        if self.machine.transfers.holds_back:
+            self._hold_on(before, next_one, sent)
+
+    def _hold_on(self, before: Ints, next_one: Ints, sent: Sent) -> None:
+        """Let blocks store a tile before they go on: (task,) tasks of blocks, and their next.
+
+        The warps that multiply store the tile themselves. They have issued its last message when no
+        more are on their way to the switch than an SM has room for.
+        """
+        by_task = np.argsort(sent.made, kind="stable")
+        made, counts = np.unique(sent.made, return_counts=True)
+        waits = counts > OUTBOX
+        left = sent.left[by_task[(np.cumsum(counts) - 1 - OUTBOX)[waits]]]
+        _, of, which = np.intersect1d(before, made[waits], return_indices=True)
+        self.machine.order(left[which], next_one[of])

@@ -14,6 +14,7 @@ from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.shared import shared_tiles
 from replay.model.compute.warp_work import PLAIN
 from replay.model.machine.block_scheduler import BlockScheduler
+from replay.model.machine.input_buffers import NOBODY
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic, Time
 from replay.model.work.ragged import firsts, places
@@ -51,6 +52,8 @@ class MegaKernel(ABC):
     """Of each SM, that count and then pull rows."""
     cluster: ClassVar[int]
     """Blocks that make neighbouring column tiles and send them together."""
+    stores_beside: ClassVar[bool]
+    """Whether other warps store results than multiply, which have the tile before to themselves."""
 
     work: LayerWork
     machine: Machine
@@ -71,7 +74,7 @@ class MegaKernel(ABC):
         tiles = self.tiles
         met = self._count(begun)
         asked, ready, tile_of_row = self._pull(met)
-        first, second = self._multiply(pool, met, ready)
+        first, second = self._multiply(pool, ready)
         # A tile of the ring is free when GEMM-1 has read the one that had it before.
         counts, number = np.bincount(tiles.rank, minlength=len(self.rings)), places_by_rank(tiles)
         by_rank, has_room = np.argsort(tiles.rank, kind="stable"), self.rings[tiles.rank]
@@ -79,7 +82,9 @@ class MegaKernel(ABC):
         tile = tile_of_row[waits]
         before = by_rank[firsts(counts)[tiles.rank[tile]] + number[tile] - has_room[tile]]
         self.machine.order(first.done[before], asked[waits])
-        return self._combine(second, pool, met, self._shared(pool, begun))
+        sent = self._store(second, pool)
+        self._assign(first, second, met, sent)
+        return self._combine(second, sent, pool, met, self._shared(pool, begun))
 
     @cached_property
     def rows(self) -> RowsInTurn:
@@ -174,8 +179,8 @@ class MegaKernel(ABC):
 
     # ---- experts ---------------------------------------------------------------------------------
 
-    def _multiply(self, pool: Ints, met: Ints, ready: Ints) -> tuple[TileTasks, TileTasks]:
-        """Run the tiles of both GEMMs in the order in which blocks take them."""
+    def _multiply(self, pool: Ints, ready: Ints) -> tuple[TileTasks, TileTasks]:
+        """Add the tiles of both GEMMs."""
         machine, tiles = self.machine, self.tiles
         told = machine.costs.visible() + machine.costs.poll()
         found: list[TileTasks] = []
@@ -187,7 +192,6 @@ class MegaKernel(ABC):
             )  # fmt: skip
             ready = machine.delay(Kind.GEMM2_SYNC, told, tasks.done, rank=tiles.rank)
             found.append(tasks)
-        self._assign(found[0], found[1], met)
         return found[0], found[1]
 
     def gemms(self) -> tuple[Gemm, Gemm]:
@@ -209,7 +213,7 @@ class MegaKernel(ABC):
         return ready
 
     @abstractmethod
-    def _assign(self, first: TileTasks, second: TileTasks, met: Ints) -> None:
+    def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: Sent) -> None:
         """Give tiles to blocks, which hold their SMs while they wait."""
 
     def _shared(self, pool: Ints, begun: Ints) -> tuple[Ints, Ints]:
@@ -228,17 +232,18 @@ class MegaKernel(ABC):
 
     # ---- results to their owners -----------------------------------------------------------------
 
-    def _combine(self, second: TileTasks, pool: Ints, met: Ints, shared: tuple[Ints, Ints]) -> Ints:
-        """Store results to their owners, flag, and add up each token's rows: (rank,) marks."""
+    def _combine(
+        self, second: TileTasks, sent_rows: Sent, pool: Ints, met: Ints, shared: tuple[Ints, Ints]
+    ) -> Ints:
+        """Flag what has been stored, and add up each token's rows: (rank,) marks."""
         work, machine, costs = self.work, self.machine, self.machine.costs
         row_bytes = work.combine_row_bytes
-        stored, src = self._store(second, pool)
         done = machine.gather(second.done, self.tiles.rank, met)
         if len(shared[0]):
             done = machine.gather(*shared, done)
         grid = machine.delay(COMBINE.sync, costs.grid_barrier(), done)
         # A release of system scope: what was stored before has been acknowledged.
-        sent = machine.gather(stored, src, grid)
+        sent = machine.gather(sent_rows.arrived, sent_rows.src, grid)
         n = work.num_ranks
         flags, ends = np.nonzero(~np.eye(n, dtype=bool))
         told = machine.sync.notify(
@@ -270,8 +275,8 @@ class MegaKernel(ABC):
         left = machine.gather(told, ends, machine.sync.barrier(COMBINE, sent, behind_stores=True))
         return machine.gather(written, owner, left)
 
-    def _store(self, second: TileTasks, pool: Ints) -> tuple[Ints, Ints]:
-        """Store what the blocks of a cluster have made to each owner: arrivals, their sources."""
+    def _store(self, second: TileTasks, pool: Ints) -> Sent:
+        """Store what the blocks of a cluster have made to each owner."""
         work, machine, tiles = self.work, self.machine, self.tiles
         width, hidden = int(tiles.block_n[0]) * self.cluster, work.shape.hidden
         num_clusters = -(-hidden // width)
@@ -281,33 +286,42 @@ class MegaKernel(ABC):
         last = second.columns[by_cluster[firsts(columns) + columns - 1]]  # (tile, cluster)
         first = second.columns[by_cluster[firsts(columns)]]
         tile, owner, rows = self.rows.by_owner(work.num_ranks)
-        src = tiles.rank[tile]
-        far = np.flatnonzero(src != owner)
-        # An SM holds on to what cannot leave: to the part of the last owner of its tile.
-        is_last = np.append(np.diff(tile[far]) != 0, True)[: len(far)]
-        message = np.repeat(far, num_clusters)
-        part = np.tile(np.arange(num_clusters), len(far))
-        holds = np.repeat(is_last, num_clusters)
-        widths = np.minimum(width, hidden - part * width)
+        far = np.flatnonzero(tiles.rank[tile] != owner)
+        # An SM whose warps store beside products holds on to what cannot leave: to the part of the
+        # last owner of its tile, which leaves last.
+        holds = np.append(np.diff(tile[far]) != 0, True)[: len(far)] & self.stores_beside
+        message, part = np.repeat(far, num_clusters), np.tile(np.arange(num_clusters), len(far))
+        src, dst = tiles.rank[tile[message]], owner[message]
+        made = tile[message] * num_clusters + part
         # The rows of a tile go wherever their tokens are from, one after the other.
-        value, fan_out = (
-            work.precision.combine_value_bytes,
-            machine.transfers.fan_out(src[far], owner[far], scattered="stores"),
-        )
-        arrived = np.empty(len(message), np.int64)
-        for wide in np.unique(widths).tolist():
-            for held in (True, False):
-                of = np.flatnonzero((widths == wide) & (holds == held))
-                one = message[of]
-                made = tile[one] * num_clusters + part[of]
-                stored = machine.transfers.store(
-                    COMBINE, src[one], owner[one], wide * value, last[made], fan_out=fan_out,
-                    rows=rows[one], on=pool[src[one]] if held else None,
-                )  # fmt: skip
-                if self.cluster > 1:
-                    machine.order(first[made], stored.left)
-                arrived[of] = stored.arrived
-        return arrived, src[message]
+        stored = machine.transfers.store(
+            COMBINE, src, dst,
+            np.minimum(width, hidden - part * width) * work.precision.combine_value_bytes,
+            last[made], fan_out=machine.transfers.fan_out(src, dst, scattered="stores"),
+            rows=rows[message], on=np.where(np.repeat(holds, num_clusters), pool[src], NOBODY),
+        )  # fmt: skip
+        if self.cluster > 1:
+            machine.order(first[made], stored.left)
+        return Sent(last[made], stored.left, stored.arrived, src)
+
+
+class Sent(NamedTuple):
+    """Parts of tiles on their way to their owners, (message,) each.
+
+    Attributes
+    ----------
+    made
+        Task of the tile; messages of one come one after the other to the port.
+    left, arrived
+        Tasks after which it has left its GPU, and has arrived.
+    src
+        Its GPU.
+    """
+
+    made: Ints
+    left: Ints
+    arrived: Ints
+    src: Ints
 
 
 # ---- rows and tiles ------------------------------------------------------------------------------
