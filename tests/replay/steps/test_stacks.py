@@ -140,7 +140,7 @@ def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.Monk
         return real(self, link, lead)
 
     monkeypatch.setattr(LayerPasses, "_met", met)
-    fast = hwmodel.load("dgx-h100", {"host.speed": 2.0})
+    fast = hwmodel.load("dgx-h100", {"host.speed": 3.0})
     replays("megatron-tuned:graphs=attention", fast).under("ideal")
     assert len(leads) == 4  # a layer, one behind a hop backward, and one forward
     assert len(set(leads)) == 1
