@@ -25,10 +25,12 @@ def sizes_of(shape: ModelShape, plan: ParallelPlan, sequence: int) -> KernelSize
     )  # fmt: skip
 
 
-def facts_of_step(shape: ModelShape, beside: Pairing | None) -> Mapping[str, Value]:
-    """Options of stacks that the model decides, and how passes run beside each other."""
+def facts_of_step(
+    shape: ModelShape, plan: ParallelPlan, beside: Pairing | None
+) -> Mapping[str, Value]:
+    """Options of stacks that model and plan decide, and how passes run beside each other."""
     overlap = {"overlap": "passes"} if beside == "megatron" else {}
-    return {**facts_of(shape), **overlap}
+    return {**facts_of(shape), "recompute": plan.recompute, **overlap}
 
 
 def tensors_of(

@@ -121,7 +121,8 @@ class Setup:
             raise UserError(message)
         if has_stack:
             assert spec.stack is not None
-            facts = {**facts_of_step(shape, schedule.beside), **facts_of_place(system, plan.ep)}
+            step = facts_of_step(shape, plan, schedule.beside)
+            facts = {**step, **facts_of_place(system, plan.ep)}
             stack = Stack.of(spec.stack, system, facts)
         replays = StepReplays(
             shape, system, plan,

@@ -94,8 +94,8 @@ class ListedParts(Between):
         attention = LATENT_ATTENTION if latent else ATTENTION
         router = () if is_dense else ("router",)
         if self.is_backward:
-            return (*router, attention, WEIGHTS, "gradients", "nodes")
-        return (attention, *router, "nodes")
+            return ("modules", *router, attention, WEIGHTS, "gradients", "nodes")
+        return ("modules", attention, *router, "nodes")
 
     def _listed(self, part: str, *, is_dense: bool) -> tuple[ListedOperation, ...]:
         """Rows of a part; none where the model or the list has no such part."""

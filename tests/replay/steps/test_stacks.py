@@ -95,8 +95,8 @@ def test_tensors_of_a_chunk() -> None:
         "qk_norm": True, "sinks": False, "biases": False, "gated": True,
     }  # fmt: skip
     assert facts_of(models.load("gpt-oss-20b"))["sinks"]
-    assert facts_of_step(shape, "megatron")["overlap"] == "passes"
-    assert facts_of_step(shape, "dualpipe") == facts_of(shape)
+    assert facts_of_step(shape, plan, "megatron")["overlap"] == "passes"
+    assert facts_of_step(shape, plan, "dualpipe") == {**facts_of(shape), "recompute": "none"}
 
 
 # ---- parts of a step -----------------------------------------------------------------------------
@@ -143,7 +143,8 @@ def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.Monk
         return real(self, link, lead)
 
     monkeypatch.setattr(LayerPasses, "_met", met)
-    replays("megatron-tuned:graphs=attention").under("ideal")
+    fast = hwmodel.load("dgx-h100", {"host.speed": 3.0})
+    replays("megatron-tuned:graphs=attention", fast).under("ideal")
     assert len(leads) == 4  # a layer, one behind a hop backward, and one forward
     assert len(set(leads)) == 1
 

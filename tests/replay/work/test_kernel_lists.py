@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from replay.errors import UserError
-from replay.model.work.kernel_lists import Expression, KernelList, KernelSizes, load, names
+from replay.model.work.kernel_lists import (
+    Expression,
+    KernelList,
+    KernelSizes,
+    ListedOperation,
+    load,
+    names,
+)
+from replay.model.work.kernel_lists.lists import Pass
 
 QWEN3_30B = KernelSizes(
     tokens=4096, tp=1, ranks=16, hidden=2048, experts=128, topk=8, heads=32, kv_heads=4, width=128,
@@ -38,7 +46,7 @@ def test_a_tuned_layer_has_fewer_kernels_than_were_profiled() -> None:
     ends = kernels(QWEN3_30B, ("embedding", "head"), "tuned")
     step = 64 * (48 * layer + ends) + kernels(QWEN3_30B, ("optimizer",), "tuned")
     assert layer == 136
-    assert step == 420_545
+    assert step == 420_737
     assert step / 463_348 == pytest.approx(0.908, abs=1e-3)
 
 
@@ -55,6 +63,68 @@ def test_unfused_choices_cost_their_kernels_each() -> None:
     assert kernels(QWEN3_30B, ("router",), aux_loss=False) - fused == 12 + 6 - 2
     both = kernels(QWEN3_30B, ("router",), router_fusion=True)
     assert kernels(QWEN3_30B, ("router",)) - both == 12 + 6 - 2 + 12 - 2 + 4 - 2
+
+
+def test_permutes_of_core_0_9_have_an_index_for_each_value() -> None:
+    """Two sums by atomics, five kernels that find each address, and gate weights at home."""
+    values = QWEN3_30B.tokens * QWEN3_30B.topk * QWEN3_30B.hidden
+    found, parts = load("megatron"), ("dispatch", "combine")
+
+    def rows(**options: Any) -> list[ListedOperation]:
+        chosen = found.chosen(permute_fusion=False, **options)
+        return list(found.operations(QWEN3_30B, chosen, parts=parts))
+
+    old, new = rows(permute_by_value=True), rows()
+    laws = sorted(one.law for one in old if one.law)
+    assert laws == [("atomic", 1, values)] * 2 + [("strided", 1, values)] * 5
+    assert sorted(one.law for one in new if one.law) == [("atomic", 1, values)] * 2
+    assert not [one for one in old if one.name == "all-to-all of gate weights"]
+    assert len([one for one in new if one.name == "all-to-all of gate weights"]) == 2
+    own = [one for one in old if one.source.startswith("early")]
+    moved = sum(one.moves for one in own if one.kind != "tiny")
+    of_tokens = QWEN3_30B.tokens * QWEN3_30B.hidden
+    forward = 4 + 2 + 6 + 4 + 2  # gathered, cleared, added up, times weights, summed
+    backward = 2 + 4 + 2 + 4 + 6  # times weights twice, summed, gathered, added up
+    assert moved == (forward + backward) * values + 4 * 2 * of_tokens
+
+
+def test_biases_of_experts_are_added_one_after_the_other() -> None:
+    """By three kernels of two for each expert forward, four backward, and joined twice."""
+    found, sizes = load("megatron"), dataclasses.replace(QWEN3_30B, local=16)
+    values = sizes.rows * sizes.hidden
+
+    def more(what: str, part: str, direction: Pass) -> int:
+        counts = [
+            sum(getattr(one, what) for one in found.operations(
+                sizes, found.chosen(biases=biases), parts=(part,), direction=direction
+            ))
+            for biases in (True, False)
+        ]  # fmt: skip
+        return counts[0] - counts[1]
+
+    assert more("kernels", "experts", "forward") == 2 * 16 + 1
+    assert more("moves", "experts", "forward") == (2 + 6 + 4) * values
+    assert more("kernels", "experts", "backward") == 4 * 16 + 1
+    assert more("moves", "experts", "backward") == (4 + 2 + 4 + 2 + 4) * values
+    assert more("kernels", "gradients", "backward") == 2 * 16 + 3
+    assert more("moves", "attention", "forward") == 4 * sizes.tokens * sizes.hidden
+    assert more("moves", "attention", "backward") == 2 * sizes.tokens * sizes.hidden
+
+
+def test_a_loss_without_fusion_goes_over_the_scores_in_fp32() -> None:
+    """Forward 38 bytes of a score, backward 14; sums of three all-reduces over slices."""
+    found = load("megatron")
+    for tp in (1, 2):
+        sizes = dataclasses.replace(QWEN3_30B, tp=tp, vocab=1000)
+        scores = tp * sizes.tokens * 1000
+        for direction, each in (("forward", 6 + 4 + 8 + 8 + 4 + 8), ("backward", 8 + 6)):
+            ops = found.operations(
+                sizes, found.chosen(te_loss=False), parts=("head",), direction=direction
+            )
+            assert sum(one.moves for one in ops if one.moves % scores == 0) == each * scores
+            reduced = [one.kernels for one in ops if one.collective == "all_reduce"]
+            assert sum(reduced) == 3 * (tp > 1) * (direction == "forward")
+            assert not [one for one in ops if one.call == "triton"]
 
 
 def test_hosts_wait_once_for_splits_and_eight_times_for_indices() -> None:
@@ -207,6 +277,18 @@ def test_every_expert_is_cast_alone_but_under_delayed_scaling(local: int, delaye
     assert added(fp8="blockwise", first=True, fp8_weights="primary") == 4 * local + 2 * pads
     assert added(fp8="blockwise", blackwell=True) == (4 + 12) * local + 2 * pads
     assert added(fp8="blockwise", grouped="cutlass") == 4 * local + 2 * pads
+
+
+def test_casts_with_one_scale_allocate_for_each_expert() -> None:
+    """Values, their transpose and a scale; blocks share two of each kind."""
+    found, sizes = load("megatron"), dataclasses.replace(FP8_V3, local=16)
+
+    def tensors(fp8: str) -> list[int]:
+        ops = found.operations(sizes, found.chosen(fp8=fp8), parts=("experts",))
+        return [one.tensors for one in ops if ", cast" in one.name]
+
+    assert tensors("tensorwise") == tensors("delayed") == [3 * 16] * 4
+    assert tensors("blockwise") == [4] * 4
 
 
 def test_a_cast_reads_two_bytes_and_writes_one_by_rows_and_one_by_columns() -> None:
