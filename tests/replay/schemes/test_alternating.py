@@ -44,6 +44,7 @@ ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "nccl-ep": ((SCATTER, 1.0), (BULK, 1.0)),
     "deepep-v2": (STORED, STORED),
     "hybrid-ep": (STORED, LOADED),
+    "nccl-ep-ht": (STORED, LOADED),
     "nvls": (IN_SWITCH, IN_SWITCH),
     "flux": (LOADED, STORED),
     "comet": (LOADED, STORED),
