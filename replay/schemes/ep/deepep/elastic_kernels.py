@@ -228,15 +228,16 @@ def combine(
             pushes.total(work.copy_pairs * several) * row, pushes.total(several) * row
         )
 
-    if expands:
+    def results_read() -> Ints:
+        if not expands:
+            return met
         results = MemoryTraffic(work.matrix("pairs").sum(axis=0) * row, 0)
-        streamed = machine.stream(COMBINE.memory, results, machine.ranks, met)
-    else:
-        streamed = met
+        return machine.stream(COMBINE.memory, results, machine.ranks, met)
+
     if machine.num_domains > 1:
         between = _hybrid(work, machine, slots, sms, overlaps)
         ended = elastic_hybrid.combine(work, machine, between, sends, (row, padding + weights), met)
-        ended = machine.gather(streamed, machine.ranks, ended)
+        ended = machine.gather(results_read(), machine.ranks, ended)
         of_nodes = between.crossings
         rows = np.bincount(of_nodes.owner, of_nodes.rows, work.num_ranks).astype(np.int64)
     else:
@@ -247,7 +248,7 @@ def combine(
         _, arrived = pushes.push(
             machine, COMBINE, sms, sends(pushes), row, met, meta_bytes=padding + weights
         )
-        ended = _all_there(machine, COMBINE, machine.gather(arrived, pushes.src, streamed))
+        ended = _all_there(machine, COMBINE, machine.gather(arrived, pushes.src, results_read()))
         rows = work.matrix("copies").sum(axis=1)
     tokens = np.diff(work.tokens_of_rank)
     summed = MemoryTraffic(
