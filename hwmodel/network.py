@@ -65,6 +65,8 @@ class Network:
         From card to card over one leaf; added where the way leads over the spine.
     factors
         Share of its rate that is left of a part (``"nic 3"``), 0 where it is missing.
+    card_GB_per_s
+        A card in one direction, as sold.
     """
 
     num_gpus: int
@@ -81,6 +83,7 @@ class Network:
     leaf_ps: int
     spine_ps: int
     factors: Mapping[str, Fraction]
+    card_GB_per_s: float
 
     @classmethod
     def from_spec(cls, spec: SystemSpec) -> Network:
@@ -113,6 +116,7 @@ class Network:
             leaf_ps=ps_from_ns(spec.network.leaf_ns.value),
             spine_ps=ps_from_ns(spec.network.spine_ns.value),
             factors={},
+            card_GB_per_s=spec.nic.bandwidth_GB_per_s.value,
         )
         return replace(found, factors=found._parsed(spec.fabric.slow.value))
 

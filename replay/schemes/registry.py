@@ -34,6 +34,7 @@ from replay.schemes.ep.moe_hub.scheme import MoeHub
 from replay.schemes.ep.nccl_allgather import NcclAllGather
 from replay.schemes.ep.nccl_alltoall import NcclAllToAll
 from replay.schemes.ep.nccl_ep import NcclEp
+from replay.schemes.ep.nccl_ep_ht import NcclEpHt
 from replay.schemes.ep.nvls import Nvls
 from replay.schemes.ep.pangu.scheme import Pangu
 from replay.schemes.ep.plain import Plain
@@ -71,6 +72,7 @@ SCHEMES: dict[str, Scheme] = {
         ElasticDeepEp(),
         HybridEp(),
         TrtLlmAllToAll(),
+        NcclEpHt(),
         Nvls(),
         Pangu(),
         Comet(),

@@ -146,6 +146,7 @@ CASES: dict[str, Case | SlicedCase] = {
             Run("fastermoe", {"group_size": 2}),
             Run("deepep-v2", {"num_sms": 8, "overlap": False}),
             Run("hybrid-ep", {"num_sms": 8}),
+            Run("nccl-ep-ht", {"num_sms": 8, "windows": True}),
             Run("comet", {"dispatch_sms": 18, "message_rows": 8}),
             Run("ccfuser", {"pad_tiles": False, "repeats": True}),
             Run("megamoe", {"tile_rows": 64}),
@@ -214,6 +215,7 @@ CASES: dict[str, Case | SlicedCase] = {
             "tutel",
             "fastermoe",
             "nccl-ep",
+            "nccl-ep-ht",
             "flashinfer-push",
             "trtllm-alltoall",
         ),  # GPUs have different numbers of experts
@@ -237,6 +239,7 @@ CASES: dict[str, Case | SlicedCase] = {
             "skew": 0.8,
         },
         settings={"placement": "round-robin"},
+        without=("nccl-ep-ht",),  # a domain of more than 8 GPUs
         more=(
             Run("dysharp", {"answers": "expert", "target_lists": "stripped", "tile_rows": 64}),
             Run("dysharp-basic", {"addressing": "free", "multimem_queue": 0}),

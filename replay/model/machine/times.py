@@ -221,6 +221,10 @@ class Costs:
         fabric = self._system.fabric
         return Time(fabric.uplink_latency_ps + fabric.downlink_latency_ps)
 
+    def stored(self) -> Time:
+        """From a store to a peer until its source knows that it is in the peer's memory."""
+        return self.acknowledged() + self.visible() + self.acknowledged()
+
     def release(self, peers: IntsLike) -> Time:
         """A release of system scope behind stores to peers, beside their acknowledgement."""
         return Time(peers * self._system.warps.release_ps)

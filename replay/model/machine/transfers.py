@@ -130,6 +130,11 @@ class Transfers:
         """All links of a GPU in one direction as sold, which libraries ask the driver for."""
         return self._system.link.line_GB_per_s
 
+    @property
+    def card_GB_per_s(self) -> float:
+        """A network card in one direction as sold, which libraries ask the driver for."""
+        return self._system.fabric.network.card_GB_per_s
+
     def packets(self, nbytes: IntsLike, packet_bytes: int | None = None) -> IntsLike:
         """Packets of a row of `nbytes`, each holding at most `packet_bytes`."""
         return self._system.link.packets(nbytes, packet_bytes=packet_bytes)

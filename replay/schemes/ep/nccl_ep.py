@@ -6,9 +6,7 @@ communicators, and network cards are driven by its device API. What differs is s
 travel in BF16 alone, nine experts a token at most, as many experts on every GPU, the sizes of rows
 that it is compiled for, and a workspace.
 
-Its high-throughput mode is HybridEP's kernels (`replay.schemes.ep.hybrid_ep`) behind an all-gather
-of routing maps and a wait of the host, and a copy of all slots behind the dispatch; its owner says
-that it is not tuned, and gives no times. It is not modelled.
+Its high-throughput mode is `replay.schemes.ep.nccl_ep_ht`.
 
 Source: NVIDIA/nccl at 3619159 (v2.29), ``contrib/nccl_ep``: ``device/low_latency.cu``,
 ``include/common.hpp`` (`LowLatencyLayout`), ``nccl_ep.cc``, ``device/macros.cuh``, ``RELEASE.md``.

@@ -215,6 +215,7 @@ def test_every_scheme_casts_in_one_of_two_ways() -> None:
         "nccl-allgather",  # that of nvls, where ranks have equally many tokens
         "nccl-ep",
         "trtllm-alltoall",
+        "nccl-ep-ht",
     }
     others = NOTHING | OWN_TYPE | with_tests_of_their_own
     assert CAST_KERNELS | set(SENT_ROWS) | others == set(SCHEMES | EXAMPLES)

@@ -45,6 +45,7 @@ ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "deepep-v2": (STORED, STORED),
     "hybrid-ep": (STORED, LOADED),
     "trtllm-alltoall": (STORED, LOADED),
+    "nccl-ep-ht": (STORED, LOADED),
     "nvls": (IN_SWITCH, IN_SWITCH),
     "flux": (LOADED, STORED),
     "comet": (LOADED, STORED),

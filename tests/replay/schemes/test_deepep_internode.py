@@ -113,6 +113,13 @@ def put_ps(system: hwmodel.System, nbytes: int) -> int:
     return schedule(graph.build()).makespan_ps
 
 
+def there_ps(machine: Machine) -> int:
+    """A store to another GPU of the node, until its source knows that it is there."""
+    fabric = machine.system.fabric
+    way = fabric.uplink_latency_ps + fabric.downlink_latency_ps
+    return int(2 * way + fabric.write_visibility_ps)
+
+
 def network(machine: Machine, expert: int, row: int) -> int:
     """A row from the owner to the forwarder, or back, until it is seen."""
     if expert < 8:
@@ -129,7 +136,9 @@ def test_the_way_of_a_row_to_its_expert(expert: int) -> None:
     copied = costs.post().ps + costs.warp_scan(1).ps + costs.warp_copy(2 * HIDDEN, unroll=5).ps
     timeline = schedule(graph)
     last = timeline.end_ps[graph.kind == Kind.DISPATCH_RECEIVE]
-    passed = costs.warp_scan(1).ps + memory + memory + cache
+    # The tail is read, the row is looked at, loaded, stored, and waited for until it is there.
+    there = costs.visible().ps if expert % 8 == 0 else there_ps(machine)
+    passed = costs.poll().ps + cache + costs.warp_scan(1).ps + cache + cache + there
     received = costs.stream(2 * row).ps + memory + 3 * cache
     expected = (
         copied + network(machine, expert, row) + passed + nvlink(machine, expert, row) + received
@@ -162,11 +171,30 @@ def test_every_gpu_s_warp_looks_at_every_row_and_copies_its_own() -> None:
     graph, machine = built(one_row(9, 5), "dispatch", nodes(2), num_sms=4)
     forwarded = (graph.kind == Kind.DISPATCH_SEND) & (graph.rank == 8)
     costs = machine.costs
-    look = costs.warp_scan(1).ps + costs.memory_load().ps
-    through = costs.memory_load().ps + costs.cache_load().ps
+    look = costs.warp_scan(1).ps + costs.cache_load().ps
+    through = costs.cache_load().ps + there_ps(machine)
+    tail = costs.poll().ps + costs.cache_load().ps
     # Two channels, of three rows and of two; eight warps, of which one has them all to copy.
-    wanted = [n * look for n in (3, 2)] * 7 + [n * (look + through) for n in (3, 2)]
+    wanted = [n * look for n in (3, 2)] * 7 + [tail + n * (look + through) for n in (3, 2)]
     assert sorted(graph.duration_ps[forwarded]) == sorted(wanted)
+
+
+def test_a_forwarding_warp_reads_the_tail_of_every_node_that_it_has_rows_from() -> None:
+    # The first token of one GPU in each of four nodes, all for GPU 1: four rings, one warp.
+    owners = np.zeros(32, np.int64)
+    owners[[0, 8, 16, 24]] = 1
+    work = small_layers.work(
+        np.full((4, 1), 1, np.int32), 32, 32, tokens_of_rank=owners.tolist(),
+        shape=ExpertShape(HIDDEN, 64),
+    )  # fmt: skip
+    graph, machine = built(work, "dispatch", nodes(4), num_sms=4)
+    costs = machine.costs
+    forwarded = (graph.kind == Kind.DISPATCH_SEND) & (graph.rank == 0)
+    a_row = costs.warp_scan(1).ps + 2 * costs.cache_load().ps + there_ps(machine)
+    tail = costs.poll().ps + costs.cache_load().ps
+    chosen = forwarded & (graph.duration_ps == tail + a_row)
+    assert chosen.sum() == 4
+    assert np.unique(graph.resource[chosen]).size == 1
 
 
 def test_the_sum_at_the_forwarder_takes_as_many_copies_as_rows_and_sums() -> None:
@@ -232,7 +260,7 @@ def test_a_ring_inside_the_node_waits_for_whoever_empties_it(phase: str) -> None
     slow = {"overheads.poll_ns": 100_000.0}
     few, many = (
         run(one_row(9, 64), phase, nodes(2, **slow), ring_tokens=ring, **options).makespan_ps
-        for ring in (8, 256)
+        for ring in (4, 256)
     )
     assert few > many + 500 * US
 

@@ -22,6 +22,7 @@ IN_TURN = {
     "deepep-v2": {},
     "deepep-v2 compact": {"do_expand": False},
     "hybrid-ep": {},
+    "nccl-ep-ht": {},
     "nvls": {},
     "flux": {},
     "comet": {},

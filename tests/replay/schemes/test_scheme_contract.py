@@ -146,6 +146,7 @@ UNEVEN_EXPERTS = {
 MORE = {
     "deepep-ll": {small_layers.ONE_SENDER},  # 1024 tokens at most
     "nccl-ep": {small_layers.ONE_SENDER} | UNEVEN_EXPERTS,
+    "nccl-ep-ht": UNEVEN_EXPERTS,
     "hybrid-ep": {  # an even number of ranks
         name for name, make in small_layers.LAYERS.items() if make().num_ranks % 2
     },

@@ -221,6 +221,11 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         },
         # Ids and weights are messages of their own.
         "trtllm-alltoall": {"dispatch": write(out), "combine": answer(back)},
+        # With the gate weights of a node's experts alone.
+        "nccl-ep-ht": {
+            "dispatch": write(2 * 1024 + 4 * -(-layer.num_experts // 4) * 4),
+            "combine": answer(value * 1024),
+        },
         # Ids and weights are gathered apart.
         "nvls": {"dispatch": write(out), "combine": answer(back)},
         # Rows are loaded on the way out; on the way back an eighth of the columns is stored at a

@@ -166,7 +166,14 @@ def replay(work: LayerWork, scheme: str, **options: str) -> Spent:
 
 def test_every_scheme_is_here() -> None:
     # They take no mixed types, or no rows in FP8; by hand in their own tests.
-    elsewhere = {"fastermoe", "nccl-ep", "flashinfer-push", "pangu", "trtllm-alltoall"}
+    elsewhere = {
+        "fastermoe",
+        "nccl-ep",
+        "nccl-ep-ht",
+        "flashinfer-push",
+        "pangu",
+        "trtllm-alltoall",
+    }
     assert {scheme.partition(" ")[0] for scheme in KERNELS} | elsewhere == {*SCHEMES, "plain"}
 
 

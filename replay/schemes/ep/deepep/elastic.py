@@ -1,11 +1,12 @@
-"""DeepEP, second version ("elastic"), inside one NVLink domain.
+"""DeepEP, second version ("elastic"): direct inside an NVLink domain, hybrid between several.
 
 Traffic as in the first version, one row per (token, GPU) each way. What has changed: rows are
 pushed by TMA straight into a slot at the receiver, which has room for all that may come, so that no
 ring gives credits and no SM receives; the two kernels begin and end with a barrier; counting is
 part of the dispatch; few SMs push, as many as a formula says; and an epilogue on all SMs copies or
 adds up what came. With ``do_expand`` it copies rows to their experts, and the combine adds up those
-of a row before it sends it, so that no kernel of the caller permutes.
+of a row before it sends it, so that no kernel of the caller permutes. Between NVLink domains a row
+goes once to each, in hybrid mode (`elastic_hybrid`).
 
 Source: deepseek-ai/DeepEP, ``deep_ep/buffers/elastic.py``; kernels in `elastic_kernels`, the number
 of SMs in `elastic_sms`.
@@ -26,9 +27,10 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.row_tiles import CONTIGUOUS_ROWS, padded_rows
 from replay.model.compute.shared import shared_before_wait
+from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.schemes.ep.deepep import elastic_kernels, stack
+from replay.schemes.ep.deepep import elastic_hybrid, elastic_kernels, stack
 from replay.schemes.ep.deepep.elastic_kernels import SlotSizes
 from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from replay.schemes.ep.staged import Interleave, Stages
 
 BUFFER_ALIGNMENT = 2 << 20  # of the symmetric buffer
+MOST_NODES, MOST_GPUS = 32, 64  # lanes of a warp, and bits of its masks
 
 EXPANDED = EngineStack(
     source="deepseek-ai/DeepGEMM, contiguous layout by prefix sums",
@@ -80,7 +83,7 @@ class ElasticOptions(Options):
     num_sms: int = option(
         0,
         "SMs of the dispatch kernel and of the combine kernel. 0 takes as many as the library's "
-        "formula says for the number of GPUs and their links, at least 4.",
+        "formula says for the number of GPUs, their links and network cards, at least 4.",
         "num_sms of ElasticBuffer.dispatch, 0 by default",
         multiple_of=2,
     )
@@ -117,6 +120,12 @@ class ElasticOptions(Options):
         "routing.",
         "a layer whose routing is new",
     )
+    allow_hybrid_mode: bool = option(
+        True,
+        "Whether rows for other NVLink domains go once to each, to the GPU of the own index, which "
+        "forwards them. The library's direct mode between domains is not modelled.",
+        "allow_hybrid_mode of ElasticBuffer, on by default",
+    )
     stack: str = option(
         "vllm",
         "Whose kernels copy rows to their experts and add them up where `do_expand` is off; see "
@@ -150,7 +159,7 @@ class ElasticDeepEp(StagedScheme):
 
     name = "deepep-v2"
     summary = "DeepEP V2: rows pushed by TMA into slots, SMs by formula, epilogues"
-    source = "deepseek-ai/DeepEP, deep_ep/buffers/elastic.py and its kernels (commit 0297fc8)"
+    source = "deepseek-ai/DeepEP, deep_ep/buffers/elastic.py; its kernels (0297fc8, hybrid dd758ca)"
     assumes = (
         "an SM pushes rows as fast as those of other kernels; the release of the last barrier "
         "costs an acknowledgement; GEMMs run on all SMs, behind the epilogue"
@@ -159,8 +168,10 @@ class ElasticDeepEp(StagedScheme):
     weight_types = LIBRARY_WEIGHTS
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
+    network = "node"
+    full_nodes = "rows go to the GPU of the own index in others"
     most_ranks = 1024
-    validity = "the direct mode of one NVLink domain; its hybrid mode between domains is left out"
+    validity = "one NVLink domain, or several in hybrid mode"
     candidates = MappingProxyType({"num_sms": (0, 4, 8, 16, 24, 32, 64)})
     unpadded = MappingProxyType({"expert_alignment": 1})
     options: ElasticOptions = ElasticOptions()
@@ -168,6 +179,20 @@ class ElasticDeepEp(StagedScheme):
     def refuses(self, work: LayerWork) -> str:
         """Say what its stack has no kernels of, besides what any scheme says."""
         return super().refuses(work) or stack.no_gradients(self.options.stack, work)
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Say what of several domains it has no code for; empty if nothing."""
+        domains = Domains(system.fabric, work.num_ranks)
+        if domains.num == 1:
+            return super().refuses_on(work, system)
+        if not self.options.allow_hybrid_mode:
+            return "between NVLink domains its hybrid mode is modelled alone (allow_hybrid_mode)"
+        if domains.num > MOST_NODES or domains.size > MOST_GPUS:
+            return (
+                f"its hybrid kernels take {MOST_NODES} NVLink domains of {MOST_GPUS} GPUs at most, "
+                f"not {domains.num} of {domains.size}"
+            )
+        return super().refuses_on(work, system)
 
     def communication_sms(self, system: System) -> int | None:
         """Those of the option; the formula's depend on the links."""
@@ -178,7 +203,13 @@ class ElasticDeepEp(StagedScheme):
         slots, n = SlotSizes.of(work), work.num_ranks
         most = int(np.diff(work.tokens_of_rank).max(initial=0))
         # Dispatch: a slot for each token of each GPU. Combine: one for each GPU that answers.
-        needed = most * max(n * slots.out, min(n, slots.topk) * slots.back)
+        domains = Domains(system.fabric, n)
+        if domains.num == 1:
+            needed = most * max(n * slots.out, min(n, slots.topk) * slots.back)
+        else:
+            needed = elastic_hybrid.buffer_bytes(
+                most, domains.num, domains.size, slots.topk, slots.out, slots.back
+            )
         symmetric = -(-needed // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
         layout = self._layout if self.options.do_expand else "plain"
         rows = (
@@ -209,9 +240,12 @@ class ElasticDeepEp(StagedScheme):
         received = yield elastic_kernels.dispatch(
             work, machine, sms, cast, is_cached=options.cached_layout or work.is_backward,
             expands=options.do_expand, host_waits=options.cpu_sync and engine is not COMPARED,
+            overlaps=options.overlap,
         )  # fmt: skip
         done = yield self._experts(work, machine, engine, shared(received))
-        combined = elastic_kernels.combine(work, machine, sms, done, expands=options.do_expand)
+        combined = elastic_kernels.combine(
+            work, machine, sms, done, expands=options.do_expand, overlaps=options.overlap
+        )
         combined = yield combined
         if engine is None:
             return combined
@@ -258,16 +292,21 @@ class ElasticDeepEp(StagedScheme):
 
     def stream_sms(self, work: LayerWork, system: System) -> int:
         """Those of the option, or of the formula."""
-        return self._automatic(work, system.sm.num_sms, system.link.line_GB_per_s)
+        nodes = Domains(system.fabric, work.num_ranks).num
+        card = system.fabric.network.card_GB_per_s
+        return self._automatic(work, system.sm.num_sms, system.link.line_GB_per_s, nodes, card)
 
     def _num_sms(self, work: LayerWork, machine: Machine) -> int:
         """SMs of either kernel."""
-        return self._automatic(work, machine.sms.count, machine.transfers.line_GB_per_s)
+        links, card = machine.transfers.line_GB_per_s, machine.transfers.card_GB_per_s
+        return self._automatic(work, machine.sms.count, links, machine.num_domains, card)
 
-    def _automatic(self, work: LayerWork, num_sms: int, line_GB_per_s: float) -> int:
+    def _automatic(
+        self, work: LayerWork, num_sms: int, line_GB_per_s: float, nodes: int, card_GB_per_s: float
+    ) -> int:
         each = max((len(local) for local in work.experts_of_rank), default=0) or 1
         topk = min(work.expert_ids.shape[1], each * work.num_ranks)
         return self.options.num_sms or automatic_sms(
             num_sms, line_GB_per_s, work.num_ranks, each * work.num_ranks, topk,
-            self.options.overlap,
+            self.options.overlap, num_nodes=nodes, card_GB_per_s=card_GB_per_s,
         )  # fmt: skip

@@ -1,11 +1,13 @@
-"""Kernels of DeepEP's second version inside one NVLink domain: dispatch, combine, their epilogues.
+"""Kernels of DeepEP's second version: dispatch, combine, their epilogues.
 
 Each of the two kernels begins with a barrier over all GPUs, since it writes into buffers that the
 call before has read, and ends with one, behind which every row is there. In between rows go by TMA
 from memory through shared memory straight into their slot at the other GPU. Warps of their own
 count meanwhile, tell the other GPUs and, through pinned memory, the host. An epilogue on all SMs,
 which waits on its GPU already (programmatic dependent launch), brings rows to where they are wanted
-or adds them up.
+or adds them up. Between NVLink domains what moves is that of the hybrid mode (`elastic_hybrid`);
+the first barrier meets all GPUs, that behind the dispatch those of a domain, and behind the combine
+is none, since its channels hear from all nodes.
 
 Source: deepseek-ai/DeepEP, ``deep_ep/include/deep_ep/impls/{dispatch,dispatch_copy_epilogue,
 combine,combine_reduce_epilogue}.cuh``, barriers in ``common/comm.cuh``, sizes in
@@ -21,9 +23,11 @@ import numpy as np
 
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.model.machine.times import MemoryTraffic
+from replay.model.machine.times import MemoryTraffic, Time
 from replay.model.work.precision import SCALE_BLOCK, SCALE_BYTES, VALUE_BYTES
 from replay.model.work.ragged import places
+from replay.schemes.ep.deepep import elastic_hybrid
+from replay.schemes.ep.deepep.elastic_hybrid import Hybrid
 from replay.schemes.ep.deepep.pushes import Pushes
 
 if TYPE_CHECKING:
@@ -93,9 +97,9 @@ def _met(machine: Machine, kinds: PhaseKinds, begun: Ints) -> Ints:
 
 
 def _all_there(machine: Machine, kinds: PhaseKinds, arrived: Ints) -> Ints:
-    """Flush the stores of all SMs, then meet all GPUs behind them: (rank,) tasks."""
+    """Flush the stores of all SMs, then meet the domain's GPUs behind them: (rank,) tasks."""
     flushed = machine.delay(kinds.sync, machine.costs.grid_barrier(), arrived)
-    return machine.sync.barrier(kinds, flushed, behind_stores=True)
+    return machine.sync.barrier(kinds, flushed, behind_stores=True, inside=True)
 
 
 def _counted(work: LayerWork, machine: Machine, num_sms: int, met: Ints) -> Ints:
@@ -106,7 +110,9 @@ def _counted(work: LayerWork, machine: Machine, num_sms: int, met: Ints) -> Ints
     looked = machine.delay(Kind.LAYOUT, costs.cache_load() * looks, met)
     counted = machine.delay(DISPATCH.sync, costs.visible() + costs.poll(), looked)
     most = max((len(experts) for experts in work.experts_of_rank), default=0)
-    told = machine.sync.exchange_counts(counted, COUNT_BYTES * (1 + most))
+    if machine.num_domains > 1:
+        counted = elastic_hybrid.counted(machine, most * machine.domains.size, counted)
+    told = machine.sync.exchange_counts(counted, COUNT_BYTES * (1 + most), inside=True)
     return machine.delay(DISPATCH.sync, costs.poll(), told)
 
 
@@ -119,6 +125,7 @@ def dispatch(
     is_cached: bool,
     expands: bool,
     host_waits: bool,
+    overlaps: bool = True,
 ) -> Ints:
     """Add the dispatch and its epilogue: (rank,) tasks of the end.
 
@@ -132,6 +139,8 @@ def dispatch(
         Whether received rows are copied to each of their experts, and not only together.
     host_waits
         Whether the host waits for the counts, to size the output, before it launches the epilogue.
+    overlaps
+        Whether computation is to run beside the kernel.
     """
     slots, num_sms = SlotSizes.of(work), sms.shape[1]
     begun = machine.kernel(start, "dispatch")
@@ -139,16 +148,24 @@ def dispatch(
     counted = met if is_cached else _counted(work, machine, num_sms, met)
     if host_waits and not is_cached:
         machine.host.poll(DISPATCH, counted)
-    place = places(np.diff(work.tokens_of_rank))
-    pushes = Pushes.of(
-        work.copy_source, work.copy_rank, place[work.copy_token] % num_sms, work.num_ranks
-    )
-    pushed, arrived = pushes.push(
-        machine, DISPATCH, sms, machine.costs.sm_store(pushes.rows * slots.out),
-        work.dispatch_row_bytes, met, meta_bytes=slots.out - work.dispatch_row_bytes,
-    )  # fmt: skip
-    machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
-    arrived = machine.gather(arrived, pushes.src, counted)
+    row = work.dispatch_row_bytes
+    if machine.num_domains > 1:
+        between = _hybrid(work, machine, slots, sms, overlaps)
+        sizes = row, slots.out - row
+        arrived = machine.gather(
+            *elastic_hybrid.dispatch(work, machine, between, sizes, met), counted
+        )
+    else:
+        place = places(np.diff(work.tokens_of_rank))
+        pushes = Pushes.of(
+            work.copy_source, work.copy_rank, place[work.copy_token] % num_sms, work.num_ranks
+        )
+        pushed, arrived = pushes.push(
+            machine, DISPATCH, sms, machine.costs.sm_store(pushes.rows * slots.out), row, met,
+            meta_bytes=slots.out - row,
+        )  # fmt: skip
+        machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
+        arrived = machine.gather(arrived, pushes.src, counted)
     ended = _all_there(machine, DISPATCH, arrived)
     return machine.memory_kernel(
         Kind.PERMUTE, received(work, slots, expands=expands), ended, DISPATCH_EPILOGUE,
@@ -167,7 +184,28 @@ def received(work: LayerWork, slots: SlotSizes, *, expands: bool) -> MemoryTraff
     return MemoryTraffic(copies * slots.out, copies * (row + named + slots.metadata), copies)
 
 
-def combine(work: LayerWork, machine: Machine, sms: Ints, start: Ints, *, expands: bool) -> Ints:
+def _hybrid(
+    work: LayerWork, machine: Machine, slots: SlotSizes, sms: Ints, overlaps: bool
+) -> Hybrid:
+    """Rows between nodes on as many channels as shared memory has room for."""
+    experts = max((len(local) for local in work.experts_of_rank), default=0) * work.num_ranks
+    counting = _up(work.num_ranks + experts, 32 * NOTIFY_WARPS) * INT_BYTES
+    channels = elastic_hybrid.channels_of_sm(
+        slots.out + ALIGNED, slots.back + ALIGNED,
+        (SHARED_BYTES, 0 if work.is_backward else counting), overlaps=overlaps,
+    )  # fmt: skip
+    return Hybrid.of(work, machine, sms, channels)
+
+
+def combine(
+    work: LayerWork,
+    machine: Machine,
+    sms: Ints,
+    start: Ints,
+    *,
+    expands: bool,
+    overlaps: bool = True,
+) -> Ints:
     """Add the combine and its epilogue: (rank,) tasks of the end.
 
     Parameters
@@ -176,28 +214,45 @@ def combine(work: LayerWork, machine: Machine, sms: Ints, start: Ints, *, expand
         (rank, SM) resources of the kernel that pushes.
     expands
         Whether results lie by expert, so that the kernel adds up those of a row before it sends it.
+    overlaps
+        Whether computation is to run beside the kernel.
     """
     slots, row, costs = SlotSizes.of(work), work.combine_row_bytes, machine.costs
     met = _met(machine, COMBINE, machine.kernel(start, "combine"))
-    pushes = Pushes.of(
-        work.copy_rank, work.copy_source, _sm_of_received(work, slots, sms.shape[1]), work.num_ranks
-    )
     several = ((work.copy_pairs > 1) & expands).astype(np.int64)
-    busy = costs.sm_store(pushes.total(1 - several) * row) + costs.sm_add(
-        pushes.total(work.copy_pairs * several) * row, pushes.total(several) * row
-    )
     weights = slots.topk * INT_BYTES if work.is_backward else 0  # gradients of the gate weights
     padding = VALUE_BYTES[work.precision.combine] * slots.hidden - row
-    _, arrived = pushes.push(
-        machine, COMBINE, sms, busy, row, met, meta_bytes=padding + weights
-    )  # fmt: skip
-    if expands:
+
+    def sends(pushes: Pushes) -> Time:
+        return costs.sm_store(pushes.total(1 - several) * row) + costs.sm_add(
+            pushes.total(work.copy_pairs * several) * row, pushes.total(several) * row
+        )
+
+    def results_read() -> Ints:
+        if not expands:
+            return met
         results = MemoryTraffic(work.matrix("pairs").sum(axis=0) * row, 0)
-        met = machine.stream(COMBINE.memory, results, machine.ranks, met)
-    ended = _all_there(machine, COMBINE, machine.gather(arrived, pushes.src, met))
+        return machine.stream(COMBINE.memory, results, machine.ranks, met)
+
+    if machine.num_domains > 1:
+        between = _hybrid(work, machine, slots, sms, overlaps)
+        ended = elastic_hybrid.combine(work, machine, between, sends, (row, padding + weights), met)
+        ended = machine.gather(results_read(), machine.ranks, ended)
+        of_nodes = between.crossings
+        rows = np.bincount(of_nodes.owner, of_nodes.rows, work.num_ranks).astype(np.int64)
+    else:
+        pushes = Pushes.of(
+            work.copy_rank, work.copy_source,
+            _sm_of_received(work, slots, sms.shape[1]), work.num_ranks,
+        )  # fmt: skip
+        _, arrived = pushes.push(
+            machine, COMBINE, sms, sends(pushes), row, met, meta_bytes=padding + weights
+        )
+        ended = _all_there(machine, COMBINE, machine.gather(arrived, pushes.src, results_read()))
+        rows = work.matrix("copies").sum(axis=1)
     tokens = np.diff(work.tokens_of_rank)
     summed = MemoryTraffic(
-        work.matrix("copies").sum(axis=1) * (row + weights),
+        rows * (row + weights),
         tokens * (work.result_row_bytes + weights),
     )
     ends = machine.memory_kernel(Kind.UNPERMUTE, summed, ended, COMBINE_EPILOGUE, has_gap=False)

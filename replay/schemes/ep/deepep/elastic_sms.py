@@ -4,7 +4,7 @@ A kernel reads each token once and writes a row for each GPU that wants it. So m
 that the busiest link is kept busy, a quarter more for safety, an even number, at least 4.
 
 Source: deepseek-ai/DeepEP, ``deep_ep/buffers/elastic.py`` (``get_theoretical_num_sms``) and
-``deep_ep/utils/envs.py`` (``get_nvlink_gbs``).
+``deep_ep/utils/envs.py`` (``get_nvlink_gbs``, ``get_rdma_gbs``).
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ def automatic_sms(
     num_experts: int,
     topk: int,
     overlaps: bool = True,
+    *,
+    num_nodes: int = 1,
+    card_GB_per_s: float = 0.0,
 ) -> int:
-    """SMs of a kernel inside an NVLink domain.
+    """SMs of a kernel, inside an NVLink domain or, in hybrid mode, in several.
 
     Parameters
     ----------
@@ -53,13 +56,20 @@ def automatic_sms(
         Experts of a token.
     overlaps
         Whether computation is to run beside the kernel; if not, it takes at least 64 SMs.
+    num_nodes, card_GB_per_s
+        NVLink domains, and what a network card carries in one direction, as sold.
     """
     if num_ranks == 1:
         return device_sms
     # Per row that a GPU receives: what its SMs read and write, what its links carry.
-    read = 1 / expected_groups(num_experts, topk, num_ranks)
-    written, carried = 1.0, 1 - 1 / num_ranks
-    link = line_GB_per_s * SIGNALLED * LINK_SHARE
-    needed = link / carried * max(read / READ_GB_PER_S, written / WRITE_GB_PER_S)
+    tokens = 1 / expected_groups(num_experts, topk, num_ranks)
+    read, written, carried = tokens, 1.0, 1 - num_nodes / num_ranks
+    link = line_GB_per_s * SIGNALLED * LINK_SHARE / carried if carried else math.inf
+    if num_nodes > 1:
+        # Tokens are written for the card, or into the own node's buffer, and read there again.
+        rows = tokens * expected_groups(num_experts, topk, num_nodes)
+        read, written = read + rows, written + tokens + rows / num_nodes
+        link = min(link, card_GB_per_s / (rows * (1 - 1 / num_nodes)))
+    needed = link * max(read / READ_GB_PER_S, written / WRITE_GB_PER_S)
     even = -(-max(LEAST, math.ceil(needed * MARGIN)) // 2) * 2
     return min(even if overlaps else max(even, WITHOUT_OVERLAP), device_sms)

@@ -171,17 +171,20 @@ def _forward(
     is_first = np.append(True, lane[first][1:] != lane[first][:-1])[: len(first)]
     looks = last - np.where(is_first, 0, np.append(0, last[:-1])[: len(first)])
 
-    look = costs.warp_scan(1) + costs.memory_load()
-    through = costs.memory_load() + costs.cache_load()  # loaded to shared memory, and stored
+    # Rows have just come, and are in the cache: what is read of each to look at it, and all of it.
+    look = costs.warp_scan(1) + costs.cache_load()
+    tail = costs.poll() + costs.cache_load()  # how far rows have come, and then all of the rest
     lanes = sms.warp_lanes("deepep-forward", channels, NODE_GPUS)
     by, to = crossings.forwarder[chunk], work.copy_rank[copy[first]].astype(np.int64)
+    # A row is loaded, stored, and waited for until it is there, before the next is.
+    through = costs.cache_load() + Time.where(by != to, costs.stored(), costs.visible())
     pieces = rings.Chunks(
         by, to, crossings.channel[chunk], cut.size,
         (crossings.lane[chunk] * NODE_GPUS + local), cut.of_entry,
     )  # fmt: skip
     sent = rings.send(
         machine, DISPATCH, pieces, lanes[by, pieces.channel, local],
-        look * looks + through * pieces.rows, row[0], begun, meta_bytes=row[1],
+        tail + look * looks + through * pieces.rows, row[0], begun, meta_bytes=row[1],
     )  # fmt: skip
     machine.order(arrived[chunk], sent.send)
     machine.order(counted[by, pieces.channel], sent.send)

@@ -45,6 +45,14 @@ class Pushes(NamedTuple):
             cut.src[order], cut.dst[order], cut.channel[order], cut.rows[order], place[cut.of_row]
         )
 
+    def in_order(self, of_sms: Ints) -> Pushes:
+        """The same groups by a number of what `sm` counts (group,), and otherwise as they were."""
+        order = np.argsort(of_sms, kind="stable")
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        src, dst, sm, rows = (each[order] for each in self[:4])
+        return Pushes(src, dst, sm, rows, place[self.of_row])
+
     def total(self, of_rows: Ints) -> Ints:
         """(group,): sum over its rows of a number (row,)."""
         return np.bincount(self.of_row, of_rows, len(self.src)).astype(np.int64)

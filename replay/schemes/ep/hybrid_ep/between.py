@@ -139,11 +139,7 @@ def _sm_of_turn(between: Relays, domains: Domains, num_sms: int) -> Ints:
 def _in_chunks(work: LayerWork, between: Relays, domains: Domains) -> Pushes:
     """Rows that are pushed or pulled inside nodes: blocks take chunk after chunk."""
     moved = Pushes.of(between.by, work.copy_rank, between.turn, work.num_ranks)
-    order = np.argsort(moved.sm // domains.num, kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    src, dst, turn, rows = (each[order] for each in moved[:4])
-    return Pushes(src, dst, turn, rows, place[moved.of_row])
+    return moved.in_order(moved.sm // domains.num)
 
 
 def push_time(machine: Machine, pushes: Pushes, token: Ints, out: int, stores: int) -> Time:

@@ -57,10 +57,17 @@ class RowSizes:
     stores: int
 
     @classmethod
-    def of(cls, work: LayerWork) -> RowSizes:
-        """Those of a layer: gate weights of all experts go out, their gradients come back."""
+    def of(cls, work: LayerWork, experts: int | None = None) -> RowSizes:
+        """Those of a layer: gate weights of experts go out, their gradients come back.
+
+        Parameters
+        ----------
+        experts
+            Whose gate weights travel with a row; those of all GPUs if not given.
+        """
         hidden = -(-work.shape.hidden // HIDDEN_STEP) * HIDDEN_STEP
-        types, probs = work.precision, all_experts(work)[1] * PROB_BYTES
+        types = work.precision
+        probs = (all_experts(work)[1] if experts is None else experts) * PROB_BYTES
         scales = SCALE_BYTES * (hidden // SCALE_BLOCK) if types.dispatch == "fp8" else 0
         out = VALUE_BYTES[types.dispatch] * hidden + scales
         back = VALUE_BYTES[types.combine] * hidden
@@ -95,13 +102,30 @@ def dispatch(
     work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Ints
 ) -> Ints:
     """Add the dispatch kernel between two meetings: (rank,) tasks of the end."""
-    rows, sms = RowSizes.of(work), split.channels("hybrid-ep", num_sms)
     begun = _begun(machine, DISPATCH, start, "dispatch")
+    shape = num_sms, chunk_tokens
+    pushed = push_rows(work, machine, split, shape, RowSizes.of(work), begun)
+    return meet(machine, DISPATCH, pushed, behind_rows=True)
+
+
+def push_rows(
+    work: LayerWork, machine: Machine, split: Split, shape: tuple[int, int], rows: RowSizes,
+    begun: Ints,
+) -> Ints:  # fmt: skip
+    """Push rows to whoever wants them: (rank,) marks when those that a GPU sends are there.
+
+    Parameters
+    ----------
+    shape
+        Blocks, and tokens of a chunk.
+    begun
+        (rank,): the kernel has begun.
+    """
+    num_sms, chunk_tokens = shape
     if machine.num_domains > 1:
-        shape = (num_sms, chunk_tokens)
         sizes = rows.out, rows.back
-        pushed = between.dispatch(work, machine, split, shape, sizes, rows.stores, begun)
-        return meet(machine, DISPATCH, pushed, behind_rows=True)
+        return between.dispatch(work, machine, split, shape, sizes, rows.stores, begun)
+    sms = split.channels("hybrid-ep", num_sms)
     sm = _sm_of_token(work, num_sms, chunk_tokens)[work.copy_token]
     pushes = Pushes.of(work.copy_source, work.copy_rank, sm, work.num_ranks)
     pushed, arrived = pushes.push(
@@ -110,19 +134,34 @@ def dispatch(
         work.dispatch_row_bytes, begun, meta_bytes=rows.out - work.dispatch_row_bytes,
     )  # fmt: skip
     machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
-    return meet(machine, DISPATCH, machine.gather(arrived, pushes.src, begun), behind_rows=True)
+    return machine.gather(arrived, pushes.src, begun)
 
 
 def combine(
     work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Ints
 ) -> Ints:
     """Add the combine kernel between two meetings: (rank,) tasks of the end."""
-    rows, row, costs = RowSizes.of(work), work.combine_row_bytes, machine.costs
     begun = _begun(machine, COMBINE, start, "combine")
+    shape = num_sms, chunk_tokens
+    return meet(machine, COMBINE, pull_rows(work, machine, split, shape, RowSizes.of(work), begun))
+
+
+def pull_rows(
+    work: LayerWork, machine: Machine, split: Split, shape: tuple[int, int], rows: RowSizes,
+    begun: Ints,
+) -> Ints:  # fmt: skip
+    """Pull rows and add them up: (rank,) marks when a GPU's sums are written.
+
+    Parameters
+    ----------
+    shape
+        Blocks, and tokens of a chunk.
+    begun
+        (rank,): the kernel has begun.
+    """
+    row, costs, (num_sms, chunk_tokens) = work.combine_row_bytes, machine.costs, shape
     if machine.num_domains > 1:
-        shape = (num_sms, chunk_tokens)
-        summed = between.combine(work, machine, split, shape, (rows.out, rows.back), begun)
-        return meet(machine, COMBINE, summed)
+        return between.combine(work, machine, split, shape, (rows.out, rows.back), begun)
     sm = _sm_of_token(work, num_sms, chunk_tokens)
     pulls = Pushes.of(work.copy_source, work.copy_rank, sm[work.copy_token], work.num_ranks)
     loaded = machine.serve(
@@ -146,4 +185,4 @@ def combine(
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, rows.back))
     written = machine.stream(COMBINE.memory, sums, owner, added)
     machine.notes.follow("combined", np.arange(work.num_tokens), written)
-    return meet(machine, COMBINE, machine.gather(written, owner, begun))
+    return machine.gather(written, owner, begun)
