@@ -443,7 +443,7 @@ class GraphBuilder(Supplies):
         gates = Gates.from_blocks(self._gates)
         check_gates(gates, num_tasks)
         self._gates = []
-        pools = CreditPools.from_rows(self._pools)
+        pools = CreditPools.from_lists(self._pools.columns)
         takes, touches = self._takes.join(room, first), self._touches.join(room, first)
         for tasks, what in (
             (takes.task, "a take"),
@@ -456,10 +456,10 @@ class GraphBuilder(Supplies):
         gates.append_events(edges)
         graph = TaskGraph.from_edges(
             kind_names=self.kind_names,
-            resources=GraphResources.from_rows(self._resources),
+            resources=GraphResources.from_lists(self._resources.columns),
             pools=pools,
             takes=takes,
-            tables=Tables.from_rows(self._tables),
+            tables=Tables.from_lists(self._tables.columns),
             touches=touches,
             gates=gates,
             edges=edges,

@@ -225,8 +225,9 @@ class Paths:
         )
         ways, of_pair = np.unique(np.stack((end[src], end[dst])), axis=1, return_inverse=True)
         owner = {int(each): int(np.flatnonzero(end == each)[0]) for each in np.unique(end)}
-        names = [(f"link {one}->{other}", owner[one]) for one, other in ways.T.tolist()]
-        made = self._resources.several("link", ResourceClass.LINK, names, kind="link")
+        names = [f"link {one}->{other}" for one, other in ways.T.tolist()]
+        owners = [owner[one] for one in ways[0].tolist()]
+        made = self._resources.several("link", ResourceClass.LINK, names, owners, kind="link")
         links = np.full((len(self.ranks), len(self.ranks)), -1, np.int64)
         links[src, dst] = made[of_pair.reshape(-1)]
         return links
