@@ -26,10 +26,9 @@ from replay.model.compute.weight_gradients import WGRAD, weight_gradient_tasks
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.weight_gradients import Projection
@@ -70,26 +69,48 @@ def calls_of(work: LayerWork) -> list[Call]:
     return calls
 
 
-def gemm_call(
-    machine: Machine, work: LayerWork, gemm: Gemm, call: Call, pool: Ints, after: Ints
-) -> Ints:
-    """Multiply rows of one expert on every GPU, in a kernel: (rank,) marks of its end.
+class GemmCalls:
+    """Calls of one GEMM, whose tiles are added together when all of them are known.
 
     Parameters
     ----------
     pool
         (rank,): resource of the SMs; every one of the GPU's.
-    after
-        (rank,): what precedes the call in its stream; returned where a GPU has no call.
     """
-    on = call.rows > 0
-    what = Operation(KIND_NAMES[gemm.kind], source=EACH)
-    begun = machine.kernel(after, what, kind=gemm.kind, on=on)
-    if not on.any():
-        return begun
-    tiles = _tiles(machine, work, gemm, call)
-    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster="groups")
-    return _ended(machine, tasks.done, tiles.rank, begun, on)
+
+    def __init__(self, machine: Machine, work: LayerWork, gemm: Gemm, pool: Ints) -> None:
+        self._machine, self._work, self._gemm, self._pool = machine, work, gemm, pool
+        self._calls: list[tuple[Call, Ints, Ints]] = []
+
+    def add(self, call: Call, after: Ints) -> Ints:
+        """Multiply rows of one expert on every GPU, in a kernel: (rank,) marks of its end.
+
+        Parameters
+        ----------
+        after
+            (rank,): what precedes the call in its stream; returned where a GPU has no call.
+        """
+        on, kind = call.rows > 0, self._gemm.kind
+        what = Operation(KIND_NAMES[kind], source=EACH)
+        begun = self._machine.kernel(after, what, kind=kind, on=on)
+        if not on.any():
+            return begun
+        ends = _marked(self._machine, begun, on)
+        self._calls.append((call, begun, ends))
+        return ends
+
+    def add_tiles(self) -> None:
+        """Add the tiles of all calls."""
+        if not self._calls:
+            return
+        calls, begun, ends = zip(*self._calls, strict=True)
+        tiles = _tiles(self._machine, self._work, self._gemm, calls)
+        kernel = tiles.kernel
+        tasks = gemm_tasks(
+            self._machine, self._work, self._gemm, tiles, self._pool,
+            np.concatenate(begun)[kernel], raster="groups",
+        )  # fmt: skip
+        self._machine.order(tasks.done, np.concatenate(ends)[kernel])
 
 
 def per_expert_kernels(
@@ -122,10 +143,10 @@ def per_expert_kernels(
         if quantises:
             begin = quantise(machine, work, gemm, calls, begin)
 
-        def one(call: Call, behind: Ints) -> Ints:
-            return gemm_call(machine, work, gemm, call, pool, behind)
-
-        return _on_streams(machine, calls, begin, streams, one)
+        multiplied = GemmCalls(machine, work, gemm, pool)
+        ends = _on_streams(machine, calls, begin, streams, multiplied.add)
+        multiplied.add_tiles()
+        return ends
 
     def gradient(projection: Projection, begin: Ints) -> Ints:
         return gradient_calls(machine, work, projection, pool, begin, streams=streams)
@@ -198,36 +219,40 @@ def _on_streams(
     return machine.gather(np.concatenate(ends), np.tile(machine.ranks, len(ends)), after)
 
 
-def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, call: Call) -> RowTiles:
-    """Tiles of a call, by the shape that suits its rows on each GPU, or of FP8's one shape."""
+def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Call]) -> RowTiles:
+    """Tiles of calls, by the shape that suits the rows of each, or of FP8's one shape.
+
+    A kernel's number is that of its rank behind those of the calls before.
+    """
     compute, dtype = machine.system.compute, work.precision.gemm
     side = FP8_TILE if dtype == "fp8" else None
+    rows = np.concatenate([call.rows for call in calls])
+    expert = np.concatenate([call.expert for call in calls])
+    sizes, of_kernel = np.unique(np.maximum(rows, 1), return_inverse=True)
     grids = [
         compute.gemm_tiles(
-            np.array([rows]), gemm.n, gemm.k, dtype,
+            np.array([size]), gemm.n, gemm.k, dtype,
             block_m=side, block_n=side, num_sms=machine.sms.compute,
         )
-        for rows in np.maximum(call.rows, 1)
+        for size in sizes.tolist()
     ]  # fmt: skip
-    block_m = np.array([grid.block_m for grid in grids])
-    tiles = -(-call.rows // block_m)
-    rank = np.repeat(machine.ranks, tiles)
-    rows = np.minimum(block_m[rank], call.rows[rank] - places(tiles) * block_m[rank])
-    of_expert = np.zeros(work.num_experts, np.int64)
-    of_expert[call.expert[call.rows > 0]] = tiles[call.rows > 0]
-    absent = np.zeros_like(rows)
-    for owner, grid in enumerate(grids):
-        mine = rank == owner
-        absent[mine] = compute.absent_rows(rows[mine], grid.block_m, gemm.n)
+    absents = [compute.absent_rows(grid.rows_in_tile, grid.block_m, gemm.n) for grid in grids]
+    busy = np.flatnonzero(rows)
+    grid_of = of_kernel[busy].tolist()
+    tiles = np.zeros(len(rows), np.int64)
+    tiles[busy] = [len(grids[one].rows_in_tile) for one in grid_of]
+    in_tile = np.concatenate([grids[one].rows_in_tile for one in grid_of])
+    kernel = np.repeat(np.arange(len(rows)), tiles)
     return RowTiles(
-        expert=call.expert[rank],
-        rank=rank,
-        rows=rows,
-        moved_rows=rows,
-        first_of_expert=np.concatenate(([0], np.cumsum(of_expert))),
-        block_m=block_m,
-        block_n=np.array([grid.block_n for grid in grids]),
-        absent_rows=absent,
+        expert=expert[kernel],
+        rank=kernel % machine.num_ranks,
+        rows=in_tile,
+        moved_rows=in_tile,
+        first_of_expert=np.concatenate(([0], np.cumsum(tiles))),
+        block_m=np.array([grid.block_m for grid in grids])[of_kernel],
+        block_n=np.array([grid.block_n for grid in grids])[of_kernel],
+        absent_rows=np.concatenate([absents[one] for one in grid_of]),
+        call=kernel,
     )
 
 
@@ -241,20 +266,20 @@ def gradient_call(
 ) -> Ints:
     """Add one expert's weight gradient on every GPU, in a kernel: (rank,) marks of its end.
 
-    See `gemm_call` for the parameters.
+    See `GemmCalls` for the parameters.
     """
     on = call.rows > 0
     begun = machine.kernel(after, WGRAD._replace(source=EACH), kind=Kind.WGRAD, on=on)
     of_expert, rows = np.zeros((2, work.num_experts), np.int64)
     of_expert[call.expert[on]], rows[call.expert[on]] = begun[on], call.rows[on]
     tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert, rows=rows)
-    return _ended(machine, tasks, rank, begun, on)
-
-
-def _ended(machine: Machine, tasks: Ints, rank: Ints, begun: Ints, on: Bools) -> Ints:
-    """(rank,): marks behind a call's tasks, or what precedes it where a GPU has none."""
-    ends = begun.copy()
-    ranks = np.flatnonzero(on)
-    ends[ranks] = machine.mark(ranks, begun[ranks])
+    ends = _marked(machine, begun, on)
     machine.order(tasks, ends[rank])
+    return ends
+
+
+def _marked(machine: Machine, begun: Ints, on: Bools) -> Ints:
+    """(rank,): marks behind what has begun, or what precedes it where a GPU has no call."""
+    ends, ranks = begun.copy(), np.flatnonzero(on)
+    ends[ranks] = machine.mark(ranks, begun[ranks])
     return ends

@@ -142,7 +142,7 @@ def gemm_tasks(
         Operands that the L2 cache has from the start.
     """
     compute, dtype = machine.system.compute, work.precision.gemm
-    block_n = tiles.block_n[tiles.rank]
+    block_n = tiles.block_n[tiles.kernel]
     num_columns = -(-gemm.n // block_n)
     tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.compute)
     if raster == "blocks":
@@ -151,7 +151,7 @@ def gemm_tasks(
     last = gemm.n - (num_columns - 1) * block_n  # width of the last column of each row tile
     is_last = column == (num_columns - 1)[tile]
     widths = np.where(is_last, last[tile], block_n[tile])
-    rows = warps.multiplied(tiles.rows, tiles.block_m[tiles.rank])
+    rows = warps.multiplied(tiles.rows, tiles.block_m[tiles.kernel])
     duration = np.where(
         is_last,
         _column_ps(machine, tiles, rows, last, gemm.k, dtype, path)[tile],
@@ -190,7 +190,7 @@ def gemm_tasks(
     )
     done = machine.join(columns, tile, tiles.rank)
     if routed:
-        machine.notes.multiply(tiles.expert)
+        machine.notes.multiply(tiles.matrix)
     return TileTasks(columns, tile, column, done, outputs, chain[0])
 
 
@@ -202,16 +202,16 @@ def _in_raster(
     Parameters
     ----------
     num_columns
-        (tile,): column tiles of each row tile; the same for all of a rank.
+        (tile,): column tiles of each row tile; the same for all of a kernel.
     """
     if raster in ("rows", "blocks"):
         ordered, in_group = np.arange(len(tiles), dtype=np.int64), np.ones(len(tiles), np.int64)
-    else:  # row tiles are numbered over all ranks; groups and columns count within a rank
-        which, most = tiles.rank, _group_rows(tiles, num_sms)
+    else:  # row tiles are numbered over all kernels; groups and columns count within one
+        which, most = tiles.kernel, _group_rows(tiles, num_sms)
         if raster == "experts":
-            rank_of_expert = np.zeros(len(tiles.first_of_expert) - 1, np.int64)
-            rank_of_expert[tiles.expert] = tiles.rank
-            which, most = tiles.expert, most[rank_of_expert]
+            kernel_of_matrix = np.zeros(len(tiles.first_of_expert) - 1, np.int64)
+            kernel_of_matrix[tiles.matrix] = tiles.kernel
+            which, most = tiles.matrix, most[kernel_of_matrix]
         ordered, count = np.argsort(which, kind="stable"), np.bincount(which, minlength=len(most))
         most = np.maximum(count, 1) if raster == "columns" else most
         full, rest = np.divmod(count, most)
@@ -240,21 +240,21 @@ def _column_ps(
         absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
         time[of] = machine.system.compute.tile_ps(
             rows[of], int(width), k, dtype, absent,
-            block_m=tiles.block_m[tiles.rank[of]], grouped=tiles.absent_rows is None,
+            block_m=tiles.block_m[tiles.kernel[of]], grouped=tiles.absent_rows is None,
             path=path,
         )  # fmt: skip
     return time
 
 
 def _group_rows(tiles: RowTiles, num_sms: int) -> Ints:
-    """(rank,): row tiles that a kernel goes through together, column by column.
+    """(kernel,): row tiles that it goes through together, column by column.
 
     DeepGEMM takes 8 or 16, whichever lets the blocks that run at a time read less
     (``common/scheduler.cuh``, ``get_num_1d_blocks_per_group``). CUTLASS and cuBLAS go through
     groups likewise.
     """
     height = np.zeros(len(tiles.block_n), np.int64)
-    np.maximum.at(height, tiles.rank, tiles.rows)
+    np.maximum.at(height, tiles.kernel, tiles.rows)
     usage = [size * height + -(-num_sms // size) * tiles.block_n for size in GROUP_TILES]
     sizes: Ints = np.array(GROUP_TILES, np.int64)[np.argmin(usage, axis=0)]
     return sizes
@@ -283,7 +283,7 @@ def _read_operands(
     (tile,) blocks of the cache that hold the results.
     """
     compute, tile = machine.system.compute, added.tile
-    expert, rank = tiles.expert[tile], tiles.rank[tile]
+    matrix, rank = tiles.matrix[tile], tiles.rank[tile]
     num_columns, num_steps = int(added.column.max(initial=0)) + 1, len(added.steps)
     num_weights = len(tiles.first_of_expert) * num_columns
     blocks = machine.l2.new_blocks(
@@ -296,11 +296,11 @@ def _read_operands(
     activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, dtype)[tile]
     share = compute.cluster_tiles if clusters else 1
     slots = partial(machine.system.l2.slots_bytes, piece_bytes=path.step_bytes)
-    has_next_row = (np.diff(tiles.first_of_expert) >= share)[expert]
+    has_next_row = (np.diff(tiles.first_of_expert) >= share)[matrix]
     of_weights = np.where(has_next_row & (weights >= activations), share, 1)
     of_activations = np.where(of_weights > 1, 1, share)
     for step, tasks in enumerate(added.steps):
-        columns = blocks + step * num_weights + expert * num_columns + added.column
+        columns = blocks + step * num_weights + matrix * num_columns + added.column
         rows = ours + step * len(tiles) if inputs is None else inputs
         machine.l2.read(
             "weights", tasks, rank, columns, -(-weights // num_steps),
@@ -315,7 +315,7 @@ def _read_operands(
     # Each column tile writes its own part; who reads the row tile finds it by its first.
     wrote = np.arange(len(tile)) if kept is None else np.flatnonzero(kept[tile])
     column, whole = added.column[wrote], (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]
-    begin = column * tiles.block_n[rank[wrote]]
+    begin = column * tiles.block_n[tiles.kernel[tile[wrote]]]
     end = begin + added.width[wrote]
     parts = blocks + num_steps * num_weights + (num_steps + 1) * len(tiles) + wrote
     machine.l2.write(

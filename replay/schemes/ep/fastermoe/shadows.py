@@ -19,7 +19,7 @@ from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COUNTS, Kind
 from replay.model.work.capacity import first_shadow
 from replay.schemes.ep.fastermoe.around import NUMBER_BYTES
-from replay.schemes.ep.fastermoe.experts import compute
+from replay.schemes.ep.fastermoe.experts import Experts
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
@@ -57,16 +57,16 @@ class Shadows:
         (shadow,): the experts, ascending.
     channels
         Channels that NCCL's kernels have at most.
-    pool
-        (rank,): SMs of GEMMs.
+    running
+        What runs experts.
     """
 
     def __init__(
         self, machine: Machine, work: LayerWork, carried: LayerWork, experts: Ints, channels: int,
-        pool: Ints,
+        running: Experts,
     ) -> None:  # fmt: skip
         self._machine, self._work, self._carried = machine, work, carried
-        self._experts, self._channels, self._pool = experts.tolist(), channels, pool
+        self._experts, self._channels, self._running = experts.tolist(), channels, running
 
     def fetch(self, after: Ints) -> Ints:
         """Copy their weights into tensors: (rank,) tasks. Backward, they are there."""
@@ -122,7 +122,7 @@ class Shadows:
     def _run(self, place: int, after: Ints) -> Ints:
         """Exchange weights and multiply a GPU's own rows."""
         ready = shadows.stash(self._machine, self._work, after, is_first=place == 0)
-        return compute(self._machine, self._carried, self._call(place), self._pool, ready)
+        return self._running.compute(self._call(place), ready)
 
     def _call(self, place: int) -> Call:
         n = self._work.num_ranks
