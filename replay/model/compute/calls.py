@@ -236,12 +236,16 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Call])
         )
         for size in sizes.tolist()
     ]  # fmt: skip
-    absents = [compute.absent_rows(grid.rows_in_tile, grid.block_m, gemm.n) for grid in grids]
+    cut = [grid.rows_in_tile for grid in grids]
+    absents = [
+        compute.absent_rows(in_tile, grid.block_m, gemm.n)
+        for in_tile, grid in zip(cut, grids, strict=True)
+    ]
     busy = np.flatnonzero(rows)
     grid_of = of_kernel[busy].tolist()
     tiles = np.zeros(len(rows), np.int64)
-    tiles[busy] = [len(grids[one].rows_in_tile) for one in grid_of]
-    in_tile = np.concatenate([grids[one].rows_in_tile for one in grid_of])
+    tiles[busy] = [len(cut[one]) for one in grid_of]
+    in_tile = np.concatenate([cut[one] for one in grid_of])
     kernel = np.repeat(np.arange(len(rows)), tiles)
     return RowTiles(
         expert=expert[kernel],
