@@ -297,7 +297,8 @@ class Fabric:
         if latency == 0:
             return 0 * wire_bytes
         each: Any = self._link.port_duration_ps(wire_bytes) if port_ps is None else port_ps
-        return -((-wire_bytes * latency) // (latency + 2 * each))
+        held: Whole = -((-wire_bytes * latency) // (latency + 2 * each))
+        return held
 
     def path_latency_ps(self, src: int, dst: int) -> int:
         """Time an empty packet is under way between two GPUs, one way.

@@ -200,7 +200,8 @@ class Link:
         UserError
             If such packets are not whole flits, or more than the engine's.
         """
-        return self._packets(whole(row_bytes, "row_bytes"), engine, packet_bytes)
+        checked: Whole = whole(row_bytes, "row_bytes")
+        return self._packets(checked, engine, packet_bytes)
 
     def _packets(self, checked: Whole, engine: Engine, packet_bytes: int | None) -> Whole:
         """Packets of rows whose bytes were checked, see `packets`."""

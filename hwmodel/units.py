@@ -248,7 +248,8 @@ class Rate:
         1000000
         """
         checked, largest = _whole(amount, "amount")
-        return _scaled_up(checked, largest, self.ps_per_unit)  # type: ignore[no-any-return]
+        duration: Whole = _scaled_up(checked, largest, self.ps_per_unit)
+        return duration
 
 
 @lru_cache(maxsize=1024)

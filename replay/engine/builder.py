@@ -182,7 +182,7 @@ class GraphBuilder(Supplies):
         for name, value in given.items():
             if type(value) is not int:
                 given[name] = value = as_ints(name, value)
-                is_one_length &= type(value) is int or value.size == count
+                is_one_length &= isinstance(value, int) or value.size == count
         before = None if after is None else as_ints("after", after)
         if count is None or not (is_one_length and (before is None or np.size(before) == count)):
             count = block_length(count, given, before)

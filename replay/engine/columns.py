@@ -109,17 +109,16 @@ class GrowingColumn:
         """
         if count == 0:
             return
-        is_number = type(value) is int
-        if is_number and value == self.last:
-            self._count += count
-            return
+        if isinstance(value, int):
+            if value == self.last:
+                self._count += count
+                return
+            span = value, value
         if self._count:
             self._write_equals()
-        if is_number:
-            span = value, value
         if span is not None and (span[0] < self._least or span[1] > self._most):
             self._hold(*span)
-        if is_number:
+        if isinstance(value, int):
             self.last, self._count = value, count
         else:
             self.last = None
