@@ -157,7 +157,8 @@ def scale_up(value: Whole, factor: Fraction) -> Whole:
     largest = (
         value if isinstance(value, int) else int(np.maximum.reduce(value, axis=None, initial=0))
     )
-    return _scaled_up(value, largest, factor)
+    scaled: Whole = _scaled_up(value, largest, factor)
+    return scaled
 
 
 def _scaled_up(value: Any, largest: int, factor: Fraction) -> Any:

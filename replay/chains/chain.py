@@ -302,9 +302,9 @@ def faults_of(scheme: Scheme, *others: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, *others):
-        raise
     except Exception as error:
+        if isinstance(error, (UserError, *others)):
+            raise
         if not scheme.code:
             raise
         raise BuildFailed(scheme, error) from error

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.model.compute.experts import in_turn
-from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.gemm_tiles import PlannedTiles, plan_tiles, read_operands
 from replay.model.compute.row_moves import cast_twice
 from replay.model.compute.row_tiles import RowTiles
+from replay.model.compute.tile_steps import add_steps
 from replay.model.compute.weight_gradients import WGRAD, weight_gradient_tasks
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import KIND_NAMES, Kind
@@ -70,17 +71,27 @@ def calls_of(work: LayerWork) -> list[Call]:
 
 
 class GemmCalls:
-    """Calls of one GEMM, whose tiles are added together when all of them are known.
+    """Calls of one GEMM, whose tiles are planned together and added call by call.
 
     Parameters
     ----------
     pool
         (rank,): resource of the SMs; every one of the GPU's.
+    calls
+        All of them, each of which is to be added once.
     """
 
-    def __init__(self, machine: Machine, work: LayerWork, gemm: Gemm, pool: Ints) -> None:
+    def __init__(
+        self, machine: Machine, work: LayerWork, gemm: Gemm, pool: Ints, calls: Sequence[Call]
+    ) -> None:
         self._machine, self._work, self._gemm, self._pool = machine, work, gemm, pool
-        self._calls: list[tuple[Call, Ints, Ints]] = []
+        self._calls = {id(call): (place, call) for place, call in enumerate(calls)}
+        self._tiles = tiles = _tiles(machine, work, gemm, calls)
+        self._plan = plan_tiles(machine, work, gemm, tiles, raster="groups")
+        ends = machine.num_ranks * np.arange(len(calls) + 1)
+        self._rows = np.searchsorted(tiles.kernel, ends).tolist()
+        self._tasks = np.searchsorted(tiles.kernel[self._plan.tile], ends).tolist()
+        self._added: dict[int, list[Ints]] = {}
 
     def add(self, call: Call, after: Ints) -> Ints:
         """Multiply rows of one expert on every GPU, in a kernel: (rank,) marks of its end.
@@ -90,27 +101,32 @@ class GemmCalls:
         after
             (rank,): what precedes the call in its stream; returned where a GPU has no call.
         """
-        on, kind = call.rows > 0, self._gemm.kind
+        machine, place, on = self._machine, self._calls[id(call)][0], call.rows > 0
+        kind = self._gemm.kind
         what = Operation(KIND_NAMES[kind], source=EACH)
-        begun = self._machine.kernel(after, what, kind=kind, on=on)
+        begun = machine.kernel(after, what, kind=kind, on=on)
         if not on.any():
             return begun
-        ends = _marked(self._machine, begun, on)
-        self._calls.append((call, begun, ends))
-        return ends
-
-    def add_tiles(self) -> None:
-        """Add the tiles of all calls."""
-        if not self._calls:
-            return
-        calls, begun, ends = zip(*self._calls, strict=True)
-        tiles = _tiles(self._machine, self._work, self._gemm, calls)
-        kernel = tiles.kernel
-        tasks = gemm_tasks(
-            self._machine, self._work, self._gemm, tiles, self._pool,
-            np.concatenate(begun)[kernel], raster="groups",
+        first, last = self._rows[place : place + 2]
+        ranks = self._tiles.rank[first:last]
+        plan = PlannedTiles(*(one[slice(*self._tasks[place : place + 2])] for one in self._plan))
+        of = plan.tile - first
+        rank = ranks[of]
+        self._added[place] = chain = add_steps(
+            machine, plan.duration_ps, plan.ending_ps, [begun[rank]],
+            resource=self._pool[rank], late_ps=plan.late_ps, priority=0,
+            kind=kind, rank=rank, tag=call.expert[rank],
         )  # fmt: skip
-        self._machine.order(tasks.done, np.concatenate(ends)[kernel])
+        done = machine.join(chain[-1], of, ranks)
+        return _ended(machine, done, ranks, begun, on)
+
+    def read(self) -> None:
+        """Let the tiles of all calls read their operands; all have been added."""
+        if self._added:
+            chains = [self._added[place] for place in sorted(self._added)]
+            steps = [np.concatenate(tasks) for tasks in zip(*chains, strict=True)]
+            read_operands(self._machine, self._work, self._gemm, self._tiles, self._plan, steps)
+            self._machine.notes.multiply(self._tiles.matrix)
 
 
 def per_expert_kernels(
@@ -143,9 +159,9 @@ def per_expert_kernels(
         if quantises:
             begin = quantise(machine, work, gemm, calls, begin)
 
-        multiplied = GemmCalls(machine, work, gemm, pool)
+        multiplied = GemmCalls(machine, work, gemm, pool, calls)
         ends = _on_streams(machine, calls, begin, streams, multiplied.add)
-        multiplied.add_tiles()
+        multiplied.read()
         return ends
 
     def gradient(projection: Projection, begin: Ints) -> Ints:
@@ -226,8 +242,9 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Call])
     """
     compute, dtype = machine.system.compute, work.precision.gemm
     side = FP8_TILE if dtype == "fp8" else None
-    rows = np.concatenate([call.rows for call in calls])
-    expert = np.concatenate([call.expert for call in calls])
+    nothing = np.zeros(0, np.int64)
+    rows = np.concatenate([nothing, *(call.rows for call in calls)])
+    expert = np.concatenate([nothing, *(call.expert for call in calls)])
     sizes, of_kernel = np.unique(np.maximum(rows, 1), return_inverse=True)
     grids = [
         compute.gemm_tiles(
@@ -245,7 +262,7 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Call])
     grid_of = of_kernel[busy].tolist()
     tiles = np.zeros(len(rows), np.int64)
     tiles[busy] = [len(cut[one]) for one in grid_of]
-    in_tile = np.concatenate([cut[one] for one in grid_of])
+    in_tile = np.concatenate([nothing, *(cut[one] for one in grid_of)])
     kernel = np.repeat(np.arange(len(rows)), tiles)
     return RowTiles(
         expert=expert[kernel],
@@ -253,9 +270,9 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Call])
         rows=in_tile,
         moved_rows=in_tile,
         first_of_expert=np.concatenate(([0], np.cumsum(tiles))),
-        block_m=np.array([grid.block_m for grid in grids])[of_kernel],
-        block_n=np.array([grid.block_n for grid in grids])[of_kernel],
-        absent_rows=np.concatenate([absents[one] for one in grid_of]),
+        block_m=np.array([grid.block_m for grid in grids], np.int64)[of_kernel],
+        block_n=np.array([grid.block_n for grid in grids], np.int64)[of_kernel],
+        absent_rows=np.concatenate([nothing, *(absents[one] for one in grid_of)]),
         call=kernel,
     )
 
@@ -277,13 +294,13 @@ def gradient_call(
     of_expert, rows = np.zeros((2, work.num_experts), np.int64)
     of_expert[call.expert[on]], rows[call.expert[on]] = begun[on], call.rows[on]
     tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert, rows=rows)
-    ends = _marked(machine, begun, on)
-    machine.order(tasks, ends[rank])
-    return ends
+    return _ended(machine, tasks, rank, begun, on)
 
 
-def _marked(machine: Machine, begun: Ints, on: Bools) -> Ints:
-    """(rank,): marks behind what has begun, or what precedes it where a GPU has no call."""
-    ends, ranks = begun.copy(), np.flatnonzero(on)
+def _ended(machine: Machine, tasks: Ints, rank: Ints, begun: Ints, on: Bools) -> Ints:
+    """(rank,): marks behind a call's tasks, or what precedes it where a GPU has none."""
+    ends = begun.copy()
+    ranks = np.flatnonzero(on)
     ends[ranks] = machine.mark(ranks, begun[ranks])
+    machine.order(tasks, ends[rank])
     return ends

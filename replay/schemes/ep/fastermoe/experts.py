@@ -19,6 +19,8 @@ from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
@@ -32,12 +34,16 @@ class Experts:
     ----------
     pool
         (rank,): SMs of GEMMs.
+    calls
+        All calls, each of which is to be computed once.
     """
 
-    def __init__(self, machine: Machine, work: LayerWork, pool: Ints) -> None:
+    def __init__(
+        self, machine: Machine, work: LayerWork, pool: Ints, calls: Sequence[Call]
+    ) -> None:
         self._machine, self._work, self._pool = machine, work, pool
         self._first, self._second = (
-            GemmCalls(machine, work, gemm, pool)
+            GemmCalls(machine, work, gemm, pool, calls)
             for gemm in (Gemm.first(work, fused_activation=False), Gemm.second(work))
         )
 
@@ -57,10 +63,10 @@ class Experts:
             machine, Kind.UNPERMUTE, MemoryTraffic(copied, copied), ranks, done, COPY
         )  # fmt: skip
 
-    def add_tiles(self) -> None:
-        """Add the tiles of their GEMMs, once for all calls."""
-        self._first.add_tiles()
-        self._second.add_tiles()
+    def read(self) -> None:
+        """Let all tiles read their operands; all calls have been computed."""
+        self._first.read()
+        self._second.read()
 
 
 def _elementwise(

@@ -32,6 +32,7 @@ from replay.schemes.ep.fastermoe import around
 from replay.schemes.ep.fastermoe.experts import Experts
 from replay.schemes.ep.fastermoe.shadows import (
     Shadows,
+    calls_of,
     decide,
 )
 from replay.schemes.ep.fastermoe.steps import StepPart, rows_by_source, steps_of
@@ -148,15 +149,21 @@ class FasterMoe(SendsByNccl):
         shadowed = self._shadowed(work, partial(shadows.rates_of, machine))
         shared = shared_before_wait(machine, work, self.channels(machine), start)
         carried, split = with_shadows(work, shadowed).work, self.channels(machine)
-        experts = Experts(machine, carried, split.pool("fastermoe-experts", split.left))
+        steps = steps_of(work, carried, self.options.group_size)
+        own = calls_of(work, carried, len(shadowed))
+        experts = Experts(
+            machine,
+            carried,
+            split.pool("fastermoe-experts", split.left),
+            [*(part.call for parts in steps for part in parts), *own],
+        )
         beside = Shadows(
-            machine, work, carried, shadowed, self.options.rules(machine).num_channels, experts
+            machine, work, carried, shadowed, self.options.rules(machine).num_channels, experts, own
         )
         known = around.scatter(machine, work, self._counted(work, machine, start))
         begun = beside.fetch(known)
         machine.host.wait(DISPATCH, begun, around.SCATTERED)
 
-        steps = steps_of(work, carried, self.options.group_size)
         arrived = self._dispatched(carried, machine, steps, begun)
         stays = np.flatnonzero(carried.pair_expert >= first_shadow(work))
         machine.notes.follow("sent", carried.pair_token[stays], begun[carried.pair_source[stays]])
@@ -175,7 +182,7 @@ class FasterMoe(SendsByNccl):
                 done = experts.compute(part.call, done)
             ends.append(done)
         done = beside.add(sums, done) if work.is_backward else beside.forward(came, done)
-        experts.add_tiles()
+        experts.read()
         back = sent
         for parts, ended in zip(steps, ends, strict=True):
             back = machine.gather(ended, machine.ranks, back)
