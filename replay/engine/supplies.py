@@ -134,10 +134,23 @@ class Supplies:
         GraphError
             If the capacity is negative.
         """
-        if not 0 <= capacity <= INT64_MAX:
-            message = f"credit pool {name!r} has capacity {capacity}; possible: 0 to {INT64_MAX}"
+        return int(self.credit_pools([name], [capacity], group)[0])
+
+    def credit_pools(
+        self, names: Sequence[str], capacities: Sequence[int], group: str = ""
+    ) -> Int64s:
+        """Add several pools of one group: (pool,) indices; raises as :meth:`credit_pool` does."""
+        if capacities and not 0 <= min(capacities) <= max(capacities) <= INT64_MAX:
+            wrong = next(
+                (name, size)
+                for name, size in zip(names, capacities, strict=True)
+                if not 0 <= size <= INT64_MAX
+            )
+            message = (
+                f"credit pool {wrong[0]!r} has capacity {wrong[1]}; possible: 0 to {INT64_MAX}"
+            )
             raise GraphError(message)
-        return self._pools.append(name, group, int(capacity))
+        return self._pools.extend(names, group, [int(size) for size in capacities])
 
     def table(
         self,
