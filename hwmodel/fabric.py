@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hwmodel.errors import UserError
 from hwmodel.inside import Groups, pair_rate
@@ -271,13 +271,15 @@ class Fabric:
         """Group of a GPU within its domain; 0 where there are none."""
         return 0 if self.groups is None else gpu % self.gpus_per_domain // self.groups.gpus
 
-    def held_in_switch_bytes(self, wire_bytes: Whole) -> Whole:
+    def held_in_switch_bytes(self, wire_bytes: Whole, port_ps: Whole | None = None) -> Whole:
         """Room of an input buffer that a message holds while the model has it in the switch.
 
         Parameters
         ----------
         wire_bytes
             The message, with packet overhead.
+        port_ps
+            Its time on a port, if it is known.
 
         Returns
         -------
@@ -294,7 +296,9 @@ class Fabric:
         latency = self.uplink_latency_ps
         if latency == 0:
             return 0 * wire_bytes
-        return -((-wire_bytes * latency) // (latency + 2 * self._link.port_duration_ps(wire_bytes)))
+        each: Any = self._link.port_duration_ps(wire_bytes) if port_ps is None else port_ps
+        held: Whole = -((-wire_bytes * latency) // (latency + 2 * each))
+        return held
 
     def path_latency_ps(self, src: int, dst: int) -> int:
         """Time an empty packet is under way between two GPUs, one way.

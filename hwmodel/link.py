@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Literal, overload
 
 from hwmodel.errors import UserError, unknown
@@ -62,7 +63,7 @@ class PacketRules:
     write_ack_flits: Fraction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Link:
     """The NVLink port of a GPU: all its links together, each direction by itself.
 
@@ -121,7 +122,7 @@ class Link:
 
     # ---- durations -------------------------------------------------------------
 
-    @property
+    @cached_property
     def port_rate(self) -> Rate:
         """All links of a GPU in one direction; wire bytes per second."""
         return self.link_rate.times(self.links_per_gpu)
@@ -147,13 +148,21 @@ class Link:
 
     def fan_out_duration_ps(self, wire_bytes: Whole, scattered: Scattered = "no") -> Whole:
         """Time that wire bytes occupy a port whose packets alternate between several peers."""
-        efficiency = {
+        return self._fan_out_rates[scattered].duration_ps(wire_bytes)
+
+    @cached_property
+    def _fan_out_rates(self) -> dict[str, Rate]:
+        """Rates of a port whose packets alternate, by how the rows are scattered."""
+        efficiencies = {
             "no": self.fan_out_efficiency,
             "stores": self.scatter_efficiency,
             "bulk": self.bulk_scatter_efficiency,
-        }[scattered]
-        period = self.port_rate.ps_per_unit / efficiency
-        return Rate.per_second(PS_PER_S / period).duration_ps(wire_bytes)
+        }
+        period = self.port_rate.ps_per_unit
+        return {
+            scattered: Rate.per_second(PS_PER_S / (period / efficiency))
+            for scattered, efficiency in efficiencies.items()
+        }
 
     def rules(self, engine: Engine = "sm") -> PacketRules:
         """Packet rules of an engine.
@@ -192,6 +201,10 @@ class Link:
             If such packets are not whole flits, or more than the engine's.
         """
         checked: Whole = whole(row_bytes, "row_bytes")
+        return self._packets(checked, engine, packet_bytes)
+
+    def _packets(self, checked: Whole, engine: Engine, packet_bytes: int | None) -> Whole:
+        """Packets of rows whose bytes were checked, see `packets`."""
         most = self.rules(engine).payload_bytes
         if packet_bytes is None:
             return ceil_div(checked, most)
@@ -233,7 +246,7 @@ class Link:
         checked: Whole = whole(row_bytes, "row_bytes")
         data = ceil_div(checked, self.flit_bytes)
         partial = data - checked // self.flit_bytes  # 1 where the last flit is not full
-        headers = self.packets(checked, engine, packet_bytes) * (self.header_flits + extra)
+        headers = self._packets(checked, engine, packet_bytes) * (self.header_flits + extra)
         flits: Whole = data + headers + partial * self.byte_enable_flits
         return flits
 

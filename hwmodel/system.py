@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from hwmodel.ai_core import AiCore
@@ -193,6 +194,11 @@ class System(Shown):
         Plain numbers, strings, booleans and lists, for the provenance of a result;
         ``name`` and ``num_gpus`` (GPUs in use) are among them.
         """
+        return dict(self._values)
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        """What `describe` gives; many results of one machine ask."""
         values: dict[str, Any] = {key: value for key, value, *_ in self.spec.rows()}
         values |= {"name": self.name, "num_gpus": self.num_gpus}
         return dict(sorted(values.items()))

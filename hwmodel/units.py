@@ -32,8 +32,8 @@ IntArray = npt.NDArray[np.int64]
 #: Either a Python int or an int64 array; a function returns what it was given.
 Whole = TypeVar("Whole", int, IntArray, int | IntArray)
 
-# scale_up multiplies a remainder (< denominator) by the numerator, so the product of
-# a rate's two terms must fit in an int64. That leaves it about eighteen digits.
+# Large numbers are multiplied by a remainder (< denominator) times the numerator, so the product
+# of a rate's two terms must fit in an int64. That leaves it about eighteen digits.
 _MAX_PRODUCT = 1 << 62
 
 _UNIT_SUFFIXES = {
@@ -95,6 +95,7 @@ def ps_from_us(value_us: float | int) -> int:
 
 
 _INT64 = np.dtype(np.int64)
+_MOST = (1 << 63) - 1
 
 
 def whole(value: Any, name: str) -> Any:
@@ -112,22 +113,29 @@ def whole(value: Any, name: str) -> Any:
     UserError
         If it is negative or not made of whole numbers.
     """
+    return _whole(value, name)[0]
+
+
+def _whole(value: Any, name: str) -> tuple[Any, int]:
+    """Check a count, see `whole`; it, and the largest number of it."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         number = int(value)
         if number < 0:
             message = f"{name} must not be negative; got {number}"
             raise UserError(message)
-        return number
+        return number, number
     array = np.asarray(value)
     if array.dtype is not _INT64:
         if array.dtype.kind not in "iu" and array.size:
             message = f"{name} must be whole numbers; got dtype {array.dtype}"
             raise UserError(message)
         array = array.astype(np.int64, copy=False)
-    if array.size and np.minimum.reduce(array, axis=None) < 0:
+    # Without their signs, negative numbers are the largest: one look finds both ends.
+    largest = int(np.maximum.reduce(array.view(np.uint64), axis=None, initial=0))
+    if largest > _MOST:
         message = f"{name} must not be negative; got {int(array.min())}"
         raise UserError(message)
-    return array
+    return array, largest
 
 
 def ceil_div(value: Whole, divisor: int) -> Whole:
@@ -142,14 +150,29 @@ def ceil_div(value: Whole, divisor: int) -> Whole:
 
 
 def scale_up(value: Whole, factor: Fraction) -> Whole:
-    """Multiply whole numbers by a fraction, rounding up.
+    """Multiply whole, non-negative numbers by a fraction, rounding up.
 
-    Split into quotient and remainder, so that an int64 array overflows only
-    where the result itself would.
+    An int64 array overflows only where the result itself would.
     """
+    largest = (
+        value if isinstance(value, int) else int(np.maximum.reduce(value, axis=None, initial=0))
+    )
+    scaled: Whole = _scaled_up(value, largest, factor)
+    return scaled
+
+
+def _scaled_up(value: Any, largest: int, factor: Fraction) -> Any:
+    """Multiply numbers of at most `largest` by a fraction, rounding up; see `scale_up`."""
     numerator, denominator = factor.numerator, factor.denominator
-    scaled = value // denominator
-    # In place from here on: memory for another array takes longer than the arithmetic.
+    if isinstance(value, int):
+        return -(-value * numerator // denominator)
+    # In place from the first step on: memory for another array takes longer than the arithmetic.
+    if largest * numerator <= _MOST - denominator:
+        scaled = value * numerator
+        scaled += denominator - 1
+        scaled //= denominator
+        return scaled
+    scaled = value // denominator  # and the remainder, whose product always fits
     rest = scaled * -denominator
     rest += value
     rest *= numerator
@@ -225,8 +248,9 @@ class Rate:
         >>> Rate.gigabytes_per_second(450).duration_ps(450_000)
         1000000
         """
-        checked: Whole = whole(amount, "amount")
-        return scale_up(checked, self.ps_per_unit)
+        checked, largest = _whole(amount, "amount")
+        duration: Whole = _scaled_up(checked, largest, self.ps_per_unit)
+        return duration
 
 
 @lru_cache(maxsize=1024)

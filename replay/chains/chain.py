@@ -294,13 +294,19 @@ def check_code_for(scheme: Scheme, work: LayerWork, system: System) -> None:
 
 
 @contextmanager
-def faults_of(scheme: Scheme) -> Iterator[None]:
-    """Tell what goes wrong in the code of a scheme from outside from the user's other mistakes."""
+def faults_of(scheme: Scheme, *others: type[Exception]) -> Iterator[None]:
+    """Tell what goes wrong in the code of a scheme from outside from `others`, and from mistakes.
+
+    Parameters
+    ----------
+    others
+        What is raised for its caller, and no fault; beside the user's other mistakes.
+    """
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
+        if isinstance(error, (UserError, *others)):
+            raise
         if not scheme.code:
             raise
         raise BuildFailed(scheme, error) from error

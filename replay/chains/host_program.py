@@ -72,6 +72,7 @@ def typical_program(
     is_backward: bool = False,
     system: System | None = None,
     num_experts: int = EXPERTS,
+    until_wait: bool = False,
 ) -> Program | None:
     """List the kernels of a typical layer and the waits of its host, in their order.
 
@@ -82,6 +83,8 @@ def typical_program(
         None, or one of fewer GPUs than the layer has, takes one of the scheme's platform.
     num_experts
         Experts of the layer, as many as `FEW_EXPERTS` at least.
+    until_wait
+        See `program`.
 
     Returns
     -------
@@ -91,7 +94,8 @@ def typical_program(
         system = preset(SYSTEMS[scheme.platform or "cuda"])
     for types in TYPES:
         with suppress(UserError):
-            return program(scheme, typical_layer(types, is_backward, num_experts), system)
+            work = typical_layer(types, is_backward, num_experts)
+            return program(scheme, work, system, until_wait=until_wait)
     return None
 
 
@@ -116,8 +120,29 @@ class _Outline(GraphBuilder):
         return 0
 
 
-def program(scheme: Scheme, work: LayerWork, system: System) -> Program:
+class _WaitError(Exception):
+    """A host waits, and nobody asks for what it does behind that."""
+
+
+class _UntilWait(list[Operation]):
+    """A program that is not read beyond its first wait."""
+
+    def append(self, one: Operation) -> None:
+        """Note what a host does next."""
+        super().append(one)
+        if not one.launches:
+            raise _WaitError
+
+
+def program(
+    scheme: Scheme, work: LayerWork, system: System, *, until_wait: bool = False
+) -> Program:
     """Build a layer and read its program, kernels of one name in a row as one entry.
+
+    Parameters
+    ----------
+    until_wait
+        Whether to stop at the first wait of the host, which is then the last entry.
 
     Raises
     ------
@@ -126,7 +151,9 @@ def program(scheme: Scheme, work: LayerWork, system: System) -> Program:
     """
     check_code_for(scheme, work, system)
     machine = Machine(system, _Outline(KIND_NAMES), work.num_ranks, scheme.uplinks)
-    with faults_of(scheme):
+    if until_wait:
+        machine.host.program = _UntilWait()
+    with suppress(_WaitError), faults_of(scheme, _WaitError):
         scheme.build(work, machine, machine.mark(machine.ranks))
     found: list[Operation] = []
     for one in machine.host.program:
@@ -148,12 +175,13 @@ def is_captured(scheme: Scheme, passes: Iterable[bool], system: System) -> bool:
     How many experts a layer has does not change where hosts wait, so that few do, where a scheme
     takes so few.
     """
-    by_pass = (
-        typical_program(scheme, is_backward=one, system=system, num_experts=FEW_EXPERTS)
-        or typical_program(scheme, is_backward=one, system=system)
-        for one in passes
-    )
-    return all(map(can_be_captured, by_pass))
+
+    def found(is_backward: bool, num_experts: int) -> Program | None:
+        return typical_program(
+            scheme, is_backward=is_backward, system=system, num_experts=num_experts, until_wait=True
+        )
+
+    return all(can_be_captured(found(one, FEW_EXPERTS) or found(one, EXPERTS)) for one in passes)
 
 
 def can_be_captured(operations: Program | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from replay.chains.kernel_streams import staged
 from replay.chains.layer_stacks import calls_of, stack_of
 from replay.chains.micro_batches import DBO, SBO, MicroBatchTurns
 from replay.chains.pass_pairs import ORDERS
-from replay.chains.replay import ONE_BATCH, Replay, Strategy
+from replay.chains.replay import ONE_BATCH, LastAlone, Replay, Strategy
 from replay.errors import UserError
 from replay.model.compute.dense import Between
 from replay.model.machine.domains import Domains
@@ -43,47 +44,87 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
 
 
-def prepare(
-    settings: ChainSettings,
-    trace: RoutingTrace,
-    system: System,
-    scheme: Scheme,
-    batches: Sequence[Batch] | None = None,
-) -> Replay:
-    """Make a replay ready.
+class Layers:
+    """Layers of a trace that are replayed, under any scheme; what is found of them is found once.
 
     Parameters
     ----------
+    settings, trace, system
+        What they are made from.
     batches
-        Batch of every step; None forms them.
+        Batch of every step; None forms them when they are asked for.
+
+    Attributes
+    ----------
+    last
+        What is known of the layer that was replayed by itself last.
+    """
+
+    def __init__(
+        self,
+        settings: ChainSettings,
+        trace: RoutingTrace,
+        system: System,
+        batches: Sequence[Batch] | None = None,
+    ) -> None:
+        self.settings, self.trace, self.system = settings, trace, system
+        self._given, self._links = batches, dict[Strategy, Sequence[ChainLink]]()
+        self.last = LastAlone()
+
+    @cached_property
+    def first(self) -> Batch:
+        """Batch of the first step; raises as `ChainSettings.batch` does."""
+        if self._given is not None:
+            return self._given[0]
+        return self.settings.batch(self.trace, self.system, self.settings.step)
+
+    @cached_property
+    def batches(self) -> Sequence[Batch]:
+        """Batch of every step; raises as `first` does."""
+        if self._given is not None:
+            return self._given
+        later = self.settings.all_steps[1:]
+        formed = (self.settings.batch(self.trace, self.system, step) for step in later)
+        return [self.first, *formed]
+
+    def links(self, strategy: Strategy) -> Sequence[ChainLink]:
+        """Give every layer of every step and pass, in the order of a strategy."""
+        if strategy not in self._links:
+            every = list(_links(self.settings, self.trace, self.batches, self.system, strategy))
+            number, ranks = self.settings.sample_nodes, self.first.num_ranks
+            self._links[strategy] = _with_sampled_nodes(every, number, self.system, ranks)
+        return self._links[strategy]
+
+
+def prepare(layers: Layers, scheme: Scheme) -> Replay:
+    """Make a replay ready.
 
     Raises
     ------
     UserError
         If what is asked for does not fit together.
     """
+    settings, trace, system = layers.settings, layers.trace, layers.system
     settings.check_interleaved()
-    if batches is None:
-        batches = [settings.batch(trace, system, step) for step in settings.all_steps]
-    phase, ranks = batches[0].phase, batches[0].num_ranks
+    first = layers.first
     kind, strategy = settings.interleave, ONE_BATCH
     if kind != "off":
-        strategy = strategy_of(kind, phase, staged(scheme, kind).releases)
-    every = list(_links(settings, trace, batches, system, strategy))
-    links = _with_sampled_nodes(every, settings.sample_nodes, system, ranks)
+        strategy = strategy_of(kind, first.phase, staged(scheme, kind).releases)
+    links = layers.links(strategy)
     stack = stack_of(settings, trace, system, scheme)
     calls = None
     if stack is not None:
-        calls = calls_of(stack, settings, links, trace.model_shape, batches[0], scheme, system)
+        calls = calls_of(stack, settings, links, trace.model_shape, first, scheme, system)
     return Replay(
         links,
         system,
         scheme,
-        settings.launch or _launch(settings, scheme, system, batches[0]),
+        settings.launch or _launch(settings, scheme, system, first),
         strategy,
         communication_only=settings.communication_only,
         stack=stack,
         calls=calls,
+        last=layers.last,
     )
 
 

@@ -13,8 +13,8 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -190,6 +190,33 @@ def _shared_rows(machine: Machine) -> int:
     return int(np.sum(machine.notes.counters.get(PLACED, 0)))
 
 
+class LastAlone:
+    """What is known of the layer that was replayed by itself last, for whoever replays it next.
+
+    Its work does not depend on the scheme, nor does the lead of hosts that launch alike.
+    """
+
+    def __init__(self) -> None:
+        self._link: ChainLink | None = None
+
+    def alone(self, link: ChainLink) -> ChainLink:
+        """Give the layer without what lies before it; what is known of another is forgotten."""
+        if self._link is not link:
+            self._link, self._alone = link, link.alone()
+            self._leads: list[tuple[tuple[Any, ...], Time]] = []
+        return self._alone
+
+    def lead(self, link: ChainLink, decided_by: tuple[Any, ...], find: Callable[[], Time]) -> Time:
+        """Give the lead that hosts get from what lies before it, found once for what decides it."""
+        self.alone(link)
+        for known, lead in self._leads:
+            if known == decided_by:
+                return lead
+        lead = find()
+        self._leads.append((decided_by, lead))
+        return lead
+
+
 @dataclass(frozen=True, eq=False)
 class Replay:
     """Layers under a scheme, and everything that decides their schedule.
@@ -214,6 +241,8 @@ class Replay:
         The software around the scheme's kernels; None for bare launches.
     calls
         What it does in each stage of a layer, see `Host`.
+    last
+        See `LastAlone`; replays of the same links may share it.
     """
 
     links: Sequence[ChainLink]
@@ -226,6 +255,7 @@ class Replay:
     communication_only: bool = False
     stack: Stack | None = None
     calls: Calls | None = None
+    last: LastAlone = field(default_factory=LastAlone)
 
     def under(self, scheme: Scheme, system: System | None = None) -> Replay:
         """Replace the scheme, such as by one with other options, and perhaps the system.
@@ -246,12 +276,18 @@ class Replay:
 
         What lies before the layer is not replayed, but hosts have the lead that they get from it.
         """
-        return dataclasses.replace(self, links=[link.alone()], lead=self._lead(link))
+        return dataclasses.replace(self, links=[self.last.alone(link)], lead=self._lead(link))
 
     def _lead(self, link: ChainLink) -> Time:
         """(rank,): how long before its GPU each host is through with what lies before a layer."""
         if link.context is None or self.launch is None:
             return NO_TIME
+        return self.last.lead(
+            link, (self.system, self.launch, self.calls), lambda: self._lead_found(link)
+        )
+
+    def _lead_found(self, link: ChainLink) -> Time:
+        assert link.context is not None
         builder = GraphBuilder(KIND_NAMES)
         machine = Machine(
             self.system, builder, len(link.context.tokens), launch=self.launch, calls=self.calls

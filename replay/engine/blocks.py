@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,97 @@ Given = dict[str, int | IntArray]
 GateBlock = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
 
 
+class RowBlocks:
+    """Rows of several fields, added block by block.
+
+    Parameters
+    ----------
+    what
+        What a row is.
+    dtypes
+        Narrowest element type of each field, by its name.
+    """
+
+    def __init__(self, what: str, dtypes: Mapping[str, type[np.generic]]) -> None:
+        self._what = what
+        self._columns = {name: GrowingColumn(dtype) for name, dtype in dtypes.items()}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(
+        self, count: int, given: Given, limits: Mapping[str, Span], first: int | None = None
+    ) -> None:
+        """Check a block and add it, or nothing of it.
+
+        Parameters
+        ----------
+        count
+            Its rows.
+        given
+            A number or (row,) of each field.
+        limits
+            Smallest and largest value by name; what has none may be anything.
+        first
+            Number of its first row in messages; that among all by default.
+
+        Raises
+        ------
+        GraphError
+            If a value is not possible, naming the row.
+        """
+        size, new = self._count, []
+        named = size if first is None else first
+        for name, column in self._columns.items():
+            value, span = given[name], None
+            if type(value) is int and value == column.last:
+                continue
+            if name in limits:
+                low, high = limits[name]
+                span = check_range(_WORDS.get(name, name), value, low, high, named, self._what)
+            new.append((column, value, span))
+        self._count = size + count
+        for column, value, span in new:
+            column.repeat_to(size)
+            column.append(value, count, span)
+
+    def join(
+        self, room: int = 0, first: int = 0, tasks: Collection[str] = ()
+    ) -> dict[str, npt.NDArray[Any]]:
+        """All rows, in the order given, by field; they are given up here.
+
+        Parameters
+        ----------
+        room
+            Rows that can be put in front of them.
+        first
+            Task from which tasks are counted.
+        tasks
+            Fields that are tasks.
+        """
+        size, self._count = self._count, 0
+        joined = {}
+        for name, column in self._columns.items():
+            column.repeat_to(size)
+            joined[name] = column.join(room, first if name in tasks else 0)
+        return joined
+
+
 class TakeBlocks:
     """Takes of credits: who takes how many units of which pool; see :meth:`GraphBuilder.take`."""
 
     def __init__(self) -> None:
-        self._columns = {
-            "task": GrowingColumn(np.int32),
-            "pool": GrowingColumn(np.int8),
-            "units": GrowingColumn(np.int32),
-            "released_by": GrowingColumn(np.int32),
-            "share": GrowingColumn(np.int32),
-        }
+        self._rows = RowBlocks(
+            "take",
+            {
+                "task": np.int32,
+                "pool": np.int8,
+                "units": np.int32,
+                "released_by": np.int32,
+                "share": np.int32,
+            },
+        )
         self._num_shares = 0
 
     def append(self, num_pools: int, task: Ints, pool: Ints, units: Ints, by: Ints | None) -> None:
@@ -62,7 +143,7 @@ class TakeBlocks:
             "units": as_ints("units", units),
         }
         num_takes = broadcast_length(given)
-        check_range("units", given["units"], 1, INT64_MAX, len(self._columns["task"]), "take")
+        check_range("units", given["units"], 1, INT64_MAX, len(self._rows), "take")
         if of.size == 0 or np.bincount(of, minlength=num_takes).min() == 0 or of.max() >= num_takes:
             message = f"each of {num_takes} takes needs a releasing task, and each of these a take"
             raise GraphError(message)
@@ -91,39 +172,34 @@ class TakeBlocks:
             "pool": (0, num_pools - 1),
             "units": (least, INT64_MAX),
         }
-        _append(self._columns, given, limits, "take")
+        _append(self._rows, given, limits)
 
     def join(self, room: int = 0, first: int = 0) -> CreditTakes:
-        """All takes, in the order given; they are given up here.
-
-        Parameters
-        ----------
-        room
-            Rows that can be put in front of them.
-        first
-            Task from which tasks are counted.
-        """
+        """All takes; see `RowBlocks.join`."""
         self._num_shares = 0
-        return CreditTakes(**_joined(self._columns, room, first, ("task", "released_by")))
+        return CreditTakes(**self._rows.join(room, first, ("task", "released_by")))
 
 
 class TouchBlocks:
     """Touches: who looks up which key in which table, its cost; see :meth:`GraphBuilder.touch`."""
 
     def __init__(self) -> None:
-        self._columns = {
-            "task": GrowingColumn(np.int32),
-            "table": GrowingColumn(np.int8),
-            "key": GrowingColumn(np.int32),
-            "miss_latency_ps": GrowingColumn(np.int32),
-            "miss_duration_ps": GrowingColumn(np.int32),
-            "evict_duration_ps": GrowingColumn(np.int32),
-            "port_duration_ps": GrowingColumn(np.int32),
-            "lag_ps": GrowingColumn(np.int32),
-            "units": GrowingColumn(np.int32),
-            "charged": GrowingColumn(np.int32),
-            "drops": GrowingColumn(np.bool_),
-        }
+        self._rows = RowBlocks(
+            "touch",
+            {
+                "task": np.int32,
+                "table": np.int8,
+                "key": np.int32,
+                "miss_latency_ps": np.int32,
+                "miss_duration_ps": np.int32,
+                "evict_duration_ps": np.int32,
+                "port_duration_ps": np.int32,
+                "lag_ps": np.int32,
+                "units": np.int32,
+                "charged": np.int32,
+                "drops": np.bool_,
+            },
+        )
 
     def append(
         self,
@@ -155,33 +231,20 @@ class TouchBlocks:
             "units": (1, MOST_UNITS),
             **dict.fromkeys(costs, (0, MOST_EXTRA_PS)),
         }
-        _append(self._columns, given, limits, "touch")
+        _append(self._rows, given, limits)
 
     def join(self, room: int = 0, first: int = 0) -> Touches:
-        """All touches, in the order given; see `TakeBlocks.join`."""
-        return Touches(**_joined(self._columns, room, first, ("task", "charged")))
+        """All touches; see `RowBlocks.join`."""
+        return Touches(**self._rows.join(room, first, ("task", "charged")))
 
 
-def _joined(
-    columns: dict[str, GrowingColumn], room: int, first: int, tasks: tuple[str, ...]
-) -> dict[str, npt.NDArray[Any]]:
-    return {
-        name: column.join(room, first if name in tasks else 0) for name, column in columns.items()
-    }
-
-
-def _append(
-    columns: dict[str, GrowingColumn], given: Given, limits: dict[str, Span], what: str
-) -> None:
-    """Check one block and add it to all columns; what has no limits may be anything."""
-    count, first = broadcast_length(given), len(columns["task"])
-    spans = {
-        name: check_range(_WORDS.get(name, name), value, *limits[name], first, what)
-        for name, value in given.items()
-        if name in limits and not columns[name].repeats(value)
-    }
-    for name, column in columns.items():
-        column.append(stretch(given[name], count), count, spans.get(name))
+def _append(rows: RowBlocks, given: Given, limits: Mapping[str, Span]) -> None:
+    """Check a block whose arrays broadcast and add it."""
+    count = broadcast_length(given)
+    for name, value in given.items():
+        if type(value) is not int:
+            given[name] = stretch(value, count)
+    rows.append(count, given, limits)
 
 
 def gate_block(

@@ -15,6 +15,7 @@ from replay.engine.blocks import (
     INT32_MAX,
     INT64_MAX,
     GateBlock,
+    RowBlocks,
     TakeBlocks,
     TouchBlocks,
     gate_block,
@@ -26,7 +27,7 @@ from replay.engine.checks import (
     check_takes,
     check_touches,
 )
-from replay.engine.columns import EdgeBlocks, GrowingColumn, IntArray, Span
+from replay.engine.columns import EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.given import (
     Ints,
@@ -96,7 +97,7 @@ class GraphBuilder(Supplies):
         self.left_out = frozenset(left_out)
         self._is_left_out = bytearray()  # of each task, where any kinds are
         self._num_tasks = 0
-        self._fields = {name: GrowingColumn(spec[0]) for name, spec in _FIELDS.items()}
+        self._rows = RowBlocks("task", {name: spec[0] for name, spec in _FIELDS.items()})
         self._limits = {name: spec[1:] for name, spec in _FIELDS.items()}
         self._limits["kind"] = (0, len(self.kind_names) - 1)
         self._edges = EdgeBlocks()
@@ -177,11 +178,14 @@ class GraphBuilder(Supplies):
             "rank": rank,
             "tag": tag,
         }
+        is_one_length = count is not None and count >= 0
         for name, value in given.items():
             if type(value) is not int:
-                given[name] = as_ints(name, value)
+                given[name] = value = as_ints(name, value)
+                is_one_length &= isinstance(value, int) or value.size == count
         before = None if after is None else as_ints("after", after)
-        count = block_length(count, given, before)
+        if count is None or not (is_one_length and (before is None or np.size(before) == count)):
+            count = block_length(count, given, before)
         first = self._num_tasks
         if self.left_out:
             given |= self._without(given, count)
@@ -189,22 +193,14 @@ class GraphBuilder(Supplies):
             message = f"{first + count} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
         self._limits["resource"] = (NULL_RESOURCE, len(self._resources) - 1)
-        spans: dict[str, Span] = {}
-        for name, column in self._fields.items():
-            if not column.repeats(given[name]):
-                low, high = self._limits[name]
-                spans[name] = check_range(name, given[name], low, high, first)
         if before is not None and count:
             if not isinstance(before, int) and before.size == 1 and count != 1:
                 before = int(before[0])
             check_range("after", before, 0, INT32_MAX, 0, "row")
+        self._rows.append(count, given, self._limits, first)
+        if before is not None:
             self._edges.append(before, range(first, first + count), count)
         self._num_tasks += count
-        for name, column in self._fields.items():
-            if name in spans:
-                column.append(given[name], count, spans[name])
-            else:
-                column.repeat(count)
         return np.arange(first, first + count, dtype=np.int64)
 
     def _without(self, given: dict[str, int | IntArray], count: int) -> dict[str, int | IntArray]:
@@ -447,7 +443,7 @@ class GraphBuilder(Supplies):
         gates = Gates.from_blocks(self._gates)
         check_gates(gates, num_tasks)
         self._gates = []
-        pools = CreditPools.from_rows(self._pools)
+        pools = CreditPools.from_lists(self._pools.columns)
         takes, touches = self._takes.join(room, first), self._touches.join(room, first)
         for tasks, what in (
             (takes.task, "a take"),
@@ -460,14 +456,14 @@ class GraphBuilder(Supplies):
         gates.append_events(edges)
         graph = TaskGraph.from_edges(
             kind_names=self.kind_names,
-            resources=GraphResources.from_rows(self._resources),
+            resources=GraphResources.from_lists(self._resources.columns),
             pools=pools,
             takes=takes,
-            tables=Tables.from_rows(self._tables),
+            tables=Tables.from_lists(self._tables.columns),
             touches=touches,
             gates=gates,
             edges=edges,
-            **{name: column.join(room) for name, column in self._fields.items()},
+            **self._rows.join(room),
         )
         check_touches(graph)
         check_lines(graph)

@@ -65,6 +65,12 @@ class GrowingColumn:
     dtype
         Narrowest element type of the joined column.
 
+    Attributes
+    ----------
+    last
+        The number that the last block was, if it was one: that costs nothing more when it is
+        repeated.
+
     Examples
     --------
     >>> column = GrowingColumn(np.int16)
@@ -83,7 +89,8 @@ class GrowingColumn:
         self._room, self._expected = room, size
         self._least, self._most = _LIMITS[dtype]
         self._filled = room  # rows that are written, those that are left free in front included
-        self._value, self._count = 0, 0  # equal rows behind these, which are not
+        self.last: int | None = None
+        self._count = 0  # rows with the last number behind these, which are not written
 
     def __len__(self) -> int:
         return self._filled - self._room + self._count
@@ -102,31 +109,29 @@ class GrowingColumn:
         """
         if count == 0:
             return
-        if self.repeats(value):
-            self.repeat(count)
-            return
+        if isinstance(value, int):
+            if value == self.last:
+                self._count += count
+                return
+            span = value, value
         if self._count:
             self._write_equals()
-        if isinstance(value, int):
-            span = value, value
         if span is not None and (span[0] < self._least or span[1] > self._most):
             self._hold(*span)
         if isinstance(value, int):
-            self._value, self._count = value, count
+            self.last, self._count = value, count
         else:
+            self.last = None
             self._write(value, count)
 
-    def repeats(self, value: int | IntArray) -> bool:
-        """Whether the last block was this number, which is then possible again."""
-        return type(value) is int and self._count > 0 and value == self._value
-
-    def repeat(self, count: int) -> None:
-        """Add rows with the number of the last block."""
-        self._count += count
+    def repeat_to(self, size: int) -> None:
+        """Have so many rows, further ones with the number of the last block."""
+        self._count = size - (self._filled - self._room)
 
     def _write_equals(self) -> None:
+        assert self.last is not None
         count, self._count = self._count, 0
-        self._write(self._value, count)
+        self._write(self.last, count)
 
     def _write(self, value: int | IntArray, count: int) -> None:
         low, high = self._filled, self._filled + count
@@ -163,7 +168,8 @@ class GrowingColumn:
         """
         count, dtype = len(self), self._rows.dtype
         if count == self._count > 0:
-            value = self._value - less
+            assert self.last is not None
+            value = self.last - less
             self._begin(dtype, self._room, self._expected)
             # Stride 0: one value for every row.
             return np.broadcast_to(dtype.type(value), (count,))

@@ -107,16 +107,6 @@ def block_length(
     count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None
 ) -> int:
     """Length of a block: the given count, or what the arrays agree on."""
-    if (
-        count is not None
-        and count >= 0
-        and (before is None or isinstance(before, int) or before.size in (1, count))
-    ):
-        for value in given.values():
-            if type(value) is not int and value.size != count:  # type: ignore[union-attr]
-                break
-        else:
-            return int(count)
     sizes = {name: value.size for name, value in given.items() if not isinstance(value, int)}
     if before is not None and not isinstance(before, int) and (before.size != 1 or not sizes):
         sizes["after"] = before.size

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from replay.engine.blocks import INT32_MAX, INT64_MAX, MOST_EXTRA_PS, MOST_UNITS
 from replay.engine.errors import GraphError
-from replay.engine.taskgraph import DISCIPLINES, LINE, POLICIES, Int64s
+from replay.engine.taskgraph import (
+    DISCIPLINES,
+    LINE,
+    POLICIES,
+    CreditPools,
+    GraphResources,
+    Int64s,
+    Named,
+    Tables,
+)
+
+
+class _Rows:
+    """What is named, column by column; see `Named`."""
+
+    def __init__(self, of: type[Named]) -> None:
+        self.columns: list[list[Any]] = [[] for _ in of.TYPES]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def append(self, *row: Any) -> int:
+        """Add one, by its values in order; which one it is."""
+        for column, value in zip(self.columns, row, strict=True):
+            column.append(value)
+        return len(self) - 1
+
+    def extend(self, names: Sequence[str], *values: Any) -> Int64s:
+        """Add several, by their names and a value or a list for each other column: (row,)."""
+        first, count = len(self), len(names)
+        for column, value in zip(self.columns, (names, *values), strict=True):
+            column += value if isinstance(value, list | tuple) else [value] * count
+        return np.arange(first, first + count, dtype=np.int64)
 
 
 class Supplies:
     """The part of a :class:`GraphBuilder` that knows resources, credit pools and tables."""
 
     def __init__(self) -> None:
-        self._resources: list[tuple[str, str, int, int, int]] = []
-        self._pools: list[tuple[str, str, int]] = []
-        self._tables: list[tuple[str, str, int, int, int, int, int]] = []
+        self._resources = _Rows(GraphResources)
+        self._pools = _Rows(CreditPools)
+        self._tables = _Rows(Tables)
 
     def resource(
         self,
@@ -58,11 +90,12 @@ class Supplies:
         GraphError
             If ``servers`` is not positive or the discipline unknown.
         """
-        return int(self.resources([(name, owner)], group, servers, discipline)[0])
+        return int(self.resources([name], [int(owner)], group, servers, discipline)[0])
 
     def resources(
         self,
-        names: Iterable[tuple[str, int]],
+        names: Sequence[str],
+        owners: list[int],
         group: str,
         servers: int = 1,
         discipline: Literal["fifo", "voq", "turns", "line"] = "fifo",
@@ -71,15 +104,14 @@ class Supplies:
 
         Parameters
         ----------
-        names
+        names, owners
             Name and owner of each.
 
         Returns
         -------
         The resources' indices (resource,).
         """
-        first, several = len(self._resources), list(names)
-        what = f"resource {(several[0][0] if several else group)!r}"
+        what = f"resource {(names[0] if names else group)!r}"
         rule = _index(discipline, DISCIPLINES, f"discipline of {what}")
         if not 1 <= servers <= INT32_MAX:
             message = f"{what} has {servers} servers; possible: 1 to {INT32_MAX}"
@@ -87,9 +119,12 @@ class Supplies:
         if rule == LINE and servers > 1:
             message = f"{what} has {servers} servers; a line has one"
             raise GraphError(message)
-        count = int(servers)
-        self._resources += [(name, group, count, rule, int(owner)) for name, owner in several]
-        return np.arange(first, len(self._resources), dtype=np.int64)
+        return self._resources.extend(names, group, int(servers), rule, owners)
+
+    def servers_of(self, resource: int) -> int:
+        """Servers of a resource."""
+        servers: int = self._resources.columns[2][resource]
+        return servers
 
     def credit_pool(self, name: str, capacity: int, group: str = "") -> int:
         """Add a counting pool of ``capacity`` units and return its index; groups are for reports.
@@ -99,11 +134,23 @@ class Supplies:
         GraphError
             If the capacity is negative.
         """
-        if not 0 <= capacity <= INT64_MAX:
-            message = f"credit pool {name!r} has capacity {capacity}; possible: 0 to {INT64_MAX}"
+        return int(self.credit_pools([name], [capacity], group)[0])
+
+    def credit_pools(
+        self, names: Sequence[str], capacities: Sequence[int], group: str = ""
+    ) -> Int64s:
+        """Add several pools of one group: (pool,) indices; raises as :meth:`credit_pool` does."""
+        if capacities and not 0 <= min(capacities) <= max(capacities) <= INT64_MAX:
+            wrong = next(
+                (name, size)
+                for name, size in zip(names, capacities, strict=True)
+                if not 0 <= size <= INT64_MAX
+            )
+            message = (
+                f"credit pool {wrong[0]!r} has capacity {wrong[1]}; possible: 0 to {INT64_MAX}"
+            )
             raise GraphError(message)
-        self._pools.append((name, group, int(capacity)))
-        return len(self._pools) - 1
+        return self._pools.extend(names, group, [int(size) for size in capacities])
 
     def table(
         self,
@@ -161,14 +208,15 @@ class Supplies:
             message = f"table {name!r} has patience and a backing; possible: one of them"
             raise GraphError(message)
         backed, passed = self._line(name, backing), self._line(name, port)
-        self._tables.append((name, group, int(entries), rule, int(patience_ps), backed, passed))
-        return len(self._tables) - 1
+        return self._tables.append(
+            name, group, int(entries), rule, int(patience_ps), backed, passed
+        )
 
     def _line(self, table: str, line: int | None) -> int:
         """Check that a table may draw from a resource; -1 for none."""
         if line is None:
             return -1
-        if not 0 <= line < len(self._resources) or self._resources[line][3] != LINE:
+        if not 0 <= line < len(self._resources) or self._resources.columns[3][line] != LINE:
             message = f"table {table!r} draws from resource {line}, which is no line"
             raise GraphError(message)
         return int(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
@@ -44,12 +44,11 @@ class Named:
         return len(self.names)
 
     @classmethod
-    def from_rows(cls, rows: list[tuple[Any, ...]]) -> Self:
-        """Turn rows of the columns' values into columns."""
-        given = list(zip(*rows, strict=True)) or [()] * len(cls.TYPES)
+    def from_lists(cls, lists: Sequence[list[Any]]) -> Self:
+        """Turn lists of the columns' values, in order, into columns."""
         columns: list[Any] = [
-            column if kind is str else np.array(column, kind)
-            for column, kind in zip(given, cls.TYPES, strict=True)
+            tuple(column) if kind is str else np.array(column, kind)
+            for column, kind in zip(lists, cls.TYPES, strict=True)
         ]
         return cls(*columns)
 

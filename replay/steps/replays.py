@@ -16,7 +16,7 @@ import numpy as np
 
 from replay.chains.chain import check_code_for
 from replay.chains.stack_calls import stage_calls
-from replay.experiments.layer.setup import Setup, check_all, set_up, spec_of
+from replay.experiments.layer.setup import TracedSetup, set_up, spec_of
 from replay.model.work.precision import Precision
 from replay.schemes.ep.staged import ListedExchanges
 from replay.steps.chunks import chunks_of
@@ -277,9 +277,8 @@ class StepReplays:
             "placement": self.placement,
         }
         spec, system, found = spec_of(None, settings)
-        setup: Setup = set_up(spec, {"content_id": self._routed.content_id}, system, found)
-        check_all(setup, self._routed)
-        ready = setup.prepared(self._routed)
+        setup = set_up(spec, {"content_id": self._routed.content_id}, system, found)
+        ready = TracedSetup.on(setup, self._routed).prepared()
         links = {(one.step, one.is_backward, one.layer_index): one for one in ready.links}
         return ready, links
 

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 def carry_out(setup: TracedSetup, watch: Watch) -> Result:
     """Replay what was set up; an observer is called with each `Replayed`."""
-    spec, settings, trace = setup.setup.spec, setup.setup.chain_settings, setup.trace
-    later = (settings.batch(trace, setup.setup.system, step) for step in settings.all_steps[1:])
-    ready = setup.setup.prepared(trace, [setup.first, *later])
-    ready, trials = ready.tuned(spec.tune)  # on the first layer, whichever are replayed
+    spec, settings = setup.setup.spec, setup.setup.chain_settings
+    ready, trials = setup.prepared().tuned(spec.tune)  # on the first layer, whichever are replayed
     ready, sample = ready.sampled(spec.sample_layers)
     layers: list[LayerResult] = []
     chain: ChainResult | None = None

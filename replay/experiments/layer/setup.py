@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from replay.chains.layer_stacks import launched_by, stack_of
-from replay.chains.preparation import prepare
+from replay.chains.preparation import Layers, prepare
 from replay.chains.settings import ChainSettings
 from replay.errors import RefusedError, UserError, check_kind
 from replay.experiments.base.experiment import NOTHING, Given
@@ -77,7 +77,7 @@ class Setup:
 
     def prepared(self, trace: RoutingTrace, batches: Sequence[Batch] | None = None) -> Replay:
         """Make the replay ready; see `replay.chains.preparation.prepare`."""
-        return prepare(self.chain_settings, trace, self.system, self.scheme, batches)
+        return prepare(Layers(self.chain_settings, trace, self.system, batches), self.scheme)
 
     @cached_property
     def run_id(self) -> str:
@@ -87,11 +87,20 @@ class Setup:
 
 @dataclass(frozen=True)
 class TracedSetup:
-    """A replay that was set up, its trace, and the batch of its first step."""
+    """A replay that was set up, and its layers, which others may share."""
 
     setup: Setup
-    trace: RoutingTrace
-    first: Batch
+    layers: Layers
+
+    @property
+    def trace(self) -> RoutingTrace:
+        """Its trace."""
+        return self.layers.trace
+
+    @property
+    def first(self) -> Batch:
+        """Batch of its first step."""
+        return self.layers.first
 
     @classmethod
     def of(cls, spec: RunSpec, given: Given[Self] = NOTHING) -> Self:
@@ -120,12 +129,21 @@ class TracedSetup:
             trace = like.trace
             made = ready.spec.changed(trace=known.trace, content_id=known.content_id)
         identity = {"content_id": trace.content_id}
-        return cls.on(Setup(made, identity, ready.system, ready.scheme), trace)
+        setup = Setup(made, identity, ready.system, ready.scheme)
+        return cls.on(setup, trace, None if like is None else like.layers)
 
     @classmethod
-    def on(cls, setup: Setup, trace: RoutingTrace) -> Self:
-        """Take a trace for a replay; raises as `of` does."""
-        return cls(setup, trace, check_all(setup, trace))
+    def on(cls, setup: Setup, trace: RoutingTrace, like: Layers | None = None) -> Self:
+        """Take a trace for a replay, or layers that are the same; raises as `of` does."""
+        settings, system = setup.chain_settings, setup.system
+        if like is None or like.system is not system or like.settings != settings:
+            like = Layers(settings, trace, system)
+        check_all(setup, like)
+        return cls(setup, like)
+
+    def prepared(self) -> Replay:
+        """Make the replay ready; see `Setup.prepared`."""
+        return prepare(self.layers, self.setup.scheme)
 
     @property
     def run_id(self) -> str:
@@ -371,8 +389,8 @@ def check_sampled(setup: Setup, *, is_chain: bool) -> None:
         raise UserError(message)
 
 
-def check_all(setup: Setup, trace: RoutingTrace) -> Batch:
-    """Refuse what a few counts show to be impossible; gives the batch of the first step.
+def check_all(setup: Setup, layers: Layers) -> None:
+    """Refuse what a few counts show to be impossible.
 
     Raises
     ------
@@ -380,12 +398,12 @@ def check_all(setup: Setup, trace: RoutingTrace) -> Batch:
         If system, scheme and trace do not fit together.
     """
     settings, system, scheme = setup.chain_settings, setup.system, setup.scheme
+    trace = layers.trace
     types, is_chain = settings.number_types(trace), settings.makes_chain(settings.num_layers(trace))
-    first = settings.batch(trace, system, settings.step)
+    first = layers.first
     check_needs(scheme, system)
     check_rows(scheme, types.combine)
     check_sampled(setup, is_chain=is_chain)
     check_domain(scheme, system, first.num_ranks)
     stack_of(settings, trace, system, scheme)
     settings.check_nodes(system, first.num_ranks, is_chain=is_chain)
-    return first

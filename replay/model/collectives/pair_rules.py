@@ -144,7 +144,7 @@ class PairRules:
 
 def rules_of(machine: Machine, *, group: Group = "all", **settings: Any) -> PairRules:
     """NCCL's rules on a machine, for schemes, which do not see its system; see `rules_on`."""
-    return rules_on(machine.system, machine.num_ranks, group=group, **settings)
+    return _rules(machine.system, machine.domains, group, **settings)
 
 
 def rules_on(
@@ -166,7 +166,14 @@ def rules_on(
     settings
         Other fields of `PairRules`.
     """
-    of = communicators(Domains(system.fabric, num_ranks or system.num_gpus), group)
+    domains = Domains(system.fabric, num_ranks or system.num_gpus)
+    return _rules(system, domains, group, channels=channels, **settings)
+
+
+def _rules(
+    system: System, domains: Domains, group: Group, *, channels: int = 0, **settings: Any
+) -> PairRules:
+    of = communicators(domains, group)
     opened = min(CHANNELS_OF_NIC * of.ranks_of_node, MOST_CHANNELS)
     if of.num_nodes == 1:
         opened = system.nccl.pair_channels

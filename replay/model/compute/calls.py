@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.model.compute.experts import in_turn
-from replay.model.compute.gemm_tiles import gemm_tasks
+from replay.model.compute.gemm_tiles import PlannedTiles, plan_tiles, read_operands
 from replay.model.compute.row_moves import cast_twice
 from replay.model.compute.row_tiles import RowTiles
+from replay.model.compute.tile_steps import add_steps
 from replay.model.compute.weight_gradients import WGRAD, weight_gradient_tasks
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.weight_gradients import Projection
@@ -70,26 +70,63 @@ def calls_of(work: LayerWork) -> list[Call]:
     return calls
 
 
-def gemm_call(
-    machine: Machine, work: LayerWork, gemm: Gemm, call: Call, pool: Ints, after: Ints
-) -> Ints:
-    """Multiply rows of one expert on every GPU, in a kernel: (rank,) marks of its end.
+class GemmCalls:
+    """Calls of one GEMM, whose tiles are planned together and added call by call.
 
     Parameters
     ----------
     pool
         (rank,): resource of the SMs; every one of the GPU's.
-    after
-        (rank,): what precedes the call in its stream; returned where a GPU has no call.
+    calls
+        All of them, each of which is to be added once.
     """
-    on = call.rows > 0
-    what = Operation(KIND_NAMES[gemm.kind], source=EACH)
-    begun = machine.kernel(after, what, kind=gemm.kind, on=on)
-    if not on.any():
-        return begun
-    tiles = _tiles(machine, work, gemm, call)
-    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster="groups")
-    return _ended(machine, tasks.done, tiles.rank, begun, on)
+
+    def __init__(
+        self, machine: Machine, work: LayerWork, gemm: Gemm, pool: Ints, calls: Sequence[Call]
+    ) -> None:
+        self._machine, self._work, self._gemm, self._pool = machine, work, gemm, pool
+        self._calls = {id(call): (place, call) for place, call in enumerate(calls)}
+        self._tiles = tiles = _tiles(machine, work, gemm, calls)
+        self._plan = plan_tiles(machine, work, gemm, tiles, raster="groups")
+        ends = machine.num_ranks * np.arange(len(calls) + 1)
+        self._rows = np.searchsorted(tiles.kernel, ends).tolist()
+        self._tasks = np.searchsorted(tiles.kernel[self._plan.tile], ends).tolist()
+        self._added: dict[int, list[Ints]] = {}
+
+    def add(self, call: Call, after: Ints) -> Ints:
+        """Multiply rows of one expert on every GPU, in a kernel: (rank,) marks of its end.
+
+        Parameters
+        ----------
+        after
+            (rank,): what precedes the call in its stream; returned where a GPU has no call.
+        """
+        machine, place, on = self._machine, self._calls[id(call)][0], call.rows > 0
+        kind = self._gemm.kind
+        what = Operation(KIND_NAMES[kind], source=EACH)
+        begun = machine.kernel(after, what, kind=kind, on=on)
+        if not on.any():
+            return begun
+        first, last = self._rows[place : place + 2]
+        ranks = self._tiles.rank[first:last]
+        plan = PlannedTiles(*(one[slice(*self._tasks[place : place + 2])] for one in self._plan))
+        of = plan.tile - first
+        rank = ranks[of]
+        self._added[place] = chain = add_steps(
+            machine, plan.duration_ps, plan.ending_ps, [begun[rank]],
+            resource=self._pool[rank], late_ps=plan.late_ps, priority=0,
+            kind=kind, rank=rank, tag=call.expert[rank],
+        )  # fmt: skip
+        done = machine.join(chain[-1], of, ranks)
+        return _ended(machine, done, ranks, begun, on)
+
+    def read(self) -> None:
+        """Let the tiles of all calls read their operands; all have been added."""
+        if self._added:
+            chains = [self._added[place] for place in sorted(self._added)]
+            steps = [np.concatenate(tasks) for tasks in zip(*chains, strict=True)]
+            read_operands(self._machine, self._work, self._gemm, self._tiles, self._plan, steps)
+            self._machine.notes.multiply(self._tiles.matrix)
 
 
 def per_expert_kernels(
@@ -122,10 +159,10 @@ def per_expert_kernels(
         if quantises:
             begin = quantise(machine, work, gemm, calls, begin)
 
-        def one(call: Call, behind: Ints) -> Ints:
-            return gemm_call(machine, work, gemm, call, pool, behind)
-
-        return _on_streams(machine, calls, begin, streams, one)
+        multiplied = GemmCalls(machine, work, gemm, pool, calls)
+        ends = _on_streams(machine, calls, begin, streams, multiplied.add)
+        multiplied.read()
+        return ends
 
     def gradient(projection: Projection, begin: Ints) -> Ints:
         return gradient_calls(machine, work, projection, pool, begin, streams=streams)
@@ -198,36 +235,45 @@ def _on_streams(
     return machine.gather(np.concatenate(ends), np.tile(machine.ranks, len(ends)), after)
 
 
-def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, call: Call) -> RowTiles:
-    """Tiles of a call, by the shape that suits its rows on each GPU, or of FP8's one shape."""
+def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Call]) -> RowTiles:
+    """Tiles of calls, by the shape that suits the rows of each, or of FP8's one shape.
+
+    A kernel's number is that of its rank behind those of the calls before.
+    """
     compute, dtype = machine.system.compute, work.precision.operands
     side = FP8_TILE if dtype == "fp8" else None
+    nothing = np.zeros(0, np.int64)
+    rows = np.concatenate([nothing, *(call.rows for call in calls)])
+    expert = np.concatenate([nothing, *(call.expert for call in calls)])
+    sizes, of_kernel = np.unique(np.maximum(rows, 1), return_inverse=True)
     grids = [
         compute.gemm_tiles(
-            np.array([rows]), gemm.n, gemm.k, dtype,
+            np.array([size]), gemm.n, gemm.k, dtype,
             block_m=side, block_n=side, num_sms=machine.sms.compute,
         )
-        for rows in np.maximum(call.rows, 1)
+        for size in sizes.tolist()
     ]  # fmt: skip
-    block_m = np.array([grid.block_m for grid in grids])
-    tiles = -(-call.rows // block_m)
-    rank = np.repeat(machine.ranks, tiles)
-    rows = np.minimum(block_m[rank], call.rows[rank] - places(tiles) * block_m[rank])
-    of_expert = np.zeros(work.num_experts, np.int64)
-    of_expert[call.expert[call.rows > 0]] = tiles[call.rows > 0]
-    absent = np.zeros_like(rows)
-    for owner, grid in enumerate(grids):
-        mine = rank == owner
-        absent[mine] = compute.absent_rows(rows[mine], grid.block_m, gemm.n)
+    cut = [grid.rows_in_tile for grid in grids]
+    absents = [
+        compute.absent_rows(in_tile, grid.block_m, gemm.n)
+        for in_tile, grid in zip(cut, grids, strict=True)
+    ]
+    busy = np.flatnonzero(rows)
+    grid_of = of_kernel[busy].tolist()
+    tiles = np.zeros(len(rows), np.int64)
+    tiles[busy] = [len(cut[one]) for one in grid_of]
+    in_tile = np.concatenate([nothing, *(cut[one] for one in grid_of)])
+    kernel = np.repeat(np.arange(len(rows)), tiles)
     return RowTiles(
-        expert=call.expert[rank],
-        rank=rank,
-        rows=rows,
-        moved_rows=rows,
-        first_of_expert=np.concatenate(([0], np.cumsum(of_expert))),
-        block_m=block_m,
-        block_n=np.array([grid.block_n for grid in grids]),
-        absent_rows=absent,
+        expert=expert[kernel],
+        rank=kernel % machine.num_ranks,
+        rows=in_tile,
+        moved_rows=in_tile,
+        first_of_expert=np.concatenate(([0], np.cumsum(tiles))),
+        block_m=np.array([grid.block_m for grid in grids], np.int64)[of_kernel],
+        block_n=np.array([grid.block_n for grid in grids], np.int64)[of_kernel],
+        absent_rows=np.concatenate([nothing, *(absents[one] for one in grid_of)]),
+        call=kernel,
     )
 
 
@@ -241,7 +287,7 @@ def gradient_call(
 ) -> Ints:
     """Add one expert's weight gradient on every GPU, in a kernel: (rank,) marks of its end.
 
-    See `gemm_call` for the parameters.
+    See `GemmCalls` for the parameters.
     """
     on = call.rows > 0
     begun = machine.kernel(after, WGRAD._replace(source=EACH), kind=Kind.WGRAD, on=on)

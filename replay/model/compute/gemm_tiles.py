@@ -68,13 +68,23 @@ class TileTasks:
     begins: Ints
 
 
-class TileColumns(NamedTuple):
-    """Tasks of the column tiles, step by step: (task,) tasks, row tiles, columns, their widths."""
+class PlannedTiles(NamedTuple):
+    """Column tiles of a GEMM in the order in which kernels take them.
 
-    steps: list[Ints]
+    Attributes
+    ----------
+    tile, column, width
+        (task,): row tile, position in it, and columns.
+    duration_ps, ending_ps, late_ps
+        (task,): see `add_steps`.
+    """
+
     tile: Ints
     column: Ints
     width: Ints
+    duration_ps: Ints
+    ending_ps: Ints
+    late_ps: Ints
 
 
 def gemm_tasks(
@@ -141,8 +151,51 @@ def gemm_tasks(
     found
         Operands that the L2 cache has from the start.
     """
+    plan = plan_tiles(
+        machine, work, gemm, tiles,
+        raster=raster, block_columns=block_columns, resident_blocks=resident_blocks, path=path,
+        warps=warps,
+    )  # fmt: skip
+    tile, column = plan.tile, plan.column
+    waits = (*(() if steps is None else steps), after)
+    chain = add_steps(
+        machine,
+        plan.duration_ps,
+        plan.ending_ps,
+        [one[tile] for one in waits],
+        resource=pool[tiles.rank[tile]],
+        late_ps=plan.late_ps,
+        priority=(0 if priority is None else priority[tile]) + (column if by_columns else 0),
+        kind=gemm.kind,
+        rank=tiles.rank[tile],
+        tag=tiles.expert[tile],
+    )
+    columns = chain[-1]
+    outputs = read_operands(
+        machine, work, gemm, tiles, plan, chain,
+        inputs=inputs, clusters=clusters, kept=kept, path=path, found=found,
+    )  # fmt: skip
+    done = machine.join(columns, tile, tiles.rank)
+    if routed:
+        machine.notes.multiply(tiles.matrix)
+    return TileTasks(columns, tile, column, done, outputs, chain[0])
+
+
+def plan_tiles(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    tiles: RowTiles,
+    *,
+    raster: Raster,
+    block_columns: int = 0,
+    resident_blocks: int = 1,
+    path: OperandPath = WGMMA_TMA,
+    warps: WarpWork = PLAIN,
+) -> PlannedTiles:
+    """Find order, columns and times of the column tiles; see `gemm_tasks` for the parameters."""
     compute, dtype = machine.system.compute, work.precision.operands
-    block_n = tiles.block_n[tiles.rank]
+    block_n = tiles.block_n[tiles.kernel]
     num_columns = -(-gemm.n // block_n)
     tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.compute)
     if raster == "blocks":
@@ -151,7 +204,7 @@ def gemm_tasks(
     last = gemm.n - (num_columns - 1) * block_n  # width of the last column of each row tile
     is_last = column == (num_columns - 1)[tile]
     widths = np.where(is_last, last[tile], block_n[tile])
-    rows = warps.multiplied(tiles.rows, tiles.block_m[tiles.rank])
+    rows = warps.multiplied(tiles.rows, tiles.block_m[tiles.kernel])
     duration = np.where(
         is_last,
         _column_ps(machine, tiles, rows, last, gemm.k, dtype, path)[tile],
@@ -162,36 +215,9 @@ def gemm_tasks(
     hidden_ps = np.maximum(
         overhead - overhead // resident_blocks, compute.hidden_ps(duration + beside, overhead)
     )
-    waits = (*(() if steps is None else steps), after)
-    chain = add_steps(
-        machine,
-        duration + beside - hidden_ps,
-        overhead - hidden_ps,
-        [one[tile] for one in waits],
-        resource=pool[tiles.rank[tile]],
-        late_ps=hidden_ps,
-        priority=(0 if priority is None else priority[tile]) + (column if by_columns else 0),
-        kind=gemm.kind,
-        rank=tiles.rank[tile],
-        tag=tiles.expert[tile],
+    return PlannedTiles(
+        tile, column, widths, duration + beside - hidden_ps, overhead - hidden_ps, hidden_ps
     )
-    columns = chain[-1]
-    outputs = _read_operands(
-        machine,
-        gemm,
-        tiles,
-        dtype,
-        TileColumns(chain, tile, column, widths),
-        inputs,
-        clusters,
-        kept,
-        path,
-        found,
-    )
-    done = machine.join(columns, tile, tiles.rank)
-    if routed:
-        machine.notes.multiply(tiles.expert)
-    return TileTasks(columns, tile, column, done, outputs, chain[0])
 
 
 def _in_raster(
@@ -202,16 +228,16 @@ def _in_raster(
     Parameters
     ----------
     num_columns
-        (tile,): column tiles of each row tile; the same for all of a rank.
+        (tile,): column tiles of each row tile; the same for all of a kernel.
     """
     if raster in ("rows", "blocks"):
         ordered, in_group = np.arange(len(tiles), dtype=np.int64), np.ones(len(tiles), np.int64)
-    else:  # row tiles are numbered over all ranks; groups and columns count within a rank
-        which, most = tiles.rank, _group_rows(tiles, num_sms)
+    else:  # row tiles are numbered over all kernels; groups and columns count within one
+        which, most = tiles.kernel, _group_rows(tiles, num_sms)
         if raster == "experts":
-            rank_of_expert = np.zeros(len(tiles.first_of_expert) - 1, np.int64)
-            rank_of_expert[tiles.expert] = tiles.rank
-            which, most = tiles.expert, most[rank_of_expert]
+            kernel_of_matrix = np.zeros(len(tiles.first_of_expert) - 1, np.int64)
+            kernel_of_matrix[tiles.matrix] = tiles.kernel
+            which, most = tiles.matrix, most[kernel_of_matrix]
         ordered, count = np.argsort(which, kind="stable"), np.bincount(which, minlength=len(most))
         most = np.maximum(count, 1) if raster == "columns" else most
         full, rest = np.divmod(count, most)
@@ -240,37 +266,39 @@ def _column_ps(
         absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
         time[of] = machine.system.compute.tile_ps(
             rows[of], int(width), k, dtype, absent,
-            block_m=tiles.block_m[tiles.rank[of]], grouped=tiles.absent_rows is None,
+            block_m=tiles.block_m[tiles.kernel[of]], grouped=tiles.absent_rows is None,
             path=path,
         )  # fmt: skip
     return time
 
 
 def _group_rows(tiles: RowTiles, num_sms: int) -> Ints:
-    """(rank,): row tiles that a kernel goes through together, column by column.
+    """(kernel,): row tiles that it goes through together, column by column.
 
     DeepGEMM takes 8 or 16, whichever lets the blocks that run at a time read less
     (``common/scheduler.cuh``, ``get_num_1d_blocks_per_group``). CUTLASS and cuBLAS go through
     groups likewise.
     """
     height = np.zeros(len(tiles.block_n), np.int64)
-    np.maximum.at(height, tiles.rank, tiles.rows)
+    np.maximum.at(height, tiles.kernel, tiles.rows)
     usage = [size * height + -(-num_sms // size) * tiles.block_n for size in GROUP_TILES]
     sizes: Ints = np.array(GROUP_TILES, np.int64)[np.argmin(usage, axis=0)]
     return sizes
 
 
-def _read_operands(
+def read_operands(
     machine: Machine,
+    work: LayerWork,
     gemm: Gemm,
     tiles: RowTiles,
-    dtype: str,
-    added: TileColumns,
-    inputs: Ints | None,
-    clusters: bool,
-    kept: Bools | None,
-    path: OperandPath,
-    found: Collection[Read],
+    plan: PlannedTiles,
+    steps: list[Ints],
+    *,
+    inputs: Ints | None = None,
+    clusters: bool = True,
+    kept: Bools | None = None,
+    path: OperandPath = WGMMA_TMA,
+    found: Collection[Read] = (),
 ) -> Ints:
     """Let tiles read their weights and activations through the L2 cache, and leave results there.
 
@@ -278,13 +306,20 @@ def _read_operands(
     with the next row tile of the expert, activations with the next column. That the last tile of an
     odd number has nobody to share with is left out of account.
 
+    Parameters
+    ----------
+    steps
+        Tasks (task,) of each step of the tiles.
+    inputs, clusters, kept, path, found
+        See `gemm_tasks`.
+
     Returns
     -------
     (tile,) blocks of the cache that hold the results.
     """
-    compute, tile = machine.system.compute, added.tile
-    expert, rank = tiles.expert[tile], tiles.rank[tile]
-    num_columns, num_steps = int(added.column.max(initial=0)) + 1, len(added.steps)
+    compute, dtype, tile = machine.system.compute, work.precision.operands, plan.tile
+    matrix, rank = tiles.matrix[tile], tiles.rank[tile]
+    num_columns, num_steps = int(plan.column.max(initial=0)) + 1, len(steps)
     num_weights = len(tiles.first_of_expert) * num_columns
     blocks = machine.l2.new_blocks(
         num_steps * num_weights + (num_steps + 1) * len(tiles) + len(tile)
@@ -292,15 +327,15 @@ def _read_operands(
     ours = blocks + num_steps * num_weights + np.arange(len(tiles))
     outputs: Ints = ours + num_steps * len(tiles)
 
-    weights: Ints = compute.weight_bytes(added.width, np.full_like(added.width, gemm.k), dtype)
+    weights: Ints = compute.weight_bytes(plan.width, np.full_like(plan.width, gemm.k), dtype)
     activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, dtype)[tile]
     share = compute.cluster_tiles if clusters else 1
     slots = partial(machine.system.l2.slots_bytes, piece_bytes=path.step_bytes)
-    has_next_row = (np.diff(tiles.first_of_expert) >= share)[expert]
+    has_next_row = (np.diff(tiles.first_of_expert) >= share)[matrix]
     of_weights = np.where(has_next_row & (weights >= activations), share, 1)
     of_activations = np.where(of_weights > 1, 1, share)
-    for step, tasks in enumerate(added.steps):
-        columns = blocks + step * num_weights + expert * num_columns + added.column
+    for step, tasks in enumerate(steps):
+        columns = blocks + step * num_weights + matrix * num_columns + plan.column
         rows = ours + step * len(tiles) if inputs is None else inputs
         machine.l2.read(
             "weights", tasks, rank, columns, -(-weights // num_steps),
@@ -314,12 +349,12 @@ def _read_operands(
         )  # fmt: skip
     # Each column tile writes its own part; who reads the row tile finds it by its first.
     wrote = np.arange(len(tile)) if kept is None else np.flatnonzero(kept[tile])
-    column, whole = added.column[wrote], (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]
-    begin = column * tiles.block_n[rank[wrote]]
-    end = begin + added.width[wrote]
+    column, whole = plan.column[wrote], (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]
+    begin = column * tiles.block_n[tiles.kernel[tile[wrote]]]
+    end = begin + plan.width[wrote]
     parts = blocks + num_steps * num_weights + (num_steps + 1) * len(tiles) + wrote
     machine.l2.write(
-        added.steps[-1][wrote], rank[wrote],
+        steps[-1][wrote], rank[wrote],
         np.where(column == 0, outputs[tile[wrote]], parts),
         whole * end // gemm.n - whole * begin // gemm.n,
     )  # fmt: skip

@@ -57,11 +57,14 @@ class RowTiles:
     moved_rows
         (tile,): number of rows that are read and written; above `rows` where a layout has padding.
     first_of_expert
-        (expert + 1,): offsets; the tiles of expert e are ``[first[e], first[e + 1])``.
+        (matrix + 1,): offsets; the tiles of matrix e are ``[first[e], first[e + 1])``.
     block_m, block_n
-        (rank,): rows and columns of the full tiles that run on an SM.
+        (kernel,): rows and columns of the full tiles that run on an SM.
     absent_rows
         (tile,): rows of the tile's loads beyond the end of the buffer; None if there are none.
+    call
+        (tile,): the call of a library that multiplies it, ascending, where each matrix has a kernel
+        of its own; None where a rank has one kernel for all its experts.
     """
 
     expert: Ints
@@ -72,9 +75,20 @@ class RowTiles:
     block_m: Ints
     block_n: Ints
     absent_rows: Ints | None = None
+    call: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.expert)
+
+    @property
+    def kernel(self) -> Ints:
+        """(tile,): the kernel that multiplies it: that of its rank, or its call."""
+        return self.rank if self.call is None else self.call
+
+    @property
+    def matrix(self) -> Ints:
+        """(tile,): the matrix of weights that it is multiplied by: its expert's, or its call's."""
+        return self.expert if self.call is None else self.call
 
     def only(self, tiles: Ints) -> RowTiles:
         """Some of the tiles, in their order."""

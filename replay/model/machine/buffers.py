@@ -38,17 +38,13 @@ class Buffers:
 
         def make() -> Ints:
             several = per_rank > 1
-            pools = [
-                self._graph.credit_pool(
-                    f"{group} {rank}.{index}" if several else f"{group} {rank}",
-                    capacity,
-                    group=group,
-                )
+            names = [
+                f"{group} {rank}.{index}" if several else f"{group} {rank}"
                 for rank in range(self._num_ranks)
                 for index in range(per_rank)
             ]
             shape = (self._num_ranks, per_rank) if several else (self._num_ranks,)
-            return np.array(pools, np.int64).reshape(shape)
+            return self._graph.credit_pools(names, [capacity] * len(names), group).reshape(shape)
 
         return self._resources.once("buffers", (group, capacity, per_rank), make)
 
@@ -56,9 +52,8 @@ class Buffers:
         """Buffers that no report lists: (rank,); `name` says where its ``{rank}`` stands."""
 
         def make() -> Ints:
-            ranks = range(self._num_ranks)
-            pools = [self._graph.credit_pool(name.format(rank=rank), capacity) for rank in ranks]
-            return np.array(pools, np.int64)
+            names = [name.format(rank=rank) for rank in range(self._num_ranks)]
+            return self._graph.credit_pools(names, [capacity] * len(names))
 
         return self._resources.once("unnamed buffers", (name, capacity), make)
 
@@ -104,9 +99,10 @@ class Buffers:
         """(message,): the pools of servers (message,), made where they are asked for first."""
         used, of = np.unique(servers, return_inverse=True)
         known, numbers = self._known.setdefault(what, {}), used.tolist()
-        for number in numbers:
-            if number not in known:
-                known[number] = self._graph.credit_pool(name.format(number), room(number))
+        new = [number for number in numbers if number not in known]
+        names = [name.format(number) for number in new]
+        made = self._graph.credit_pools(names, [room(number) for number in new])
+        known |= zip(new, made.tolist(), strict=True)
         return np.array([known[number] for number in numbers], np.int64)[of.reshape(-1)]
 
     def rings(self, num_channels: int, rows: int) -> Ints:
@@ -117,12 +113,9 @@ class Buffers:
 
         def make() -> Ints:
             shape = (self._num_ranks, self._num_ranks, num_channels)
-            return np.array(
-                [
-                    self._graph.credit_pool(f"ring {src}->{dst} channel {channel}", rows)
-                    for src, dst, channel in np.ndindex(*shape)
-                ],
-                dtype=np.int64,
-            ).reshape(shape)
+            names = [
+                f"ring {src}->{dst} channel {channel}" for src, dst, channel in np.ndindex(*shape)
+            ]
+            return self._graph.credit_pools(names, [rows] * len(names)).reshape(shape)
 
         return self._resources.once("rings", (num_channels, rows), make)

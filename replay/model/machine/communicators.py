@@ -75,6 +75,10 @@ def communicators(domains: Domains, group: Group) -> Communicators:
     ValueError
         If communicators of a domain, or of a rail, have unequally many ranks.
     """
+    return domains.once(group, lambda: _communicators(domains, group))
+
+
+def _communicators(domains: Domains, group: Group) -> Communicators:
     ranks = np.arange(len(domains.gpu))
     node, local, nodes, size = domains.of(ranks), domains.local(ranks), domains.num, domains.size
     if group == "all":

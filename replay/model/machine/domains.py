@@ -5,14 +5,18 @@ A scheme never divides ranks by GPUs itself: which GPU a rank runs on is a setti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hwmodel.fabric import Fabric
     from replay.model.machine.resources import Ints, IntsLike
+
+Found = TypeVar("Found")
 
 
 class Domains:
@@ -41,6 +45,14 @@ class Domains:
         self.num = -(-num_ranks // self.size)
         self._rank_of = np.full(self.num * self.size, -1, np.int64)
         self._rank_of[self.gpu] = np.arange(num_ranks)
+        self._found: dict[str, Any] = {}
+
+    def once(self, what: str, find: Callable[[], Found]) -> Found:
+        """Find something that follows from the domains the first time it is asked for."""
+        if what not in self._found:
+            self._found[what] = find()
+        found: Found = self._found[what]
+        return found
 
     def of(self, rank: IntsLike) -> Ints:
         """Domain of ranks, numbered from 0: of any shape."""

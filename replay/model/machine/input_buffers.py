@@ -52,6 +52,8 @@ class InputBuffers:
         left: Ints,
         freed_by: Ints,
         of: Ints | None = None,
+        *,
+        port_ps: IntsLike | None = None,
     ) -> None:
         """Let messages take room from their start on the uplink on.
 
@@ -69,12 +71,14 @@ class InputBuffers:
             (message,) tasks with whose end the room comes back, or (copy,) if `of` is given.
         of
             (copy,): the message that each is a copy of; the last copy counts.
+        port_ps
+            (message,) or the same for all: time on an uplink that is whole, if it is known.
         """
         if not self.are_finite or not len(left):
             return
         pools = self._buffers.unnamed(f"switch input buffer {{rank}}, {traffic}", self._room)
-        held = self._fabric.held_in_switch_bytes(wire_bytes)
-        units = np.clip(held, 1, self._room)
+        held = self._fabric.held_in_switch_bytes(wire_bytes, port_ps)
+        units = np.minimum(np.maximum(held, 1), self._room)
         if of is None:
             self._graph.take(left, pools[rank], units, released_by=freed_by)
             return

@@ -88,10 +88,11 @@ class NetworkPorts:
             Rank that a thing stands under, where it is not the first on it.
         """
         things, first, of_rank = np.unique(index, return_index=True, return_inverse=True)
-        names = [
-            (f"{group} {thing}", keepers.get(thing, rank))
+        names = [f"{group} {thing}" for thing in things.tolist()]
+        owners = [
+            keepers.get(thing, rank)
             for thing, rank in zip(things.tolist(), first.tolist(), strict=True)
         ]
-        made = self._resources.several(group, of, names, kind="part of the machine")
+        made = self._resources.several(group, of, names, owners, kind="part of the machine")
         found: Ints = made[of_rank]
         return found

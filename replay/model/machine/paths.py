@@ -129,6 +129,7 @@ class Paths:
         self.ranks = resources.ranks
         factors = system.fabric.network.gpu_factors
         self._gpu_factors = [factors[gpu] for gpu in domains.gpu.tolist()]
+        self._known_hops: dict[tuple[Rate | None, int], list[tuple[ResourceClass, Rate, int]]] = {}
         self._slow_gpus = [rank for rank, left in enumerate(self._gpu_factors) if left != 1]
 
     def __call__(self, src: Ints, dst: Ints) -> Iterator[Path]:
@@ -173,21 +174,33 @@ class Paths:
                 of = chosen if messages is None else messages[chosen]
                 yield self._over_ports(src[chosen], dst[chosen], of)
 
+    def alike(self, src: Ints, dst: Ints) -> Path:
+        """Path of messages within domains that are all alike, at least one: that of the first."""
+        return self._over_ports(src, dst, None)
+
     def _over_ports(self, src: Ints, dst: Ints, messages: Ints | None) -> Path:
         """Path of messages within domains that are all alike: that of the first of them."""
-        gpu = self.domains.gpu
         found = []
-        for hop in self._fabric.hops(int(gpu[src[0]]), int(gpu[dst[0]])):
-            of = ResourceClass[hop.port.upper()]
+        for of, rate, latency_ps in self._hops(int(src[0]), int(dst[0])):
             rank = dst if of == ResourceClass.DOWNLINK else src
             if of == ResourceClass.LINK:
-                link = self._links[src, dst]
-                found.append(Hop(of, link, rank, hop.rate, hop.latency_ps))
+                found.append(Hop(of, self._links[src, dst], rank, rate, latency_ps))
                 continue
             ports, rate = self.nvlink_ports(outwards=of == ResourceClass.UPLINK)
             slower = self._slower(rate, self._gpu_factors, rank) if self._slow_gpus else ()
-            found.append(Hop(of, ports[rank], rank, rate, hop.latency_ps, slower))
+            found.append(Hop(of, ports[rank], rank, rate, latency_ps, slower))
         return Path(messages, tuple(found), is_nvlink=True)
+
+    def _hops(self, src: int, dst: int) -> list[tuple[ResourceClass, Rate, int]]:
+        """Class, rate and latency of each port between two ranks of a domain, found once."""
+        ends = int(self.domains.gpu[src]), int(self.domains.gpu[dst])
+        between = self._fabric.between(*ends)
+        if between not in self._known_hops:
+            self._known_hops[between] = [
+                (ResourceClass[hop.port.upper()], hop.rate, hop.latency_ps)
+                for hop in self._fabric.hops(*ends)
+            ]
+        return self._known_hops[between]
 
     def nvlink_ports(self, *, outwards: bool) -> tuple[Ints, Rate]:
         """(rank,): the ports out of the GPUs, or into them, and the rate of one that is whole."""
@@ -212,8 +225,9 @@ class Paths:
         )
         ways, of_pair = np.unique(np.stack((end[src], end[dst])), axis=1, return_inverse=True)
         owner = {int(each): int(np.flatnonzero(end == each)[0]) for each in np.unique(end)}
-        names = [(f"link {one}->{other}", owner[one]) for one, other in ways.T.tolist()]
-        made = self._resources.several("link", ResourceClass.LINK, names, kind="link")
+        names = [f"link {one}->{other}" for one, other in ways.T.tolist()]
+        owners = [owner[one] for one in ways[0].tolist()]
+        made = self._resources.several("link", ResourceClass.LINK, names, owners, kind="link")
         links = np.full((len(self.ranks), len(self.ranks)), -1, np.int64)
         links[src, dst] = made[of_pair.reshape(-1)]
         return links

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from enum import IntEnum, unique
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -84,7 +84,7 @@ class Resources:
         self._graph = graph
         self._made: dict[tuple[str, Hashable], Ints] = {}
         self._groups: dict[str, tuple[ResourceClass, str]] = {}
-        self._servers: dict[int, int] = {}
+        self._classes: list[tuple[Ints, ResourceClass]] = []  # of the resources that were made
         self.num_ranks = num_ranks
         self.ranks: Ints = np.arange(num_ranks, dtype=np.int64)
         self.uplinks_take_turns = uplinks == "turns"
@@ -132,14 +132,18 @@ class Resources:
         discipline: Discipline = "fifo",
     ) -> Ints:
         """Make one resource for every GPU: (rank,); see `several`."""
-        names = [(f"{group} {rank}", rank) for rank in range(self.num_ranks)]
-        return self.several(group, of, names, kind=kind, servers=servers, discipline=discipline)
+        owners = list(range(self.num_ranks))
+        names = [f"{group} {rank}" for rank in owners]
+        return self.several(
+            group, of, names, owners, kind=kind, servers=servers, discipline=discipline
+        )
 
     def several(
         self,
         group: str,
         of: ResourceClass,
-        names: Iterable[tuple[str, int]],
+        names: Sequence[str],
+        owners: list[int],
         *,
         kind: str,
         servers: int = 1,
@@ -151,7 +155,7 @@ class Resources:
         ----------
         group, of
             Name of the group, for reports, and the class it counts as.
-        names
+        names, owners
             Name and GPU of each resource.
         kind
             What they are.
@@ -165,17 +169,18 @@ class Resources:
         if known != kind:
             message = f"{group!r} is the name of a {known} already; a {kind} needs another one"
             raise UserError(message)
-        made = self._graph.resources(names, group, servers, discipline)
-        self._servers |= dict.fromkeys(made.tolist(), servers)
+        made = self._graph.resources(names, owners, group, servers, discipline)
+        self._classes.append((made, of))
         return made
 
     def servers_of(self, resource: int) -> int:
-        """Servers of a resource that was made here."""
-        return self._servers[resource]
+        """Servers of a resource."""
+        return self._graph.servers_of(resource)
 
     def classes(self, graph: TaskGraph) -> Ints:
         """Class of every resource of the graph that was built: (resource,) `ResourceClass`."""
-        groups = graph.resources.groups
-        other = dict.fromkeys(groups, ResourceClass.OTHER)
-        of_group = other | {group: of for group, (of, _) in self._groups.items()}
-        return np.array([of_group[group] for group in groups], dtype=np.int64)
+        classes = np.full(len(graph.resources), ResourceClass.OTHER, np.int64)
+        for made, of in self._classes:
+            if made.size and made[-1] < classes.size:  # more may have been made since
+                classes[made] = of
+        return classes

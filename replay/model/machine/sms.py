@@ -8,7 +8,6 @@ schemes adds up the SMs that are in use at every instant (`replay.schemes.contra
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -105,7 +104,7 @@ class Sms:
     def units(self, group: str, per_rank: int, discipline: Discipline) -> Ints:
         """Units of every GPU that decide who is next, in no time: (rank, unit) resources."""
         kind, of = "unit that decides", ResourceClass.ARBITER
-        return self.many(kind, of, group, (per_rank,), f"{group} {{}}.{{}}", discipline)
+        return self.many(kind, of, group, (per_rank,), discipline)
 
     # ---- for splits ------------------------------------------------------------------------------
 
@@ -133,21 +132,24 @@ class Sms:
         of: ResourceClass,
         group: str,
         sizes: tuple[int, ...],
-        name: str,
         discipline: Discipline = "fifo",
         on: str | None = None,
     ) -> Ints:
-        """(rank, *sizes) resources; `name` is formatted with their place.
+        """(rank, *sizes) resources, named by their place: ``group rank.index``, or ``<->peer``.
 
         They are queues of the SMs called `group`, or `on`.
         """
-        shape = (self._resources.num_ranks, *sizes)
+        ranks = range(self._resources.num_ranks)
 
         def make() -> Ints:
-            places = itertools.product(*map(range, shape))
-            names = [(name.format(*place), place[0]) for place in places]
-            made = self._resources.several(group, of, names, kind=kind, discipline=discipline)
-            made = made.reshape(shape)
+            ends = [""]
+            for size, mark in zip(sizes, (".", "<->"), strict=False):
+                ends = [f"{end}{mark}{index}" for end in ends for index in range(size)]
+            names = [f"{group} {rank}{end}" for rank in ranks for end in ends]
+            owners = [rank for rank in ranks for _ in ends]
+            made = self._resources.several(
+                group, of, names, owners, kind=kind, discipline=discipline
+            ).reshape(len(ranks), *sizes)
             if of == ResourceClass.SM:
                 self.queues.append((on or group, made))
                 self.groups.append(group)
@@ -206,8 +208,8 @@ class Split:
         """
         if on is None:
             self._hold(group, num_channels)
-        name, sizes = f"{group} {{}}.{{}}", (num_channels,)
-        return self._sms.many("set of channels", ResourceClass.SM, group, sizes, name, "voq", on=on)
+        sizes = (num_channels,)
+        return self._sms.many("set of channels", ResourceClass.SM, group, sizes, "voq", on=on)
 
     def warp_lanes(
         self,
@@ -234,10 +236,8 @@ class Split:
         """
         if on is None:
             self._hold(group, num_channels)
-        name, sizes = f"{group} {{}}.{{}}<->{{}}", (num_channels, num_peers)
-        return self._sms.many(
-            "set of warps", ResourceClass.SM, group, sizes, name, discipline, on=on
-        )
+        sizes = (num_channels, num_peers)
+        return self._sms.many("set of warps", ResourceClass.SM, group, sizes, discipline, on=on)
 
     def _hold(self, group: str, num_sms: int) -> None:
         held = self.held.get(group, num_sms)

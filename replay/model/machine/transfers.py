@@ -11,6 +11,7 @@ of it says what their parameters mean.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -91,8 +92,15 @@ class FanOut:
         self, rank: Ints, same_way: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
         """Whether `rank` (message,) has several peers among those that are reached the same way."""
-        pairs = self.pairs if same_way is None else self.pairs & same_way
-        several: npt.NDArray[np.bool_] = (pairs.sum(axis=1) > 1)[rank]
+        if same_way is None:
+            return self._several[rank]
+        several: npt.NDArray[np.bool_] = (self.pairs & same_way).sum(axis=1) > 1
+        return several[rank]
+
+    @cached_property
+    def _several(self) -> npt.NDArray[np.bool_]:
+        """(rank,): whether each has several peers."""
+        several: npt.NDArray[np.bool_] = self.pairs.sum(axis=1) > 1
         return several
 
 
@@ -220,7 +228,7 @@ class Transfers:
                     leaving=fan_out if engine == "sm" else None, priority=priority,
                 )  # fmt: skip
                 acks = link.ack_wire_bytes(nbytes, count, engine=engine, packet_bytes=packet_bytes)
-                ends = path.of(src), path.of(dst)
+                ends = path.hops[0].rank, path.hops[-1].rank
                 self._acknowledge(kinds, *ends, wire, acks, tasks[-1], ack_priority)
                 gone, there = tasks[0], tasks[-1]
             else:
@@ -263,18 +271,17 @@ class Transfers:
         arrived: Ints,
         priority: int,
     ) -> None:
-        """Charge the acknowledgements of stores to the opposite direction, batched per GPU pair."""
+        """Charge the acknowledgements of a path's stores to its opposite, batched per GPU pair."""
         batches = self.ack_batches(
             src * self._num_ranks + dst,
             np.broadcast_to(wire, src.shape),
             np.broadcast_to(acks, src.shape),
         )
-        receiver, sender = dst[batches.last], src[batches.last]
-        for path in self._paths(receiver, sender):
-            self.send(
-                path, (kinds.ack_up, kinds.ack_down), path.of(batches.nbytes), 0,
-                path.of(arrived[batches.last]), traffic="responses", priority=priority,
-            )  # fmt: skip
+        self.send(
+            self._paths.alike(dst[batches.last], src[batches.last]),
+            (kinds.ack_up, kinds.ack_down), batches.nbytes, 0,
+            arrived[batches.last], traffic="responses", priority=priority,
+        )  # fmt: skip
 
     def ack_batches(self, flow: Ints, wire: Ints, acks: Ints) -> AckBatches:
         """Gather the acknowledgements of each flow until so many bytes have been acknowledged.
@@ -287,14 +294,17 @@ class Transfers:
         """
         # Of numbers of 16 bits, the order is found by counting.
         order = np.argsort(flow.astype(np.min_scalar_type(self._num_ranks**2 - 1)), kind="stable")
-        flow = flow[order]
-        sent = np.cumsum(wire[order])
-        is_first = np.diff(flow, prepend=-1) != 0
-        before = np.where(is_first, np.concatenate(([0], sent[:-1])), 0)
-        batch = (sent - 1 - np.maximum.accumulate(before)) // ACK_BATCH_BYTES
-        is_last = np.append((np.diff(flow) != 0) | (np.diff(batch) != 0), True)
-        total = np.cumsum(acks[order])[is_last]
-        return AckBatches(order[is_last], np.diff(total, prepend=0))
+        flow, wire = flow[order], wire[order]
+        is_first, is_last = np.ones((2, len(flow)), np.bool_)
+        np.not_equal(flow[1:], flow[:-1], out=is_first[1:])
+        sent = np.cumsum(wire)
+        before = np.maximum.accumulate(np.where(is_first, sent - wire, 0))
+        batch = (sent - 1 - before) // ACK_BATCH_BYTES
+        np.logical_or(is_first[1:], batch[1:] != batch[:-1], out=is_last[:-1])
+        last = np.flatnonzero(is_last)
+        total = np.cumsum(acks[order])[last]
+        total[1:] -= total[:-1]
+        return AckBatches(order[last], total)
 
     # ---- loads -----------------------------------------------------------------------------------
 
@@ -437,7 +447,8 @@ class Transfers:
         if self._paths.domains.num > 1:
             ranks = self._paths.ranks
             same_way = ~self._paths.domains.crosses(ranks[:, None], ranks)
-        rate, least = None, wire_bytes
+        rate = path.hops[0].rate
+        port_ps = least = rate.duration_ps(wire_bytes)
         for index, hop in enumerate(path.hops):
             if hop.rate != rate:
                 rate, least = hop.rate, hop.rate.duration_ps(wire_bytes)
@@ -463,5 +474,6 @@ class Transfers:
                 after=after,
             )
             tasks.append(after)
-        self._input_buffers.hold(traffic, path.hops[0].rank, wire_bytes, tasks[0], tasks[-1])
+        rank = path.hops[0].rank
+        self._input_buffers.hold(traffic, rank, wire_bytes, tasks[0], tasks[-1], port_ps=port_ps)
         return tasks

@@ -16,7 +16,7 @@ import replay
 import tracegen
 from replay.chains.chain import ChainLink
 from replay.chains.jitter import Jitter, normal_form, read
-from replay.chains.preparation import prepare
+from replay.chains.preparation import Layers, prepare
 from replay.chains.replay import Replay
 from replay.chains.settings import ChainSettings
 from replay.experiments.base.identity import describe
@@ -57,7 +57,7 @@ def links_of(
     settings = ChainSettings.of(RunSpec(precision="bf16", **given))
     batch = settings.batch(trace, system, 0)
     ideal = replay.schemes.find("ideal")
-    return prepare(settings, trace, system, ideal, [batch] * settings.steps).links
+    return prepare(Layers(settings, trace, system, [batch] * settings.steps), ideal).links
 
 
 Times = Callable[..., tuple[float, float]]

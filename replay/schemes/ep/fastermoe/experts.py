@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.compute.calls import Call, gemm_call, gradient_call
+from replay.model.compute.calls import Call, GemmCalls, gradient_call
 from replay.model.compute.experts import ACTIVATION, activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.weight_gradients import DOWN, UP
@@ -19,27 +19,54 @@ from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
 COPY = Operation("copy of results", moves="results of one call, into the buffer that is sent")
 
 
-def compute(machine: Machine, work: LayerWork, call: Call, pool: Ints, after: Ints) -> Ints:
-    """Run the experts on the rows of a call: (rank,) tasks; `after` on a GPU without rows."""
-    ranks = np.flatnonzero(call.rows)
-    done = gemm_call(machine, work, Gemm.first(work, fused_activation=False), call, pool, after)
-    if work.is_backward:
-        done = gradient_call(machine, work, DOWN, call, pool, done)
-    activated = activation_bytes(work, rows=call.rows)[ranks]
-    done = _elementwise(machine, Kind.ACTIVATION, activated, ranks, done, ACTIVATION)
-    done = gemm_call(machine, work, Gemm.second(work), call, pool, done)
-    if work.is_backward:
-        done = gradient_call(machine, work, UP, call, pool, done)
-    copied = call.rows[ranks] * work.combine_row_bytes
-    return _elementwise(
-        machine, Kind.UNPERMUTE, MemoryTraffic(copied, copied), ranks, done, COPY
-    )  # fmt: skip
+class Experts:
+    """The experts of a layer, who run on the rows of one call after the other.
+
+    Parameters
+    ----------
+    pool
+        (rank,): SMs of GEMMs.
+    calls
+        All calls, each of which is to be computed once.
+    """
+
+    def __init__(
+        self, machine: Machine, work: LayerWork, pool: Ints, calls: Sequence[Call]
+    ) -> None:
+        self._machine, self._work, self._pool = machine, work, pool
+        self._first, self._second = (
+            GemmCalls(machine, work, gemm, pool, calls)
+            for gemm in (Gemm.first(work, fused_activation=False), Gemm.second(work))
+        )
+
+    def compute(self, call: Call, after: Ints) -> Ints:
+        """Run them on the rows of a call: (rank,) tasks; `after` on a GPU without rows."""
+        machine, work, ranks = self._machine, self._work, np.flatnonzero(call.rows)
+        done = self._first.add(call, after)
+        if work.is_backward:
+            done = gradient_call(machine, work, DOWN, call, self._pool, done)
+        activated = activation_bytes(work, rows=call.rows)[ranks]
+        done = _elementwise(machine, Kind.ACTIVATION, activated, ranks, done, ACTIVATION)
+        done = self._second.add(call, done)
+        if work.is_backward:
+            done = gradient_call(machine, work, UP, call, self._pool, done)
+        copied = call.rows[ranks] * work.combine_row_bytes
+        return _elementwise(
+            machine, Kind.UNPERMUTE, MemoryTraffic(copied, copied), ranks, done, COPY
+        )  # fmt: skip
+
+    def read(self) -> None:
+        """Let all tiles read their operands; all calls have been computed."""
+        self._first.read()
+        self._second.read()
 
 
 def _elementwise(

@@ -29,9 +29,10 @@ from replay.model.work.capacity import first_shadow, with_shadows
 from replay.model.work.ragged import places
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.fastermoe import around
-from replay.schemes.ep.fastermoe.experts import compute
+from replay.schemes.ep.fastermoe.experts import Experts
 from replay.schemes.ep.fastermoe.shadows import (
     Shadows,
+    calls_of,
     decide,
 )
 from replay.schemes.ep.fastermoe.steps import StepPart, rows_by_source, steps_of
@@ -148,15 +149,21 @@ class FasterMoe(SendsByNccl):
         shadowed = self._shadowed(work, partial(shadows.rates_of, machine))
         shared = shared_before_wait(machine, work, self.channels(machine), start)
         carried, split = with_shadows(work, shadowed).work, self.channels(machine)
-        pool = split.pool("fastermoe-experts", split.left)
+        steps = steps_of(work, carried, self.options.group_size)
+        own = calls_of(work, carried, len(shadowed))
+        experts = Experts(
+            machine,
+            carried,
+            split.pool("fastermoe-experts", split.left),
+            [*(part.call for parts in steps for part in parts), *own],
+        )
         beside = Shadows(
-            machine, work, carried, shadowed, self.options.rules(machine).num_channels, pool
+            machine, work, carried, shadowed, self.options.rules(machine).num_channels, experts, own
         )
         known = around.scatter(machine, work, self._counted(work, machine, start))
         begun = beside.fetch(known)
         machine.host.wait(DISPATCH, begun, around.SCATTERED)
 
-        steps = steps_of(work, carried, self.options.group_size)
         arrived = self._dispatched(carried, machine, steps, begun)
         stays = np.flatnonzero(carried.pair_expert >= first_shadow(work))
         machine.notes.follow("sent", carried.pair_token[stays], begun[carried.pair_source[stays]])
@@ -172,9 +179,10 @@ class FasterMoe(SendsByNccl):
         for parts, there in zip(steps, arrived, strict=True):
             done = machine.gather(done, machine.ranks, there)
             for part in parts:
-                done = compute(machine, carried, part.call, pool, done)
+                done = experts.compute(part.call, done)
             ends.append(done)
         done = beside.add(sums, done) if work.is_backward else beside.forward(came, done)
+        experts.read()
         back = sent
         for parts, ended in zip(steps, ends, strict=True):
             back = machine.gather(ended, machine.ranks, back)

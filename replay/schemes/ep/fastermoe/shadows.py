@@ -19,9 +19,11 @@ from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COUNTS, Kind
 from replay.model.work.capacity import first_shadow
 from replay.schemes.ep.fastermoe.around import NUMBER_BYTES
-from replay.schemes.ep.fastermoe.experts import compute
+from replay.schemes.ep.fastermoe.experts import Experts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.layer import LayerWork
 
@@ -57,16 +59,17 @@ class Shadows:
         (shadow,): the experts, ascending.
     channels
         Channels that NCCL's kernels have at most.
-    pool
-        (rank,): SMs of GEMMs.
+    running, calls
+        What runs experts, and the call of each shadow (`calls_of`).
     """
 
     def __init__(
         self, machine: Machine, work: LayerWork, carried: LayerWork, experts: Ints, channels: int,
-        pool: Ints,
+        running: Experts, calls: Sequence[Call],
     ) -> None:  # fmt: skip
         self._machine, self._work, self._carried = machine, work, carried
-        self._experts, self._channels, self._pool = experts.tolist(), channels, pool
+        self._experts, self._channels, self._running = experts.tolist(), channels, running
+        self._calls = calls
 
     def fetch(self, after: Ints) -> Ints:
         """Copy their weights into tensors: (rank,) tasks. Backward, they are there."""
@@ -104,7 +107,7 @@ class Shadows:
         machine, sums = self._machine, []
         for place, expert in enumerate(self._experts):
             after = self._run(place, after)
-            after = shadows.collect(machine, self._work, self._call(place).rows, after)
+            after = shadows.collect(machine, self._work, self._calls[place].rows, after)
             ready = machine.gather(after, machine.ranks, sent)
             sent = shadows.reduce(machine, self._work, expert, ready, self._channels)
             sums.append(sent)
@@ -122,9 +125,13 @@ class Shadows:
     def _run(self, place: int, after: Ints) -> Ints:
         """Exchange weights and multiply a GPU's own rows."""
         ready = shadows.stash(self._machine, self._work, after, is_first=place == 0)
-        return compute(self._machine, self._carried, self._call(place), self._pool, ready)
+        return self._running.compute(self._calls[place], ready)
 
-    def _call(self, place: int) -> Call:
-        n = self._work.num_ranks
-        expert = first_shadow(self._work) + n * place + np.arange(n)
-        return Call(expert, self._carried.rows_of_expert[expert])
+
+def calls_of(work: LayerWork, carried: LayerWork, count: int) -> list[Call]:
+    """The call of each of so many shadows, for a GPU's own rows."""
+    calls = []
+    for place in range(count):
+        expert = first_shadow(work) + work.num_ranks * place + np.arange(work.num_ranks)
+        calls.append(Call(expert, carried.rows_of_expert[expert]))
+    return calls
