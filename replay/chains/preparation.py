@@ -53,11 +53,8 @@ class Layers:
         What they are made from.
     batches
         Batch of every step; None forms them when they are asked for.
-
-    Attributes
-    ----------
-    last
-        What is known of the layer that was replayed by itself last.
+    first
+        That of the first step, if it is known alone.
     """
 
     def __init__(
@@ -66,10 +63,17 @@ class Layers:
         trace: RoutingTrace,
         system: System,
         batches: Sequence[Batch] | None = None,
+        first: Batch | None = None,
     ) -> None:
         self.settings, self.trace, self.system = settings, trace, system
         self._given, self._links = batches, dict[Strategy, Sequence[ChainLink]]()
-        self.last = LastAlone()
+        if first is not None:
+            self.first = first
+
+    @cached_property
+    def last(self) -> LastAlone:
+        """What is known of the layer that was replayed by itself last."""
+        return LastAlone()
 
     @cached_property
     def first(self) -> Batch:

@@ -136,10 +136,10 @@ class TracedSetup:
     def on(cls, setup: Setup, trace: RoutingTrace, like: Layers | None = None) -> Self:
         """Take a trace for a replay, or layers that are the same; raises as `of` does."""
         settings, system = setup.chain_settings, setup.system
-        if like is None or like.system is not system or like.settings != settings:
-            like = Layers(settings, trace, system)
-        check_all(setup, like)
-        return cls(setup, like)
+        if like is not None and (like.system is not system or like.settings != settings):
+            like = None
+        first = check_all(setup, trace, None if like is None else like.first)
+        return cls(setup, like or Layers(settings, trace, system, first=first))
 
     def prepared(self) -> Replay:
         """Make the replay ready; see `Setup.prepared`."""
@@ -389,8 +389,13 @@ def check_sampled(setup: Setup, *, is_chain: bool) -> None:
         raise UserError(message)
 
 
-def check_all(setup: Setup, layers: Layers) -> None:
-    """Refuse what a few counts show to be impossible.
+def check_all(setup: Setup, trace: RoutingTrace, first: Batch | None = None) -> Batch:
+    """Refuse what a few counts show to be impossible; gives the batch of the first step.
+
+    Parameters
+    ----------
+    first
+        That batch, if it is known.
 
     Raises
     ------
@@ -398,12 +403,13 @@ def check_all(setup: Setup, layers: Layers) -> None:
         If system, scheme and trace do not fit together.
     """
     settings, system, scheme = setup.chain_settings, setup.system, setup.scheme
-    trace = layers.trace
     types, is_chain = settings.number_types(trace), settings.makes_chain(settings.num_layers(trace))
-    first = layers.first
+    if first is None:
+        first = settings.batch(trace, system, settings.step)
     check_needs(scheme, system)
     check_rows(scheme, types.combine)
     check_sampled(setup, is_chain=is_chain)
     check_domain(scheme, system, first.num_ranks)
     stack_of(settings, trace, system, scheme)
     settings.check_nodes(system, first.num_ranks, is_chain=is_chain)
+    return first
