@@ -32,7 +32,7 @@ from replay.schemes.ep.deepep import elastic_kernels, stack
 from replay.schemes.ep.deepep.elastic_kernels import SlotSizes
 from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
-from replay.schemes.ep.deepep.stack import CAST, STACKS, VLLM, EngineStack
+from replay.schemes.ep.deepep.stack import STACKS, VLLM
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
@@ -40,19 +40,18 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.kernel_lists import Engine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Interleave, Stages
 
 BUFFER_ALIGNMENT = 2 << 20  # of the symmetric buffer
 
-EXPANDED = EngineStack(
-    source="deepseek-ai/DeepGEMM, contiguous layout by prefix sums",
-    layout="skipped",
-    before_dispatch=(CAST,),
-    before_experts=(),
-    between=VLLM.between,
-    after_experts=(),
-)
+EXPANDED = VLLM.model_copy(
+    update={
+        "source": "deepseek-ai/DeepGEMM, contiguous layout by prefix sums",
+        "before_experts": (), "after_experts": (), "after_combine": (),
+    }
+)  # fmt: skip
 """What stands around the kernels where their output is what the GEMMs read."""
 
 
@@ -189,7 +188,7 @@ class ElasticDeepEp(StagedScheme):
         return stack.run(engine, engine.after_combine, work, machine, combined)
 
     def _experts(
-        self, work: LayerWork, machine: Machine, engine: EngineStack | None, after: Ints
+        self, work: LayerWork, machine: Machine, engine: Engine | None, after: Ints
     ) -> Ints:
         """Run what stands between epilogue and combine: (rank,) tasks of its end."""
         pool = machine.sms.for_kernels()
@@ -217,7 +216,7 @@ class ElasticDeepEp(StagedScheme):
         """Layout of the expanded rows."""
         return "skipped" if self.options.expert_alignment > 1 else "plain"
 
-    def _engine(self, layer: LayerWork) -> EngineStack | None:
+    def _engine(self, layer: LayerWork) -> Engine | None:
         """Kernels around the library's; None where nothing but casts, copies and sums is known."""
         types = {layer.precision.gemm, layer.precision.dispatch}
         if layer.is_backward or "fp32" in types:
