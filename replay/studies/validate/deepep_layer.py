@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.compute.weight_gradients import Projection
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.kernel_lists import Engine, EngineKernel
 
 GPUS, EXPERTS, TOPK, TOKENS = 64, 256, 8, 4096
 GEMM_SMS = 112  # the other 20 communicate for the other micro-batch
@@ -89,10 +90,10 @@ class Profile:
         gap = self._system.overheads.kernel_gap_ps() / PS_PER_US
         return self._bench.time_us(self._system, 1, build) - gap
 
-    def listed(self, kernels: tuple[stack.StackKernel, ...], sizes: stack.StackSizes) -> list[Line]:
+    def listed(self, kernels: tuple[EngineKernel, ...], sizes: stack.StackSizes) -> list[Line]:
         """Lines of a stack's list."""
         lines = []
-        for kernel in kernels:
+        for kernel in map(stack.StackKernel, kernels):
             nbytes = kernel.nbytes(sizes)
 
             def build(machine: Machine, start: Ints, kernel: stack.StackKernel = kernel) -> Ints:
@@ -134,7 +135,7 @@ def _layout(profile: Profile) -> Line:
     )  # fmt: skip
 
 
-def forward(profile: Profile, engine: stack.EngineStack) -> list[Line]:
+def forward(profile: Profile, engine: Engine) -> list[Line]:
     """Kernels of the forward pass in the order of their launch, DeepEP's transfers left out."""
     rows = TOKENS * TOPK * GPUS // EXPERTS
     work = one_rank([rows] * (EXPERTS // GPUS), SHAPE, "fp8")

@@ -40,6 +40,7 @@ from replay.studies.validate.table import Bound, Row, Table, has
 
 if TYPE_CHECKING:
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.kernel_lists import EngineKernel
     from replay.model.work.layer import LayerWork
 
 # A launch from Python under the profiler, 39 us: ten of them take the 390 us below which no
@@ -98,8 +99,8 @@ def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Int
         launched = machine.host.work(Kind.LAUNCH, Time(LAUNCH_PS), launched)
         return machine.gather(launched, machine.ranks, at)
 
-    def run(kernels: tuple[stack.StackKernel, ...], at: Ints) -> Ints:
-        for kernel in kernels:
+    def run(kernels: tuple[EngineKernel, ...], at: Ints) -> Ints:
+        for kernel in map(stack.StackKernel, kernels):
             at = machine.memory_kernel(kernel.kind, kernel.traffic(sizes), after(at))
         return at
 

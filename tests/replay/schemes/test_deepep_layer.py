@@ -14,7 +14,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.ep.deepep.stack import STACKS, StackSizes
+from replay.schemes.ep.deepep.stack import STACKS, StackKernel, StackSizes
 from replay.studies.validate import deepep_layer
 
 ORDER = (
@@ -70,6 +70,6 @@ def test_every_word_of_a_list_is_a_size(name: str) -> None:
     work = small_layers.work(small_layers.draw(64, 8, 2), 2, 8, precision="fp8")
     engine, sizes = STACKS[name], StackSizes.of(work)
     for part in (value for value in vars(engine).values() if isinstance(value, tuple)):
-        for kernel in part:
+        for kernel in map(StackKernel, part):
             assert kernel.nbytes(sizes).shape == (2,)
             assert (kernel.nbytes(sizes) > 0).all(), kernel.name

@@ -7,6 +7,12 @@ expressions in sizes of the work; conditions choose among a stack's options.
 
 from replay.model.work.kernel_lists.expressions import Expression as Expression
 from replay.model.work.kernel_lists.lists import (
+    Engine as Engine,
+)
+from replay.model.work.kernel_lists.lists import (
+    EngineKernel as EngineKernel,
+)
+from replay.model.work.kernel_lists.lists import (
     KernelList as KernelList,
 )
 from replay.model.work.kernel_lists.lists import (

@@ -270,6 +270,62 @@ class RankedOperation(NamedTuple):
         return cls(of, np.full(ranks, of.moves, np.int64), np.broadcast_to(gemm, (ranks, 3)))
 
 
+class EngineKernel(StrictDocument):
+    """A kernel of a serving engine beside a library's own, as it is launched.
+
+    Attributes
+    ----------
+    name, does
+        What the engine calls it, and what it is for.
+    kind
+        What it counts as.
+    reads, writes
+        ``"pairs row"`` is a row for each (token, expert): words of
+        `replay.schemes.ep.deepep.stack.StackSizes`.
+    fp8
+        What has to be FP8 for the kernel to be there: rows of the ``"dispatch"``, or what the
+        ``"gemm"`` reads; it is always there if empty.
+    scattered
+        What it copies to other places row by row, in the same words.
+    """
+
+    name: str
+    does: str
+    kind: Literal["token_cast", "permute", "activation", "unpermute"]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    fp8: Literal["", "dispatch", "gemm"] = ""
+    scattered: str = ""
+
+
+class Engine(StrictDocument):
+    """Kernels of an engine around those of a library that exchanges rows, and grouped GEMMs.
+
+    Attributes
+    ----------
+    source
+        Repository of the engine.
+    layout
+        Layout of the experts' rows, one of `replay.model.compute.row_tiles.LAYOUTS`.
+    before_dispatch, before_experts, between, after_experts, after_combine
+        Lists by place: before the layout kernel; from the dispatch to GEMM-1; between the GEMMs;
+        from GEMM-2 to the combine; after it.
+    """
+
+    source: str
+    layout: str
+    before_dispatch: tuple[EngineKernel, ...]
+    before_experts: tuple[EngineKernel, ...]
+    between: tuple[EngineKernel, ...]
+    after_experts: tuple[EngineKernel, ...]
+    after_combine: tuple[EngineKernel, ...] = ()
+
+    @property
+    def expands(self) -> bool:
+        """Whether each expert gets rows of its own, which are added up behind GEMM-2."""
+        return self.layout != "received"
+
+
 class KernelList(StrictDocument):
     """What a stack launches.
 
@@ -289,6 +345,8 @@ class KernelList(StrictDocument):
         Values of options by the name of what people run.
     parts
         Its parts, both passes.
+    deepep
+        What it launches around DeepEP's kernels, in place of what lies between choice and sums.
     """
 
     name: str
@@ -300,6 +358,7 @@ class KernelList(StrictDocument):
     options: dict[str, Option] = Field(default_factory=dict)
     presets: dict[str, dict[str, int | bool | str]] = Field(default_factory=dict)
     parts: tuple[Part, ...]
+    deepep: Engine | None = None
 
     @model_validator(mode="after")
     def _check(self) -> KernelList:

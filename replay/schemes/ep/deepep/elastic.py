@@ -14,7 +14,7 @@ of SMs in `elastic_sms`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
@@ -34,15 +34,7 @@ from replay.schemes.ep.deepep import elastic_hybrid, elastic_kernels, stack
 from replay.schemes.ep.deepep.elastic_kernels import SlotSizes
 from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
-from replay.schemes.ep.deepep.stack import (
-    CAST,
-    COMPARISON,
-    DEEPGEMM,
-    STACKS,
-    SWIGLU,
-    VLLM,
-    EngineStack,
-)
+from replay.schemes.ep.deepep.stack import COMPARISON, DEEPGEMM, STACKS, SWIGLU, VLLM
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.options import Options, option
@@ -50,25 +42,29 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.kernel_lists import Engine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Interleave, Stages
 
 BUFFER_ALIGNMENT = 2 << 20  # of the symmetric buffer
 MOST_NODES, MOST_GPUS = 32, 64  # lanes of a warp, and bits of its masks
 
-EXPANDED = EngineStack(
-    source="deepseek-ai/DeepGEMM, contiguous layout by prefix sums",
-    layout="skipped",
-    before_dispatch=(CAST,),
-    before_experts=(),
-    between=VLLM.between,
-    after_experts=(),
-)
-"""What stands around the kernels where their output is what the GEMMs read."""
-COMPARED = replace(
-    EXPANDED, source=DEEPGEMM.source, before_dispatch=(),
-    between=(replace(DEEPGEMM.between[0], reads=SWIGLU.reads, writes=SWIGLU.writes),),
+EXPANDED = VLLM.model_copy(
+    update={
+        "source": "deepseek-ai/DeepGEMM, contiguous layout by prefix sums",
+        "before_experts": (), "after_experts": (), "after_combine": (),
+    }
 )  # fmt: skip
+"""What stands around the kernels where their output is what the GEMMs read."""
+COMPARED = EXPANDED.model_copy(
+    update={
+        "source": DEEPGEMM.source,
+        "before_dispatch": (),
+        "between": (
+            DEEPGEMM.between[0].model_copy(update={"reads": SWIGLU.reads, "writes": SWIGLU.writes}),
+        ),
+    }
+)
 """The same in DeepGEMM's own comparison: rows cast before, and the host waits for no counts.
 
 ``run_baseline`` of ``tests/test_mega_moe.py`` (pull request 316, at 9fd9460). On Hopper, where
@@ -252,7 +248,7 @@ class ElasticDeepEp(StagedScheme):
         return stack.run(engine, engine.after_combine, work, machine, combined)
 
     def _experts(
-        self, work: LayerWork, machine: Machine, engine: EngineStack | None, after: Ints
+        self, work: LayerWork, machine: Machine, engine: Engine | None, after: Ints
     ) -> Ints:
         """Run what stands between epilogue and combine: (rank,) tasks of its end."""
         pool = machine.sms.for_kernels()
@@ -280,7 +276,7 @@ class ElasticDeepEp(StagedScheme):
         """Layout of the expanded rows."""
         return "skipped" if self.options.expert_alignment > 1 else "plain"
 
-    def _engine(self, layer: LayerWork) -> EngineStack | None:
+    def _engine(self, layer: LayerWork) -> Engine | None:
         """Kernels around the library's; None where nothing but casts, copies and sums is known."""
         types = {layer.precision.gemm, layer.precision.dispatch}
         if layer.is_backward or "fp32" in types:

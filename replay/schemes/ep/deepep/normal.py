@@ -59,6 +59,7 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.machine.machine import Ints, Machine
+    from replay.model.work.kernel_lists import Engine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -249,7 +250,7 @@ class DeepEp(ListedExchanges):
         """The stack, where it has a list of both passes."""
         return self.options.stack if self.options.stack in LISTED else ""
 
-    def _engine(self, layer: LayerWork) -> stack.EngineStack | None:
+    def _engine(self, layer: LayerWork) -> Engine | None:
         """Kernels of the engine that runs the layer; None where none does."""
         return None if layer.is_backward else STACKS.get(self.options.stack)
 

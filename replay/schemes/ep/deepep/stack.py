@@ -1,7 +1,8 @@
 """The kernels beside DeepEP's own that make up a layer, as serving engines launch them.
 
-One row per kernel, in the order of its launch, with what it reads and writes: ``"pairs row"`` is
-one dispatched row for each (token, expert) of the GPU. `StackSizes` says what the words stand for.
+The engines' lists (``sglang`` and ``vllm`` of `replay.model.work.kernel_lists`) have one row per
+kernel, in the order of its launch, with what it reads and writes: ``"pairs row"`` is one dispatched
+row for each (token, expert) of the GPU. `StackSizes` says what the words stand for.
 The GEMMs and DeepEP's kernels stand between the lists. LAYER.md, beside this file, prints the list
 with bytes and times for one layer and compares it with a published profile.
 
@@ -14,8 +15,8 @@ takes FP32 scales by column. deepseek-ai/DeepGEMM's own comparison stands at `DE
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from replay.model.compute.row_tiles import padded_rows
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
+from replay.model.work.kernel_lists import Engine, EngineKernel, load
 from replay.model.work.precision import SCALE_BLOCK
 
 if TYPE_CHECKING:
@@ -115,208 +117,108 @@ class StackSizes:
         return total
 
 
-@dataclass(frozen=True)
-class StackKernel:
-    """One kernel of a serving engine.
+class StackKernel(NamedTuple):
+    """One kernel of a serving engine, which its list has."""
 
-    Attributes
-    ----------
-    name
-        What its stack calls it.
-    does
-        What it is for.
-    kind
-        What it counts as.
-    reads, writes
-        In words, which `StackSizes` explains.
-    fp8
-        What has to be FP8 for the kernel to be there: rows of the ``"dispatch"``, or what the
-        ``"gemm"`` reads; it is always there if empty.
-    scattered
-        What it copies to other places row by row (`MemoryTraffic`), in the same words.
-    """
+    of: EngineKernel
 
-    name: str
-    does: str
-    kind: Kind
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    fp8: Literal["", "dispatch", "gemm"] = ""
-    scattered: str = ""
+    @property
+    def name(self) -> str:
+        """What its stack calls it."""
+        return self.of.name
+
+    @property
+    def kind(self) -> Kind:
+        """What it counts as."""
+        return Kind[self.of.kind.upper()]
 
     @property
     def moves(self) -> str:
         """What it reads and writes, as a formula in the words of `StackSizes`."""
         reads, writes = (
             " + ".join(words.replace(" ", " x ") for words in of) or "nothing"
-            for of in (self.reads, self.writes)
+            for of in (self.of.reads, self.of.writes)
         )
         return f"{reads} in, {writes} out"
 
     def is_there(self, types: Precision) -> bool:
         """Whether a layer of these number types has it."""
-        return not self.fp8 or getattr(types, self.fp8) == "fp8"
+        return not self.of.fp8 or getattr(types, self.of.fp8) == "fp8"
 
     def nbytes(self, sizes: StackSizes) -> Ints:
         """(rank,): bytes read plus bytes written."""
-        return sizes.nbytes(self.reads + self.writes)
+        return sizes.nbytes(self.of.reads + self.of.writes)
 
     def traffic(self, sizes: StackSizes) -> Ints | MemoryTraffic:
         """(rank,): what it reads and writes; activations stream both ways."""
         if self.kind == Kind.ACTIVATION:
             return self.nbytes(sizes)
-        rows = getattr(sizes, self.scattered) if self.scattered else 0
-        return MemoryTraffic(sizes.nbytes(self.reads), sizes.nbytes(self.writes), rows)
+        rows = getattr(sizes, self.of.scattered) if self.of.scattered else 0
+        return MemoryTraffic(sizes.nbytes(self.of.reads), sizes.nbytes(self.of.writes), rows)
 
 
-KernelList = tuple[StackKernel, ...]
+def _around(name: str) -> Engine:
+    found = load(name).deepep
+    assert found is not None, name
+    return found
 
 
-@dataclass(frozen=True)
-class EngineStack:
-    """Kernels of one engine between a layer's routing and its result.
-
-    Attributes
-    ----------
-    source
-        Repository of the engine.
-    layout
-        Layout of the experts' rows, one of `replay.model.compute.row_tiles.LAYOUTS`.
-    before_dispatch, before_experts, between, after_experts, after_combine
-        Lists by place: before the layout kernel; from the dispatch to GEMM-1; between the GEMMs;
-        from GEMM-2 to the combine; after it.
-    """
-
-    source: str
-    layout: str
-    before_dispatch: KernelList
-    before_experts: KernelList
-    between: KernelList
-    after_experts: KernelList
-    after_combine: KernelList = ()
-
-    @property
-    def expands(self) -> bool:
-        """Whether each expert gets rows of its own, which are added up behind GEMM-2."""
-        return self.layout != "received"
-
-
-CAST = StackKernel(
-    "per_token_group_quant", "rows to FP8 with a scale per 128 values", Kind.TOKEN_CAST,
-    ("tokens hidden",), ("tokens row",), fp8="dispatch",
-)  # fmt: skip
-COUNTS = StackKernel(
-    "copy of counts", "rows per expert from the host", Kind.PERMUTE, (), ("experts place",)
-)
-FILL = StackKernel(
-    "ep_scatter_1", "offsets of the experts; the expert of every row", Kind.PERMUTE,
-    ("experts place",), ("experts place", "rows place"),
-)  # fmt: skip
-EXPAND = StackKernel(
-    "ep_scatter_2", "each token's row to the rows of its experts", Kind.PERMUTE,
-    ("copies operand", "copies ids"), ("pairs operand", "copies places"), scattered="pairs",
-)  # fmt: skip
-ALIGN_INPUT = StackKernel(
-    "tma_align_input_scale", "scales of GEMM-1's input by column", Kind.PERMUTE,
-    ("rows scales",), ("rows scales",), fp8="gemm",
-)  # fmt: skip
-REDUCE = StackKernel(
-    "ep_gather", "weighted sum of a token's rows on this GPU", Kind.UNPERMUTE,
-    ("copies ids", "copies weights", "copies places", "pairs result"), ("copies result",),
-)  # fmt: skip
-
-SGLANG = EngineStack(
-    source="sgl-project/sglang",
-    layout="contiguous",
-    before_dispatch=(
-        StackKernel(
-            "topk_ids.to(int64)", "expert ids in DeepEP's type", Kind.PERMUTE,
-            ("tokens ids32",), ("tokens ids",),
-        ),
-        CAST,
-    ),
-    before_experts=(COUNTS, FILL, EXPAND, ALIGN_INPUT),
-    between=(
-        StackKernel(
-            "silu_and_mul", "activation, in BF16", Kind.ACTIVATION,
-            ("rows gate_up",), ("rows product",),
-        ),
-        StackKernel(
-            "per_token_group_quant", "its result to FP8", Kind.ACTIVATION,
-            ("rows product",), ("rows quantised",), fp8="gemm",
-        ),
-        StackKernel(
-            "tma_align_input_scale", "scales of GEMM-2's input by column", Kind.ACTIVATION,
-            ("rows product_scales",), ("rows product_scales",), fp8="gemm",
-        ),
-    ),
-    after_experts=(REDUCE,),
-)  # fmt: skip
-VLLM = EngineStack(
-    source="vllm-project/vllm",
-    layout="skipped",
-    before_dispatch=(CAST,),
-    before_experts=(
-        StackKernel(
-            "expert_topk_ids == -1", "global expert ids, first of three kernels", Kind.PERMUTE,
-            ("copies ids",), (),
-        ),
-        StackKernel(
-            "expert_topk_ids + offset", "second", Kind.PERMUTE, ("copies ids",), ("copies ids",)
-        ),
-        StackKernel("where", "third", Kind.PERMUTE, ("copies ids",), ("copies ids",)),
-        COUNTS,
-        StackKernel(
-            "full", "no expert for rows without a token", Kind.PERMUTE, (), ("rows place",)
-        ),
-        replace(FILL, writes=("experts place", "pairs place")),
-        replace(EXPAND, writes=("pairs operand", "copies places32")),
-        ALIGN_INPUT,
-    ),
-    between=(
-        StackKernel(
-            "silu_mul_per_token_group_quant", "activation and quantisation in one",
-            Kind.ACTIVATION, ("rows gate_up",), ("rows quantised",),
-        ),
-    ),
-    after_experts=(
-        replace(REDUCE, reads=("copies ids", "copies weights", "copies places32", "pairs result")),
-    ),
-    after_combine=(
-        StackKernel(
-            "output.copy_", "result to where the caller wants it", Kind.UNPERMUTE,
-            ("tokens result",), ("tokens result",),
-        ),
-    ),
-)  # fmt: skip
-SWIGLU = VLLM.between[0]
-DEEPGEMM = EngineStack(
+SGLANG, VLLM = _around("sglang"), _around("vllm")
+(SWIGLU,) = VLLM.between
+DEEPGEMM = Engine(
     source="deepseek-ai/DeepGEMM",
     layout="received",
     before_dispatch=(),
     before_experts=(
-        replace(COUNTS, does="padded rows per expert from the host"),
-        StackKernel(
-            "DeviceScanInitKernel", "their prefix sums, first of two kernels", Kind.PERMUTE,
-            (), ("experts place",),
+        EngineKernel(
+            name="copy of counts",
+            does="padded rows per expert from the host",
+            kind="permute",
+            reads=(),
+            writes=("experts place",),
         ),
-        StackKernel(
-            "DeviceScanKernel", "second", Kind.PERMUTE, ("experts place",), ("experts place",)
+        EngineKernel(
+            name="DeviceScanInitKernel",
+            does="their prefix sums, first of two kernels",
+            kind="permute",
+            reads=(),
+            writes=("experts place",),
         ),
-        replace(ALIGN_INPUT, reads=("copies scales",), writes=("copies scales",)),
+        EngineKernel(
+            name="DeviceScanKernel",
+            does="second",
+            kind="permute",
+            reads=("experts place",),
+            writes=("experts place",),
+        ),
+        EngineKernel(
+            name="tma_align_input_scale",
+            does="scales of GEMM-1's input by column",
+            kind="permute",
+            reads=("copies scales",),
+            writes=("copies scales",),
+            fp8="gemm",
+        ),
     ),
     between=(
-        replace(
-            SWIGLU, name="swiglu_apply_weight_to_fp8", does="activation, weights, quantisation",
-            reads=("copies gate_up", "copies weight"), writes=("copies quantised",),
+        EngineKernel(
+            name="swiglu_apply_weight_to_fp8",
+            does="activation, weights, quantisation",
+            kind="activation",
+            reads=("copies gate_up", "copies weight"),
+            writes=("copies quantised",),
         ),
-        replace(
-            ALIGN_INPUT, does="scales of GEMM-2's input by column", kind=Kind.ACTIVATION,
-            reads=("copies product_scales",), writes=("copies product_scales",),
+        EngineKernel(
+            name="tma_align_input_scale",
+            does="scales of GEMM-2's input by column",
+            kind="activation",
+            reads=("copies product_scales",),
+            writes=("copies product_scales",),
+            fp8="gemm",
         ),
     ),
     after_experts=(),
-)  # fmt: skip
+)
 """Kernels of DeepGEMM's own comparison, which calls DeepEP's first version through a shim.
 
 Rows are cast before the time begins. GEMM-1 reads rows as they were received, and the combine sends
@@ -329,22 +231,22 @@ STACKS = {"sglang": SGLANG, "vllm": VLLM, COMPARISON: DEEPGEMM}
 
 
 def no_gradients(name: str, work: LayerWork) -> str:
-    """Why a stack does not run a layer; empty for all but gradients in the comparison."""
+    """Give the reason why a stack does not run a layer; empty for all but gradients in the comparison."""
     if name != COMPARISON or not work.is_backward:
         return ""
     return f"stack={COMPARISON} is DeepGEMM's own comparison, which has no backward pass"
 
 
 def run(
-    engine: EngineStack,
-    kernels: KernelList,
+    engine: Engine,
+    kernels: tuple[EngineKernel, ...],
     work: LayerWork,
     machine: Machine,
     after: Ints,
 ) -> Ints:
     """Run kernels of an engine one after the other: (rank,) tasks of the last one's end."""
     sizes = StackSizes.of(work)
-    for kernel in kernels:
+    for kernel in map(StackKernel, kernels):
         if kernel.is_there(work.precision):
             traffic = kernel.traffic(sizes)
             what = Operation(kernel.name, 1, kernel.moves, engine.source)
@@ -352,7 +254,7 @@ def run(
     return after
 
 
-def experts(stack: EngineStack, work: LayerWork, machine: Machine, pool: Ints, after: Ints) -> Ints:
+def experts(stack: Engine, work: LayerWork, machine: Machine, pool: Ints, after: Ints) -> Ints:
     """Run everything from the dispatch to the combine: (rank,) tasks of its end."""
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     operands = cast_received(machine, work, StackSizes.of(work).copies, after)
