@@ -323,7 +323,7 @@ class Compute:
 
     @staticmethod
     def _may_run(grid: TileGrid, num_sms: int, k: int) -> bool:
-        """Whether all slices have something to do at once, and room for their sums."""
+        """Tell whether all slices have something to do at once, and room for their sums."""
         if grid.slices == 1:
             return True
         in_one_wave = 0 < grid.num_tiles * grid.slices <= num_sms
@@ -608,7 +608,7 @@ def _with_fp4(kernels: Mapping[str, _Kernels], rate: Fraction) -> dict[str, _Ker
 
 
 def _in_order_ps(durations: IntArray, num_sms: int) -> int:
-    """When the last of tiles (tile,) ends that go to SMs in order, each to the first free one."""
+    """End of the last of tiles (tile,) that go to SMs in order, each to the first free one."""
     if durations.min() == durations.max():  # in waves
         return ceil_div(len(durations), num_sms) * int(durations[0])
     free = [0] * num_sms

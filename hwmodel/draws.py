@@ -91,7 +91,7 @@ def uncertain(spec: SystemSpec) -> list[Uncertain]:
 
 
 def spreads(spec: SystemSpec) -> dict[str, str]:
-    """How uncertain each value is, in words by key: ``63.1 to 107``, or its spread's own word."""
+    """Words on the uncertainty of each value, by key: ``63.1 to 107``, or its spread's own word."""
     found = {}
     for key in spec.present():
         spread = spec.entry(key).spread

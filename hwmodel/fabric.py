@@ -165,7 +165,7 @@ class Fabric:
         return self._link.port_rate
 
     def balanced_planes(self) -> bool:
-        """Whether one port per GPU, all planes together, is an exact model.
+        """Tell whether one port per GPU, all planes together, is an exact model.
 
         A source with ``u_p`` of its ``U`` links on plane ``p`` sends that plane
         ``u_p / U`` of every message, and a target with ``d_p`` of ``D`` links takes
@@ -254,7 +254,7 @@ class Fabric:
         return self.network.hops(src, dst)
 
     def between(self, src: int, dst: int) -> tuple[Rate | None, int]:
-        """What lies between the ports of two GPUs of a domain beside its first tier of switches.
+        """Tier between the ports of two GPUs of a domain beside its first tier of switches.
 
         Returns
         -------
@@ -341,7 +341,7 @@ class Fabric:
         )
 
     def _left(self, gpu: int, rate: Rate) -> Rate:
-        """What ``fabric.slow`` leaves of a rate of a GPU's ports."""
+        """Rate of a GPU's ports that ``fabric.slow`` leaves."""
         left = self.network.gpu_factors[gpu]
         return rate if left == 1 else rate.times(left)
 

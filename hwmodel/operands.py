@@ -1,4 +1,4 @@
-"""How operands get from the L2 cache to the tensor cores of an SM.
+"""Operand paths from the L2 cache to the tensor cores of an SM.
 
 Operands come into shared memory, and from there to the tensor cores. Kernels differ in both steps.
 
@@ -53,11 +53,11 @@ class OperandPath:
 
     @property
     def has_warps(self) -> bool:
-        """Whether warps multiply what they have in registers."""
+        """Tell whether warps multiply what they have in registers."""
         return self.instruction == "mma.sync"
 
     def passes(self, rows: Whole, columns: int) -> Whole:
-        """How often a byte of the inner dimension passes the load/store units, rows and columns.
+        """Times that a byte of the inner dimension passes the load/store units, for rows and columns.
 
         Parameters
         ----------

@@ -30,7 +30,7 @@ LEAST_GHZ = 0.345
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a GPU does in some time.
+    """Work of a GPU in some time.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Power:
 
     @classmethod
     def of(cls, system: System) -> Power | None:
-        """What a system's ``[power]`` says; None where nothing is known of it."""
+        """Read a system's ``[power]``; None where nothing is known of it."""
         own, gpu = system.spec.power, system.spec.gpu
         if own is None or not own.limit_W.value:
             return None
@@ -94,7 +94,7 @@ class Power:
         )
 
     def knows(self, dtype: str) -> bool:
-        """Whether energies of a number type's products are known."""
+        """Tell whether energies of a number type's products are known."""
         return dtype in self.pJ_per_flop
 
     def watts(self, work: Work, seconds: float, clock_GHz: float) -> float:

@@ -28,7 +28,7 @@ Excess = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
 
 
 class Range(StrictDocument):
-    """Where a value lies in nine cases of ten, in its own unit, as its source gives it."""
+    """Range of a value in nine cases of ten, in the value's unit, as its source gives it."""
 
     low: Positive
     """Below it in one case of twenty."""

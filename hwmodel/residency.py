@@ -1,4 +1,4 @@
-"""How many thread blocks of a kernel an SM has at a time.
+"""Thread blocks of a kernel that reside on an SM at a time.
 
 A block is resident from when it gets its registers and its shared memory until it ends, whatever it
 waits for in between.
@@ -16,7 +16,7 @@ WARP_THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockFootprint:
-    """What a thread block of a kernel takes of an SM.
+    """Registers, shared memory and threads that a block of a kernel takes of an SM.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class BlockFootprint:
 
 @dataclass(frozen=True, slots=True)
 class SmLimits:
-    """What the blocks on an SM share; attributes as the keys of the preset's ``[sm]`` table."""
+    """Limits that the blocks on an SM share; attributes as the keys of the preset's ``[sm]`` table."""
 
     registers: int
     partitions: int

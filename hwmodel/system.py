@@ -124,7 +124,7 @@ class System(Shown):
 
     @property
     def host(self) -> HostSpec:
-        """What launches kernels.
+        """Hosts, which launch kernels.
 
         Raises
         ------

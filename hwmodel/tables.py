@@ -158,7 +158,7 @@ class GpuSpec(StrictDocument):
 
 
 class SmSpec(StrictDocument):
-    """What the thread blocks that are resident on an SM share, and how many there can be.
+    """Resources that the thread blocks resident on an SM share, and the largest number of blocks.
 
     Only of machines that run CUDA: an AI core runs one block.
     """
@@ -182,7 +182,7 @@ class SmSpec(StrictDocument):
 
 
 class CacheSpec(StrictDocument):
-    """How the L2 cache holds what tiles read.
+    """Policy by which the L2 cache holds tiles' operands.
 
     A machine without this table holds all that its cache has room for, and a tile's blocks are
     there as a whole from its start.
@@ -420,7 +420,7 @@ class NcclSpec(StrictDocument):
 
 
 class AiCoreSpec(StrictDocument):
-    """What a core of an Ascend NPU has beside its cube unit, which stands for an SM's tensor cores.
+    """Units of an Ascend NPU's core beside its cube unit, which stands for an SM's tensor cores.
 
     Only of machines that run CANN. Their num_sms counts AI cores: a cube core with its vector
     cores, each of which has an instruction stream of its own.

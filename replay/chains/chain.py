@@ -83,7 +83,7 @@ class ChainLink:
         return self.between.before_layer(machine, self.decoder_layer, self.context, after)
 
     def is_with(self, other: ChainLink) -> bool:
-        """Whether both are of one pass of one step."""
+        """Tell whether both are of one pass of one step."""
         return (self.step, self.is_backward) == (other.step, other.is_backward)
 
     def which(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a scheme's software launches for a layer: the program of a host thread, as it was built.
+"""Host program of a layer: the launches of a scheme's software, in the order they were built.
 
 A scheme names its kernels where it launches them, by verbs of the machine that take a name or an
 `Operation`. The list is read off a layer that is built for it, on a machine that is like others.
@@ -170,7 +170,7 @@ def num_kernels(operations: Iterable[Operation]) -> int:
 
 
 def is_captured(scheme: Scheme, passes: Iterable[bool], system: System) -> bool:
-    """Whether a CUDA graph can hold a scheme's layers: no host waits in any of the passes.
+    """Tell whether a CUDA graph can hold a scheme's layers: no host waits in any of the passes.
 
     How many experts a layer has does not change where hosts wait, so that few do, where a scheme
     takes so few.
@@ -185,5 +185,5 @@ def is_captured(scheme: Scheme, passes: Iterable[bool], system: System) -> bool:
 
 
 def can_be_captured(operations: Program | None) -> bool:
-    """Whether a CUDA graph can hold a program: it is known, and no host waits in it."""
+    """Tell whether a CUDA graph can hold a program: it is known, and no host waits in it."""
     return operations is not None and all(one.launches for one in operations)

@@ -70,7 +70,7 @@ def beside(first: Memory, second: Memory) -> Memory:
 
 
 def largest(found: Iterable[Memory]) -> Memory:
-    """That of the layer in which some GPU needs most, the first of several."""
+    """Memory of the layer in which some GPU needs most, the first of several."""
     return max(found, key=lambda one: max(one.total_bytes))
 
 

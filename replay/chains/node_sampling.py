@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class NodeError(NamedTuple):
-    """How far replays of some nodes were from those of all.
+    """Error of replays of some nodes against those of all.
 
     Attributes
     ----------

@@ -45,7 +45,7 @@ class Observer(Protocol):
 
 
 class Makespan:
-    """When the last task of a chain is visible.
+    """Time at which the last task of a chain is visible.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Makespan:
 
 
 class Moments:
-    """When GPUs come to layers and leave them.
+    """Times at which GPUs enter layers and leave them.
 
     Attributes
     ----------

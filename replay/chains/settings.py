@@ -70,12 +70,12 @@ class ChainSettings:
 
     @property
     def passes(self) -> tuple[bool, ...]:
-        """Whether each pass over the layers is the backward one."""
+        """Passes over the layers: True for the backward one."""
         return PASSES[self.direction]
 
     @property
     def pairs_passes(self) -> bool:
-        """Whether a forward pass runs beside a backward pass."""
+        """Tell whether a forward pass runs beside a backward pass."""
         return self.interleave in PAIRED
 
     @property
@@ -84,12 +84,12 @@ class ChainSettings:
         return range(self.step, self.step + self.steps + self.pairs_passes)
 
     def makes_chain(self, num_layers: int) -> bool:
-        """Whether so many layers, over all steps and passes, are replayed as one chain."""
+        """Tell whether so many layers, over all steps and passes, are replayed as one chain."""
         return self.pairs_passes or (num_layers > 1 and not self.replays_apart)
 
     @property
     def replays_apart(self) -> bool:
-        """Whether each layer is replayed by itself; nothing lies between exchanges alone."""
+        """Tell whether each layer is replayed by itself; nothing lies between exchanges alone."""
         return self.barrier or self.communication_only
 
     def num_layers(self, trace: RoutingTrace) -> int:

@@ -1,4 +1,4 @@
-"""What a software stack's host does in each stage of a scheme's layer.
+"""Calls of a software stack's host in each stage of a scheme's layer.
 
 A scheme launches the kernels that move rows and compute, bare. Around them a stack has kernels of
 its own, allocations, copies and waits, and Python: its kernel list (`replay.model.work.stacks`) has
@@ -80,7 +80,7 @@ def stage_calls(
 
 
 def brings_experts(stack: Stack, scheme: Scheme, system: System) -> bool:
-    """Whether a scheme that a list does not know leaves the experts to the stack.
+    """Tell whether a scheme that a list does not know leaves the experts to the stack.
 
     Experts of stacks that train are told by their hosts how many rows each has, which the host of a
     scheme that never waits does not know.
@@ -155,7 +155,7 @@ def _spread(
 
 
 def _late_ps(machine: Machine, row: ListedOperation) -> int:
-    """What a row takes beside its bytes, by a law of its own."""
+    """Time of a row beyond its bytes, by a law of its own, in picoseconds."""
     if row.law is None:
         return 0
     name, first, second = row.law

@@ -265,7 +265,7 @@ def _carry_out(argv: Sequence[str] | None) -> int:
 
 
 def _of_system(error: OSError) -> str:
-    """What the system refused, and of which file."""
+    """Name what the system refused, and of which file."""
     said = error.strerror or str(error) or type(error).__name__
     if error.errno in SCARCE:
         return f"this machine gives no more: {said}"

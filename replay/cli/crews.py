@@ -1,4 +1,4 @@
-"""What commands have alike whose work is shared by processes or machines, and goes on later."""
+"""Options of commands whose work processes or machines share, and which can be resumed."""
 
 from __future__ import annotations
 

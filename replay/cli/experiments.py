@@ -25,7 +25,7 @@ SOME_REFUSED = 3
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a comparison was asked for.
+    """Arguments of a comparison.
 
     Attributes
     ----------

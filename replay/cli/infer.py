@@ -25,7 +25,7 @@ def infer(call: ComparisonCall) -> None:
 
 
 def _arrive(call: ComparisonCall) -> bool:
-    """Whether requests arrive: as the command line says, or the file that is run again."""
+    """Tell whether requests arrive: as the command line says, or the file that is run again."""
     return "arrivals" in call.given or call.runs_again(
         "moereplay-arrivals", lambda settings: bool(set(OF_ARRIVALS) & set(settings))
     )

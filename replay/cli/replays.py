@@ -169,7 +169,7 @@ AnyCall = TypeVar("AnyCall", bound=Call)
 
 
 def _parted(call: AnyCall, out: Path | None, jobs: int | None = None) -> tuple[bool, AnyCall]:
-    """Whether steps are replayed one by one, and the call of the experiment that does it.
+    """Steps that are replayed one by one, and the call of the experiment that does it.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def _refuse_with_steps(given: Mapping[str, Any]) -> None:
 
 
 def _kept_in(out: Path | None) -> AbstractContextManager[None]:
-    """What is said where a replay is interrupted that keeps steps in a folder."""
+    """Sentence for a replay that is interrupted and keeps steps in a folder."""
     return nullcontext() if out is None else going_on_later(out)
 
 
@@ -231,7 +231,7 @@ def _num_steps(spec: Any, trace: RoutingTrace) -> int:
 
 
 def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any] | None:
-    """What `replay.assess` is asked for; None where it is not asked.
+    """Arguments of `replay.assess`; None where no uncertainty is asked for.
 
     Raises
     ------

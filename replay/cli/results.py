@@ -107,7 +107,7 @@ class Call:
 
     @cached_property
     def before(self) -> Before | None:
-        """What is run again.
+        """Result that is run again; None if there is none.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class Call:
         return Before([self.experiment.spec.from_toml(text, str(path))])
 
     def runs_again(self, made: str, settings: Callable[[Mapping[str, Any]], bool]) -> bool:
-        """Whether the file of ``--spec`` is of a certain experiment, of those of one command.
+        """Tell whether the file of ``--spec`` is of a certain experiment, of those of one command.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class ResultCall(Call):
         return self.experiment.setup(self.spec, Given(allow_code=allowed))
 
     def is_dry(self, setup: Any) -> bool:
-        """Whether nothing is replayed; says what it would take then."""
+        """Tell whether nothing is replayed; says what it would take then."""
         if self.words.get("dry_run", False):
             print(self.experiment.estimate(setup).text())
             return True

@@ -117,7 +117,7 @@ def tensor_table(found: Iterable[AnyScheme]) -> Table:
 
 
 def _tables(found: Sequence[Scheme]) -> tuple[Table, Table, Table]:
-    """What schemes do, what they move and take, and what their code has."""
+    """Tables of schemes' mechanisms, of their traffic and buffers, and of their code."""
     from replay.report.scheme_tables import facts_of
     from tracegen.shared.display.content import Column, Table
 
@@ -160,7 +160,7 @@ def _tables(found: Sequence[Scheme]) -> tuple[Table, Table, Table]:
 
 
 def _interleaved(found: Iterable[Scheme]) -> Iterable[str]:
-    """Which schemes each value of ``--interleave`` has, in lines."""
+    """Lines on the schemes that offer each value of ``--interleave``."""
     from replay.schemes.ep.staged import StagedScheme
 
     names: dict[str, list[str]] = {}
@@ -312,7 +312,7 @@ def _facts_of_experts(scheme: Scheme) -> dict[str, str]:
 
 
 def _operations(scheme: Scheme) -> None:
-    """What a host does for a layer of a forward pass, and whether a graph can hold it."""
+    """Print a host's operations for a layer of a forward pass, and whether a graph can hold them."""
     from replay.chains import host_program
 
     listed = host_program.typical_program(scheme)

@@ -102,7 +102,7 @@ ELSEWHERE = frozenset({"embedding", "head", "optimizer", "hop", "dense", "nodes"
 
 
 def _is_there(part: str, sizes: KernelSizes) -> bool:
-    """Whether a layer with experts of such a model has a part."""
+    """Tell whether a layer with experts of such a model has a part."""
     if part in ELSEWHERE or (part == "shared" and not sizes.shared):
         return False
     if "attention" in part and not sizes.heads:
@@ -164,7 +164,7 @@ def _sums(stack: Stack, rows: Sequence[ListedOperation]) -> tuple[int, int, int,
 
 
 def _is_captured(stack: Stack, row: ListedOperation) -> bool:
-    """Whether a graph of the stack's options holds an operation."""
+    """Tell whether a graph of the stack's options holds an operation."""
     return row.captured and stack.captures(row.graph)
 
 

@@ -111,7 +111,7 @@ def check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
 
 
 def _doubtful(takes: CreditTakes, pools: CreditPools, some: slice | Int64s) -> Int64s:
-    """Those of some takes that would be too much if each take of a task were its pool's largest."""
+    """Takes that would be too large if each take of a task were its pool's largest."""
     pool, task = takes.pool[some], takes.task[some]
     if not task.size:
         return np.zeros(0, np.int64)

@@ -30,7 +30,7 @@ _WIDER = {np.dtype(f"i{width}"): np.dtype(f"i{2 * width}") for width in (1, 2, 4
 
 
 def is_constant(column: npt.NDArray[Any]) -> bool:
-    """Whether a column is one value, which is stored once for all rows."""
+    """Tell whether a column is one value, which is stored once for all rows."""
     return column.size > 0 and column.strides == (0,)
 
 

@@ -1,4 +1,4 @@
-"""Why a schedule took as long as it did: the chain of tasks and waits that adds up to it.
+"""Critical path of a schedule: the chain of tasks and waits that adds up to its time.
 
 The module is long because every cause of a wait (a task, a resource, credits, a table) is followed
 here, by one walk back through the schedule.
@@ -91,7 +91,7 @@ class CriticalPath:
 
 @dataclass(frozen=True, eq=False)
 class LastMet:
-    """When tasks became ready, and whom they waited for last.
+    """Ready times of tasks, and the last task that each waited for.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a builder is given: numbers or arrays, checked before they are kept."""
+"""Arguments of a builder: numbers or arrays, checked before they are kept."""
 
 from __future__ import annotations
 

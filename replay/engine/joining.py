@@ -157,7 +157,7 @@ def _joined(window: GraphWindow, part: GraphPart) -> GraphWindow:
 
 
 def _places(window: GraphWindow, ids: Int64s | Int32s) -> Int64s:
-    """Where tasks that are not over, or are reported once more, stand in a window."""
+    """Positions in a window of tasks that are not over, or are reported once more."""
     rows = np.flatnonzero(window.state.status != PAST)
     rows = rows[np.argsort(window.ids[rows], kind="stable")]
     if not ids.size:

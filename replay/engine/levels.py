@@ -129,7 +129,7 @@ class Levels:
         return most
 
     def covered(self) -> Intervals:
-        """When each owner has more than nothing: intervals that do not touch, in order.
+        """Intervals in which each owner has more than nothing; they do not touch, and are in order.
 
         No level may fall below 0 at the end of an instant.
         """

@@ -1,4 +1,4 @@
-"""What has become of a graph that is scheduled part by part, and what is remembered of it."""
+"""State of a graph that is scheduled part by part, with what is remembered of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PartRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What has become of a graph since the piece before.
+    """Changes of a graph since the piece before.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Piece:
         return first + np.searchsorted(self.ids[first:], ids)
 
     def of(self, first: int, past: int) -> PartRows:
-        """Those of a part, of tasks ``first`` to ``past - 1`` in the whole."""
+        """Rows of a part, of tasks ``first`` to ``past - 1`` in the whole."""
         low, high = self.find(np.array([first, past])).tolist()
         is_done = self.is_done[low:high]
         count = int(np.count_nonzero(is_done))

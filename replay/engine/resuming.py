@@ -227,7 +227,7 @@ def state_of(laid: Laid, graph: TaskGraph, before: State) -> State:
 def _left(
     arrays: dict[str, Any], tasks: npt.NDArray[Any], now_ps: int
 ) -> tuple[Int64s, npt.NDArray[np.int32]]:
-    """When each task is visible (task,), and the tasks that are not over (left task,)."""
+    """Visibility time of each task (task,), and the tasks that are not over (left task,)."""
     from replay.engine.kernels.reading import Paused, find_left
 
     visible, left = np.empty(tasks.size, np.int64), np.empty(tasks.size, np.int32)

@@ -66,7 +66,7 @@ class Scheduler:
 
     @property
     def is_over(self) -> bool:
-        """Whether all tasks of all parts are over."""
+        """Tell whether all tasks of all parts are over."""
         return self._window is None or not self._window.graph.num_tasks
 
     def run(self) -> Piece:

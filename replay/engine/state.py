@@ -1,4 +1,4 @@
-"""Where a paused run stands, in terms of the semantics.
+"""State of a paused run, in terms of the semantics.
 
 A plan is a way to run a graph fast, and another graph has another one: a resource may be a stream
 in the one and a station in the other. What is carried over is therefore said in the words of
@@ -60,7 +60,7 @@ class Keys:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where a run stands between the two phases of a round.
+    """State of a run between the two phases of a round.
 
     Of tasks, touches and gates only the first ones may be told: nothing has happened to the others.
 
@@ -115,7 +115,7 @@ class State:
 
     @property
     def is_lengthened(self) -> bool:
-        """Whether touches have added to any task."""
+        """Tell whether touches have added to any task."""
         return bool(self.extra_service_ps.any() or self.extra_latency_ps.any())
 
     @classmethod

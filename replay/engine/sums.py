@@ -14,7 +14,7 @@ from replay.engine.timeline import Timeline
 
 @dataclass(frozen=True)
 class TaskSums:
-    """What tasks are together.
+    """Sums over tasks.
 
     Attributes
     ----------

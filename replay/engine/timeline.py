@@ -29,7 +29,7 @@ class Touched(IntFlag):
 
 @dataclass(frozen=True, eq=False)
 class LineDraws:
-    """What touches of tables drew from lines, one row per draw.
+    """Draws of touches of tables from lines, one row per draw.
 
     Attributes
     ----------

@@ -82,7 +82,7 @@ class GraphWindow:
         )
 
     def rest(self, left: Int64s, waited: LastMet) -> GraphWindow:
-        """What is left: tasks that are not over, and those that something of them refers to.
+        """Window of tasks that are not over, and of those that they refer to.
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ def _left_slots(
     is_open: Bools,
     place: Place,
 ) -> dict[str, Any]:
-    """What has happened to the gates that are left. Slots are as many as members, gate by gate."""
+    """History of the gates that are left. Slots are as many as members, gate by gate."""
     moved = np.cumsum(of_member) - 1
     slot = state.member_slot[of_member]
     waiter = state.slot_waiter[of_member]

@@ -78,7 +78,7 @@ class Activity:
         )
 
     def of(self, ranks: Ints) -> Activity:
-        """That of some GPUs, each as often as it is named: (entry,) ranks."""
+        """Activity of some GPUs, each as often as it is named: (entry,) ranks."""
         streaming = self.streaming if isinstance(self.streaming, int) else self.streaming[ranks]
         return Activity(
             self.computing[ranks], self.communicating[ranks], self.both[ranks], streaming
@@ -95,7 +95,7 @@ def waiting(ps: Ints) -> Activity:
 
 
 def activity_of(machine: Machine, ends_ps: Ints, timeline: Timeline) -> Activity:
-    """When kernels run, up to each GPU's own end.
+    """Intervals in which kernels run, up to each GPU's own end.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 class OfLayer(NamedTuple):
-    """What is told of a layer.
+    """Measures of a layer.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class ByLayer:
         return found
 
     def result(self) -> list[OfLayer]:
-        """What is told of each layer."""
+        """Measures of each layer."""
         num_ranks, found = self._machine.num_ranks, []
         for one, sums in enumerate(self._sums):
             assert sums is not None

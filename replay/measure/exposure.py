@@ -1,4 +1,4 @@
-"""What a GPU's time is spent on while nothing, or not all of it, computes.
+"""Exposure: the time of a GPU while nothing, or not all of it, computes.
 
 MEASURES.md defines each number, with an example worked by hand.
 """
@@ -71,7 +71,7 @@ class Exposed(NamedTuple):
 
 
 class Exposing:
-    """What GPUs are busy with, of a schedule that may come in pieces.
+    """Activities of GPUs, of a schedule that may come in pieces.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def _waiting(ps: Ints) -> Waiting:
 
 
 def _flags(progress: Progress, classes: Ints) -> npt.NDArray[np.int8]:
-    """What a GPU is busy with in each task (task,), -1 for nothing and where it is nobody's."""
+    """Activity of a GPU in each task (task,), -1 for nothing and where it is nobody's."""
     graph = progress.timeline.graph
     on_sm = np.append(classes == ResourceClass.SM, False).astype(np.int8)
     flag: npt.NDArray[np.int8] = _FLAG_OF_KIND[on_sm[graph.resource], graph.kind]
@@ -202,7 +202,7 @@ def _busy(
     num_ranks: int,
     held_up: Intervals | None,
 ) -> Intervals:
-    """When something of a flag is under way for a GPU; owners are the GPUs, flag after flag."""
+    """Intervals in which an activity of a flag is under way for a GPU; owners are the GPUs, flag after flag."""
     owner = flag.astype(np.int32) * num_ranks + timeline.graph.rank
     owner[flag < 0] = -1
     blocks = [Block(owner, timeline.start_ps), Block(owner, timeline.visible_ps, sign=-1)]

@@ -236,7 +236,7 @@ class _SharedTakes:
         self._open: dict[tuple[int, int], list[int]] = {}
 
     def over(self, progress: Progress) -> list[Block]:
-        """What is given back by tasks that are over."""
+        """Blocks that tasks which are over give back."""
         timeline, takes = progress.timeline, progress.timeline.graph.takes
         is_shared = (takes.share >= 0) & (_named(timeline.graph)[takes.pool] >= 0)
         rows = []

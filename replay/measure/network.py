@@ -1,4 +1,4 @@
-"""What the network between NVLink domains carried: every port of it, and rails."""
+"""Traffic of the network between NVLink domains: every port of it, and rails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheme noted of its tasks and touches, found again when these are over."""
+"""Notes of a scheme on its tasks and touches, found again when these are over."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class NotedTouches:
         self._parts.append(_Part(first, noted, count))
 
     def over(self, progress: Progress) -> Touching:
-        """What is noted of the touches that are over."""
+        """Notes on the touches that are over."""
         touch = progress.touches()
         if progress.touch_ids is None:
             return Touching(touch, self._parts[0].noted)
@@ -209,7 +209,7 @@ class Waits:
         self._open = first, second, owner
 
     def over(self, times: Times | PartTimes) -> Intervals:
-        """Those of which both tasks are over; they are forgotten here."""
+        """Intervals of which both tasks are over; they are forgotten here."""
         first, second, owner = self._open
         of = times.start_ps if self._of_starts else times.visible_ps
         start, end = of(first), of(second)

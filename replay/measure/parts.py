@@ -74,7 +74,7 @@ class Memory(Strict):
 
 
 class Room(Strict):
-    """Whether a GPU has room for a layer beside the routed experts of all layers.
+    """Memory of a GPU for a layer beside the routed experts of all layers.
 
     Attention, dense layers, the cache of keys and values, and what training keeps come on top.
 
@@ -150,7 +150,7 @@ class Rail(Strict):
 
 
 class Network(Strict):
-    """What the network between NVLink domains carried.
+    """Traffic of the network between NVLink domains.
 
     Attributes
     ----------
@@ -417,7 +417,7 @@ class CacheUse(Strict):
 
     @property
     def passes(self) -> float:
-        """How often a block was read from memory, in the mean over bytes; 1 without any."""
+        """Times that a block was read from memory, in the mean over bytes; 1 without any."""
         fetched = self.first_bytes + self.again_bytes
         return fetched / self.first_bytes if self.first_bytes else 1.0
 

@@ -27,7 +27,7 @@ _IN_PHASE["both"] = PHASE_OF_KIND >= 0
 
 
 def places_of(graph: TaskGraph, classes: Ints, num_ranks: int) -> tuple[Ints, int]:
-    """Where sums are wanted: on ports (port, gpu), on SMs (gpu,), and on all the rest together.
+    """Places at which sums are wanted: ports (port, gpu), SMs (gpu,), and all the rest together.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def places_of(graph: TaskGraph, classes: Ints, num_ranks: int) -> tuple[Ints, in
 
 
 class Known(NamedTuple):
-    """What measures know of the resources of a machine, once for all that are read of it.
+    """Facts of a machine's resources for measures, once for all that are read of it.
 
     Attributes
     ----------

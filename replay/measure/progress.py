@@ -1,4 +1,4 @@
-"""What has become of tasks: of all of a graph, or of some since the piece before."""
+"""Progress of tasks: of all of a graph, or of some since the piece before."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Progress:
 
     @classmethod
     def of(cls, piece: Piece) -> Progress:
-        """What a piece of a schedule tells."""
+        """Progress that a piece of a schedule tells."""
         closed = min(piece.now_ps, piece.begun_since_ps)
         return cls(piece.timeline, piece.is_done, piece.ids, piece.touch_ids, closed)
 

@@ -127,7 +127,7 @@ class _Ways(NamedTuple):
 
 
 def _ways_of_tokens(replayed: Replayed) -> _Ways:
-    """When each token was sent and combined, in each layer, and whose it is."""
+    """Send and combine times of each token in each layer, with its owner."""
     notes = replayed.machine.notes
     both = [(notes.layers_followed(what), *notes.followed(what)) for what in _BOTH]
     size = 1 + max(int(tokens.max(initial=-1)) for _, tokens, _ in both)
@@ -180,7 +180,7 @@ def _journey(replayed: Replayed, ways: _Ways, token: int | None) -> Journey | No
 
 
 def _unknown(ways: _Ways, token: int) -> str:
-    """What to say of a token that was not followed."""
+    """Sentence on a token that was not followed."""
     if not ways.token.size:
         return f"token {token} cannot be followed: this replay follows none"
     known = np.unique(ways.token)

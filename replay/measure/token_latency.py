@@ -1,4 +1,4 @@
-"""How long tokens take: read off the schedule of one layer."""
+"""Latencies of tokens, read off the schedule of one layer."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What there is to do, and what hardware does: work, machine, collectives, compute."""
+"""Model of work and hardware: work, machine, collectives, compute."""

@@ -72,7 +72,7 @@ def _flags(field: FieldInfo) -> list[Flag]:
 
 
 def _is_place(name: str, field: FieldInfo) -> bool:
-    """Whether it is an argument, which has no option before it."""
+    """Tell whether it is an argument, which has no option before it."""
     return name in PLACES and not _flags(field)
 
 

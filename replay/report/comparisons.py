@@ -1,4 +1,4 @@
-"""What tables and pages of results and comparisons have alike, whatever the question."""
+"""Tables and pages that all results and comparisons share, whatever the question."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tables_group(
 
 
 def outside_notes(system: str, compared: AnyComparison) -> Iterator[str]:
-    """What the machine lacks, and who was left out: a line for each reason."""
+    """Lines on hardware that the machine lacks, and on schemes that were left out, one for each reason."""
     yield from star_notes(system, [one for each in compared.results for one in each.schemes])
     for reason, names in left_out_alike(compared, "scheme {!r}: ").items():
         yield f"Left out: {', '.join(names)}: {reason}."
@@ -102,7 +102,7 @@ def built(compared: AnyComparison) -> tuple[str, TimedResult | None]:
 
 
 def schemes_table(named: Iterable[tuple[str, SchemeDescription]]) -> Table:
-    """What each scheme assumes and proposes, and where it is described; each name once.
+    """Table of what each scheme assumes and proposes, and where it is described; each name once.
 
     Parameters
     ----------

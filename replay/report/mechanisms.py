@@ -35,7 +35,7 @@ def mechanism_table(
 
 
 def expert_table(measured: Sequence[Sequence[Measures]], labels: Sequence[str]) -> Table | None:
-    """How tiles share the weights of experts, a row each; None where no result says.
+    """Table of the weights that tiles of experts share, an expert a row; None where no result has it.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def expert_use(reports: Sequence[Mechanisms]) -> ExpertUse | None:
 
 
 def _by_name(reports: Sequence[Mechanisms], field: str) -> Iterator[tuple[str, list[Any]]]:
-    """What some reports have under each name of a field, by name."""
+    """Values of some reports under each name of a field, by name."""
     found = [getattr(report, field) for report in reports]
     for name in sorted({name for one in found for name in one}):
         yield name, [one[name] for one in found if name in one]

@@ -1,4 +1,4 @@
-"""What entered a result: its machine with the source of every value, and what makes it again."""
+"""Provenance of a result: its machine with the source of every value, and the command that makes it."""
 
 from __future__ import annotations
 

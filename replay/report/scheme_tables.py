@@ -26,7 +26,7 @@ ABOUT_NUMBERS = (
 
 
 class Facts(NamedTuple):
-    """What is known of a scheme beside its text, as short words.
+    """Facts of a scheme beside its text, as short words.
 
     Attributes
     ----------

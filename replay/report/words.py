@@ -147,7 +147,7 @@ def says(word: str) -> str:
 
 
 def schemes_text(count: int) -> str:
-    """How many schemes there are, for a title: ``1 scheme``, ``2 schemes``."""
+    """Number of schemes, for a title: ``1 scheme``, ``2 schemes``."""
     return "1 scheme" if count == 1 else f"{count} schemes"
 
 

@@ -99,7 +99,7 @@ class AnyScheme(ABC):
         return frozenset({self.platform} - {""} | self.needs) - capabilities(system)
 
     def is_tuned(self, asked: bool | None) -> bool:
-        """Whether some of its options are chosen by replay.
+        """Tell whether some of its options are chosen by replay.
 
         Parameters
         ----------

@@ -115,7 +115,7 @@ class About:
         return ", ".join([kind, " and ".join(ends)] if ends else [kind])
 
     def is_choice(self, value: str) -> bool:
-        """Whether a text is one of the choices."""
+        """Tell whether a text is one of the choices."""
         number = "[1-9][0-9]{0,5}"
         return any(
             re.fullmatch(re.escape(word).replace("N", number), value) for word in self.choices

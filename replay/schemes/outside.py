@@ -47,7 +47,7 @@ class CodeRefusedError(UserError):
 
 
 def is_file(reference: str) -> bool:
-    """Whether a reference to a scheme is one to a file."""
+    """Tell whether a reference to a scheme is one to a file."""
     return ".py:" in reference or reference.endswith(".py")
 
 

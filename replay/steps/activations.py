@@ -1,4 +1,4 @@
-"""What a forward pass over a layer keeps for the backward pass.
+"""Activations that a forward pass over a layer keeps for the backward pass.
 
 Each kernel of the backward pass needs what the same kernel of the forward pass read, as in
 "Reducing activation recomputation in large transformer models" (arXiv 2205.05198), section 4. Here

@@ -1,4 +1,4 @@
-"""Which layers each chunk of a model has.
+"""Layers of each chunk of a model.
 
 A pipeline cuts a model into ``pp * vpp`` chunks of successive layers. The embedding stands before
 the first chunk's layers and the output head behind the last one's. Layers for multi-token

@@ -1,4 +1,4 @@
-"""What lies before the first layer and behind the last one: embedding, output head and loss.
+"""Ends of a model: embedding before the first layer, output head and loss behind the last one.
 
 Tensor parallelism slices the vocabulary. Every GPU looks up the tokens of the whole group in its
 slice, and the sums of what they found are scattered; the head gathers rows and gives each GPU the

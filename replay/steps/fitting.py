@@ -1,4 +1,4 @@
-"""Whether a plan suits a model and a system."""
+"""Fit of a plan to a model and a system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernel lists need to know of a training step: sizes of a GPU's work, and of the model."""
+"""Sizes for kernel lists: of a GPU's work in a training step, and of the model."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ Pairing = Literal["dualpipe", "megatron"]
 
 
 class Hops(NamedTuple):
-    """Which passes of a stage begin with a layer, when rows have come from another stage."""
+    """Passes of a stage that begin with a layer, when rows have come from another stage."""
 
     forward: bool = False
     backward: bool = False
@@ -100,7 +100,7 @@ class LayerPasses:
 
     @property
     def splits(self) -> bool:
-        """Whether gradients of weights are put off, too."""
+        """Tell whether gradients of weights are put off, too."""
         return self.splits_backward and isinstance(self.scheme, StagedScheme)
 
     # ---- layers with experts ---------------------------------------------------------------------
@@ -192,7 +192,7 @@ class LayerPasses:
         return Timed(_sum(own.causes), self._tiled(part.met), causes, activity)
 
     def _pays(self, part: Stretch | MoePart) -> bool:
-        """Whether a part may take less with hosts that cost nothing."""
+        """Tell whether a part may take less with hosts that cost nothing."""
         return self.launch is not None and part.pays_host
 
     def _met(self, link: ChainLink, lead: Time) -> MoePart:

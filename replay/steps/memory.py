@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 
 class Kept(NamedTuple):
-    """What a schedule keeps on a stage.
+    """Retention of a schedule on a stage.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ def _advice(
     room: int,
     needs: Callable[[ParallelPlan], list[StageMemory]],
 ) -> str:
-    """Which change of one or two sizes fits, or needs least."""
+    """Sentence on the change of one or two sizes that fits, or needs least."""
     tried: list[tuple[int, str]] = []
     for change in _changes(plan):
         sizes = plan.model_dump(exclude_none=True)

@@ -50,7 +50,7 @@ class LayerParameters:
 
     @property
     def without_experts(self) -> int:
-        """Those that are not spread over expert parallelism."""
+        """Parameters that are not spread over expert parallelism."""
         return self.total - self.experts
 
 

@@ -1,4 +1,4 @@
-"""How a model is spread over GPUs, and how much of a batch each of them has.
+"""Plan: the spread of a model over GPUs, and each one's part of a batch.
 
 Attention and experts are spread differently over the same GPUs, as Megatron-LM folds them
 (arXiv 2504.14960). A stage of the pipeline has ``tp * cp * dp`` GPUs. Attention slices its heads

@@ -226,7 +226,7 @@ class StepReplays:
         return scheme
 
     def _calls(self, scheme: Scheme, links: Links) -> Calls | None:
-        """What the stack does around the scheme's kernels; None without one."""
+        """Calls of the stack around the scheme's kernels; None without one."""
         if self.stack is None:
             return None
         works: dict[Pass, LayerWork] = {
@@ -237,7 +237,7 @@ class StepReplays:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What times were replayed from, as JSON; complete once a scheme has been replayed.
+        """Facts of the replays behind times, as JSON; complete once a scheme has been replayed.
 
         *sequence*, *tokens_per_gpu*: tokens of a sequence; rows of a micro-batch that a GPU owns.
         *gpus*, *expert_gpus*: GPUs that meet, and those that routed experts are spread over.

@@ -1,4 +1,4 @@
-"""How tokens choose experts where no trace is given."""
+"""Routing of tokens where no trace is given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracegen.generate import GENERATORS
 
 @dataclass(frozen=True)
 class DrawnRouting:
-    """What is generated.
+    """Routing that is generated.
 
     Attributes
     ----------

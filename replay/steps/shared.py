@@ -1,4 +1,4 @@
-"""What every scheme of a step shares: dense parts, both ends, hops, copies of weights."""
+"""Parts of a step that every scheme shares: dense parts, both ends, hops, copies of weights."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Shared:
 
     @cached_property
     def slices(self) -> Slices:
-        """How tensor and context parallelism share the dense parts."""
+        """Shares of the dense parts by tensor and context parallelism."""
         return Slices(self.plan.tp, self.plan.cp, self._collective_ps)
 
     def _collective_ps(self, group: Group, what: Collective, nbytes: int) -> int:
@@ -104,7 +104,7 @@ class Shared:
 
     @property
     def calls_at_hops(self) -> bool:
-        """Whether a stack's host sends and receives where a pass comes from another stage."""
+        """Tell whether a stack's host sends and receives where a pass comes from another stage."""
         return self.stack is not None and self.plan.pp > 1 and self.stack.kernels.has(HOP)
 
     @cached_property
@@ -200,7 +200,7 @@ class Shared:
         }
 
     def _launched_ps(self, chunk: Chunk) -> int:
-        """What an optimiser's kernels take if they move nothing."""
+        """Time of an optimiser's kernels if they move nothing."""
         stack = self.stack
         if stack is None or not stack.kernels.has("optimizer"):
             return 0
@@ -224,7 +224,7 @@ class Shared:
         return int(replay_stretch(self.system, 1, add, self._launch).causes["optimiser"][0])
 
     def _place(self, chunk: Chunk) -> dict[str, bool]:
-        """Whether a chunk is the first, and the last."""
+        """Tell whether a chunk is the first, and the last."""
         chunks = chunks_of(self.shape, self.plan)
         ends = (chunks[0].start, chunks[0].stop), (chunks[-1].start, chunks[-1].stop)
         return {"first": chunk == ends[0], "last": chunk == ends[1]}

@@ -40,7 +40,7 @@ Add = Callable[[Machine, "Ints"], "Mapping[Cause, Ints]"]
 
 @dataclass(frozen=True)
 class Stretch:
-    """What a stretch takes.
+    """Times of a stretch.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ def replay_stretch(
 
 
 def lead_after(machine: Machine, visible_ps: Ints, ended_ps: Ints) -> Time:
-    """How long before its GPU each host is through.
+    """Lead of each host over its GPU at the end.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def lead_behind(machine: Machine, launched_ps: Ints | int, ended_ps: Ints) -> Ti
 
 @dataclass(frozen=True)
 class MoePart:
-    """What the MoE part of a pass takes, from when all GPUs have come.
+    """Times of the MoE part of a pass, from when all GPUs have come.
 
     Attributes
     ----------
@@ -232,13 +232,13 @@ def fingerprint(graph: TaskGraph) -> bytes:
 
 
 def _is_held_up(machine: Machine, timeline: Timeline) -> bool:
-    """Whether a launch holds a kernel up before the host first waits."""
+    """Tell whether a launch holds a kernel up before the host first waits."""
     program = machine.host.program
     first = next((at for at, one in enumerate(program) if not one.launches), len(program))
     return _holds_up(machine, timeline, first)
 
 
 def _holds_up(machine: Machine, timeline: Timeline, first: int | None = None) -> bool:
-    """Whether a launch holds a kernel up, of the first so many or of all."""
+    """Tell whether a launch holds a kernel up, of the first so many or of all."""
     visible, noted = timeline.visible_ps, machine.notes.held_up[:first]
     return any((visible[late] > visible[ready]).any() for ready, late, _ in noted)

@@ -56,7 +56,7 @@ class Timed:
 
     @property
     def meets(self) -> bool:
-        """Whether GPUs wait for each other."""
+        """Tell whether GPUs wait for each other."""
         return bool(self.met.any())
 
 

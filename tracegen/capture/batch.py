@@ -141,7 +141,7 @@ class Batch:
         )
 
     def _ended(self, columns: Array, tokens: Array | None) -> Array:
-        """Whether the sequence had ended at each input, (sequence, column)."""
+        """Tell whether the sequence had ended at each input, (sequence, column)."""
         shape = (self.size, columns.size)
         if tokens is None or self._prompt_columns is None or not self._stop_ids.size:
             return np.zeros(shape, np.bool_)
@@ -161,7 +161,7 @@ class Batch:
 
 
 def _real(mask: Array | None, shape: tuple[int, int]) -> Array:
-    """Whether each input is a real token; collators that pack may number sequences in a mask."""
+    """Tell whether each input is a real token; collators that pack may number sequences in a mask."""
     if mask is None:
         return np.ones(shape, np.bool_)
     real = mask.astype(np.bool_)

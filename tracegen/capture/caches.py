@@ -93,7 +93,7 @@ def length(cache: Any) -> int | None:
 
 
 def is_tuple_of_layers(value: Any, size: int) -> bool:
-    """Whether a value is a cache of the time before cache objects: keys and values of each layer.
+    """Tell whether a value is a cache of the time before cache objects: keys and values of each layer.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def is_tuple_of_layers(value: Any, size: int) -> bool:
 
 @dataclass(frozen=True)
 class CacheState:
-    """What a cache held at some time: enough to see that it was changed."""
+    """State of a cache at some time: enough to see that it was changed."""
 
     length: int | None
     tensors: list[tuple[weakref.ref[Any], int]]
@@ -137,7 +137,7 @@ class CacheState:
         return cls(length(cache), tensors)
 
     def equals(self, other: CacheState) -> bool:
-        """Whether nothing was changed between the two.
+        """Tell whether nothing was changed between the two.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class CacheState:
 
 
 def _version(tensor: Any) -> int:
-    """How often a tensor was changed in place; 0 of one that does not count (inference mode)."""
+    """Number of in-place changes of a tensor; 0 of one that does not count (inference mode)."""
     try:
         return int(tensor._version)
     except (RuntimeError, AttributeError):
@@ -189,11 +189,11 @@ class Handed:
 
     @property
     def tells(self) -> bool:
-        """Whether it is known what it holds: its batch, or at least how many columns."""
+        """Tell whether it is known what it holds: its batch, or at least how many columns."""
         return self.batch is not None or self.state.length is not None
 
     def changed(self) -> bool:
-        """Whether it is another than before the pass."""
+        """Tell whether it is another than before the pass."""
         return not self.state.equals(CacheState.of(self.cache))
 
 
@@ -214,7 +214,7 @@ class CacheLedger:
         self._entries: dict[int, tuple[weakref.ref[Any], CacheState, Any]] = {}
 
     def __bool__(self) -> bool:
-        """Whether a cache is known."""
+        """Tell whether a cache is known."""
         return bool(self._entries)
 
     def write(self, cache: Any, batch: Any) -> None:

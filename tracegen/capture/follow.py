@@ -67,7 +67,7 @@ class Pass:
 
 
 class _Thread(threading.local):
-    """What one thread is at: its call of generate and what that call has run so far."""
+    """State of one thread: its call of generate and what that call has run so far."""
 
     call: generation.Call | None = None
     batch: Batch | None = None
@@ -199,7 +199,7 @@ class Follower:
                 ledger.write(cache, done.batch)
 
     def _handed(self, given: dict[str, Any], size: int) -> list[Handed]:
-        """What a pass is given that may be a cache."""
+        """Arguments of a pass that may be caches."""
         for name, value in given.items():
             if caches.is_tuple_of_layers(value, size):
                 msg = f"{name} is a tuple, which does not say whose it is; pass a Cache {TRIED}"
@@ -216,7 +216,7 @@ class Follower:
     def _starts(
         self, given: dict[str, Any], size: int, columns: int, handed: list[Handed]
     ) -> Array | None:
-        """Where the sequences of a packed batch begin, None if every row is one sequence."""
+        """Begins of the sequences of a packed batch, None if every row is one sequence."""
         stated = next((name for name in PACKED if given.get(name) is not None), None)
         positions = generation.text_positions(given.get("position_ids"), size, columns)
         if stated is not None and (positions is None or size != 1 or self._here.call is not None):
@@ -241,7 +241,7 @@ class Follower:
         return starts
 
     def _computed_again(self, batch: Batch | PackedBatch, columns: int) -> bool:
-        """Whether a later pass of a generation without cache begins with the first column."""
+        """Tell whether a later pass of a generation without cache begins with the first column."""
         if columns > batch.columns:
             return True
         msg = (

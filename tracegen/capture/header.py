@@ -20,7 +20,7 @@ BIAS_NAMES = ("e_score_correction_bias", "expert_bias", "moe_statics", "router_b
 
 
 class _OfAllLayers:
-    """What a configuration says of all layers; what differs between layers is not there.
+    """Facts of a configuration on all layers; what differs between layers is not there.
 
     transformers refuses to read such an attribute off the whole configuration (heterogeneous
     models: attention with heads of two sizes, dense layers of several widths).
@@ -158,13 +158,13 @@ def trace_model(model: Any, sites: Sequence[Site], topk: int) -> TraceModel:
 
 
 def _norm_topk(config: Any, model_type: str) -> bool:
-    """Whether chosen weights are scaled to sum to one."""
+    """Tell whether chosen weights are scaled to sum to one."""
     stated = _first(config, names.NORM)
     return bool(names.family(model_type).get("norm_topk", True) if stated is None else stated)
 
 
 def _has_bias(model: Any) -> bool:
-    """Whether a selection bias is among the parameters or buffers."""
+    """Tell whether a selection bias is among the parameters or buffers."""
     tensors = [name for name, _ in model.named_parameters()]
     tensors += [name for name, _ in model.named_buffers()]
     return any(part in name for name in tensors for part in BIAS_NAMES)
@@ -249,7 +249,7 @@ def _expert_width(config: Any, sites: Sequence[Site]) -> int | None:
 
 
 def _gated(sites: Sequence[Site]) -> bool:
-    """Whether an expert has a gate and an up projection."""
+    """Tell whether an expert has a gate and an up projection."""
     names = [name for name, _ in sites[0].module.named_parameters()]
     return not any(name.split(".")[-1] == "up_proj" for name in names) or any(
         "gate" in name for name in names

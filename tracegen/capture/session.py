@@ -53,7 +53,7 @@ class OpenStep:
 
 
 class _Thread(threading.local):
-    """What one thread is at: threads may run one model at a time, each its own step."""
+    """State of one thread: threads may run one model at a time, each its own step."""
 
     open: OpenStep | None = None
 

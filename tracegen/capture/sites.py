@@ -328,7 +328,7 @@ def _function(method: Any) -> Any:
 
 
 def is_torch_module(model: Any) -> bool:
-    """Whether this is something hooks can be put on.
+    """Tell whether this is something hooks can be put on.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Delivery:
-    """What the user asked for besides the screen.
+    """Outputs that the user asked for besides the screen.
 
     Attributes
     ----------

@@ -212,7 +212,7 @@ class Journal:
 
 
 def is_journal(path: str | Path) -> bool:
-    """Whether a file begins as a journal does.
+    """Tell whether a file begins as a journal does.
 
     Parameters
     ----------

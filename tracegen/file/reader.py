@@ -94,12 +94,12 @@ class TraceFile:
 
     @property
     def has_gate_weights(self) -> bool:
-        """Whether gate weights were recorded."""
+        """Tell whether gate weights were recorded."""
         return self._columns["routing/gate_weights"] is not None
 
     @property
     def has_rank(self) -> bool:
-        """Whether every token has a source GPU."""
+        """Tell whether every token has a source GPU."""
         return self._columns["tokens/rank"] is not None
 
     @property
@@ -112,7 +112,7 @@ class TraceFile:
 
     @property
     def has_token_ids(self) -> bool:
-        """Whether vocabulary entries were kept: they are the text."""
+        """Tell whether vocabulary entries were kept: they are the text."""
         return self._columns["tokens/token_id"] is not None
 
     @property

@@ -101,7 +101,7 @@ class Balancedness(Strict):
         return counts
 
     def told(self, num_experts: int, topk: int, tokens: Array) -> str:
-        """What was reached, and what was chosen beside it, in a sentence.
+        """Sentence on what was reached, and what was chosen beside it.
 
         Parameters
         ----------

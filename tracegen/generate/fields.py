@@ -29,7 +29,7 @@ _FIELD = 2**31 + 32
 
 @dataclass(frozen=True)
 class Layout:
-    """Which tokens belong together. Rows are in the order of requests, then of positions."""
+    """Groups of tokens. Rows are in the order of requests, then of positions."""
 
     order: Array
     """Row of the trace for each row here, shape (token,)."""
@@ -60,7 +60,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """How long each dimension of a field lasts."""
+    """Durations of each dimension of a field."""
 
     shares: Floats
     """Of each span in the variance, shape (dimension, span); rows sum to 1."""
@@ -143,7 +143,7 @@ def _windowed(noise: Floats, run: Array, window: int) -> Floats:
 
 
 def _topics(spectrum: Spectrum, noise: Floats) -> Floats:
-    """What requests have in common, shape (request, dimension); lengths are drawn, too."""
+    """Factors that requests share, shape (request, dimension); lengths are drawn, too."""
     own, drift = _request_shares(spectrum)
     runs = noise[:, 1].copy()
     innovation = math.sqrt(1 - spectrum.drift**2)

@@ -213,7 +213,7 @@ _Scorer = Callable[[Array, np.random.Generator], Array]
 
 
 def _scorer(model: LatentModel | KindModel, layer: int, kind: np.dtype[Any]) -> _Scorer:
-    """How one layer scores tokens, in the type that is worked in."""
+    """Scorer of one layer's tokens, in the type that is worked in."""
     bias = model.bias[layer].astype(kind)
     if isinstance(model, KindModel):
         factors = model.factors[layer].astype(kind)

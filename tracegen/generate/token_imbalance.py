@@ -115,7 +115,7 @@ class TokenImbalance(Strict):
         return np.concatenate([ids[:count] for count in tokens])
 
     def told(self, num_experts: int, topk: int, tokens: Array) -> str:
-        """What was drawn, in a sentence; parameters as those of `rows`."""
+        """Sentence on what was drawn; parameters as those of `rows`."""
         numbers = sorted(set(tokens.tolist()))
         each = (
             f"Every rank has the same {numbers[0]} rows"

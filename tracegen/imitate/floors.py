@@ -1,4 +1,4 @@
-"""How much a trace differs from itself: statistics of one half of its requests against the other.
+"""Distance of a trace from itself: statistics of one half of its requests against the other.
 
 No imitation can be asked to be nearer to a trace than the trace is to more of the same work.
 """

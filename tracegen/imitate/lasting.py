@@ -1,4 +1,4 @@
-"""How long what tokens have in common lasts: covariances by distance, and what they are sums of.
+"""Durations of what tokens share: covariances by distance, and the sums that they are.
 
 Every token counts the same, as it does in the statistics: a long request counts for more.
 """
@@ -29,7 +29,7 @@ _PAIRS = 6_000
 
 @dataclass(frozen=True)
 class Ruler:
-    """What parts of each span have in common at each distance, in one trace."""
+    """Shares of the parts of each span at each distance, in one trace."""
 
     counts: Array
     """Tokens of each request, shape (request,)."""

@@ -51,7 +51,7 @@ class Row:
 
     @property
     def outside(self) -> bool:
-        """Whether the imitation differs by more than that."""
+        """Tell whether the imitation differs by more than that."""
         return not abs(self.difference) <= self.allowed
 
     def to_json(self) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
 
 
 def read_as_typed(paths: Sequence[str | Path], format: str, options: Mapping[str, Any]) -> Imported:
-    """What :func:`read` does, with sentences that call options as the command line types them.
+    """Read as :func:`read` does, with sentences that call options as the command line types them.
 
     Parameters
     ----------

@@ -310,7 +310,7 @@ def _recorded(tables: list[dict[str, Array]]) -> int | None:
 
 
 def _known(tables: list[dict[str, Array]], columns: set[str]) -> SameTokens | None:
-    """Whether two ranks had the same tokens: not if they name other requests or positions."""
+    """Tell whether two ranks had the same tokens: not if they name other requests or positions."""
     names = [name for name in ("request", "position", "token", "step") if name in columns]
 
     @functools.cache
@@ -355,7 +355,7 @@ def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
 
 
 def _split(tables: list[dict[str, Array]]) -> list[Rank]:
-    """What each process recorded, of files that name it in each row, or once for a whole file."""
+    """Records of each process, of files that name it in each row, or once for a whole file."""
     of_rank: dict[int, list[dict[str, Array]]] = defaultdict(list)
     for table in tables:
         for number in np.unique(table["rank"]).tolist():

@@ -180,7 +180,7 @@ def _check_ids(routed: Routed, layers: tuple[int, ...], experts: int) -> None:
 
 
 def _suspected(ids: Array, experts: int) -> str:
-    """What ids beyond the last expert may be."""
+    """Guess at the meaning of ids beyond the last expert."""
     least, most = int(ids[ids >= 0].min()), int(ids.max())
     if least == 1 and most == experts:
         return f"ids are 1 to {most}, so they count from one: subtract one"

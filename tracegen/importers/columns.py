@@ -269,7 +269,7 @@ def _check_texts(column: Any, name: str) -> None:
 
 
 def _is_other_list(kind: Any) -> bool:
-    """Whether a column is of the further kinds of lists of Arrow."""
+    """Tell whether a column is of the further kinds of lists of Arrow."""
     import pyarrow
 
     return bool(pyarrow.types.is_fixed_size_list(kind) or pyarrow.types.is_large_list(kind))

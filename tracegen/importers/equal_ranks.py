@@ -106,7 +106,7 @@ def replica_notice(
 def _is_replica(
     rows: Mapping[int, Array], one: int, other: int, known: SameTokens | None, *, has_tp: bool
 ) -> bool:
-    """Whether two ranks had the same tokens.
+    """Tell whether two ranks had the same tokens.
 
     Raises
     ------

@@ -102,7 +102,7 @@ def load_array(source: Path | bytes, where: str) -> Array:
 
 
 def first_line(error: Exception) -> str:
-    """What a library says of a file that is not its own, which may be all of the file."""
+    """First line of a library's message on a file that is not its own, which may be all of the file."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:200]
 

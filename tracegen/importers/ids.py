@@ -94,7 +94,7 @@ def tell(routed: Routed, found: list[ExpertIds]) -> None:
 
 
 def _is_map(found: Array) -> bool:
-    """Whether numbers are zeros and ones that cannot be ids."""
+    """Tell whether numbers are zeros and ones that cannot be ids."""
     if found.ndim < 2 or found.shape[-1] < LEAST_OF_MAP or not found.size:
         return False
     # The first rows alone tell nearly every array of ids.

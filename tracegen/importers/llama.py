@@ -104,7 +104,7 @@ def read_llama_cpp(paths: list[Path], options: Options) -> Routed:
 
 
 def _tell(routed: Routed, is_assumed: bool) -> None:
-    """What the files do not say."""
+    """Tell what the files do not say."""
     if is_assumed:
         routed.notices.append(
             "Phases are not recorded: passes of one token after a file's first were taken for "

@@ -12,7 +12,7 @@ from tracegen.shared.errors import UserError
 
 
 def holds_loads(path: Path) -> bool:
-    """Whether a file holds loads, rather than tokens or responses of a server.
+    """Tell whether a file holds loads, rather than tokens or responses of a server.
 
     Parameters
     ----------

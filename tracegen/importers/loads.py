@@ -183,7 +183,7 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None 
 
 
 def is_named_so(path: Path) -> bool:
-    """Whether a path is named as files of loads are, or a folder, where a trace could stand too.
+    """Tell whether a path is named as files of loads are, or a folder, where a trace could stand too.
 
     Parameters
     ----------

@@ -102,7 +102,7 @@ def _indices(rows: Any, topk: int, where: str) -> Array:
 
 
 def _ranks(found: dict[tuple[int, int], dict[int, list[Array]]], notices: list[str]) -> list[Rank]:
-    """What each rank recorded, pass by pass."""
+    """Records of each rank, pass by pass."""
     layers_of: dict[int, set[int]] = defaultdict(set)
     for (rank, _), calls in found.items():
         layers_of[rank] |= set(calls)

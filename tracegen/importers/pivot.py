@@ -80,7 +80,7 @@ def by_token(table: dict[str, Array], where: str) -> dict[str, Array]:
 
 
 def _disagreeing(table: dict[str, Array], by_layer: Array, keys: list[str]) -> bool:
-    """Whether layers name their tokens differently, row by row."""
+    """Tell whether layers name their tokens differently, row by row."""
     return any((table[name][by_layer] != table[name][by_layer[0]]).any() for name in keys)
 
 

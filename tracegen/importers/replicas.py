@@ -34,7 +34,7 @@ class Pass:
 
 @dataclass
 class Rank:
-    """What one process recorded, or, after merging, one source of tokens."""
+    """Records of one process, or, after merging, one source of tokens."""
 
     number: int
     layers: tuple[int, ...]

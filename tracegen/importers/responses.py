@@ -60,7 +60,7 @@ class ChoiceIds(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """What distinguishes the responses of an engine."""
+    """Marks of the responses of an engine."""
 
     type: str | None
     """Of raw bytes that nothing names."""
@@ -277,7 +277,7 @@ def _holder(holder: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _first(places: list[Any], name: str) -> Any:
-    """What the first object that has something under a name has."""
+    """Value of the first object that has something under a name."""
     found = (one.get(name) for one in places if isinstance(one, dict))
     return next((value for value in found if value is not None), None)
 

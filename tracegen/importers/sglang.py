@@ -244,7 +244,7 @@ def _rank(number: int, passes: dict[int, Pass]) -> Rank:
 
 
 def _known(found: dict[int, dict[int, Pass]]) -> Any:
-    """Whether two ranks had the same tokens, told by their passes, positions and input ids."""
+    """Tell whether two ranks had the same tokens, told by their passes, positions and input ids."""
     if not all("token" in part.columns for passes in found.values() for part in passes.values()):
         return None
 

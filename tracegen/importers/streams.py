@@ -69,7 +69,7 @@ def _parts(
 
 
 def _is_whole(line: str) -> bool:
-    """Whether a line is a JSON document of its own, as in a file of lines named ``.json``."""
+    """Tell whether a line is a JSON document of its own, as in a file of lines named ``.json``."""
     if line[:1] != "{":
         return False
     try:
@@ -122,7 +122,7 @@ def _streams(parts: Iterator[tuple[str, dict[str, Any] | None]]) -> Iterator[Res
 
 
 def _name(entry: dict[str, Any]) -> str:
-    """What all chunks of a response repeat."""
+    """Name that all chunks of a response repeat."""
     meta = entry.get("meta_info")
     own = entry.get("id") or entry.get("request_id")
     if own is None and isinstance(meta, dict):

@@ -160,7 +160,7 @@ def _real(sequence: Array) -> Array:
 
 
 def _content(path: Path) -> Any:
-    """What a file holds: an array, or containers of arrays."""
+    """Content of a file: an array, or containers of arrays."""
     if path.suffix == ".npy":
         return files.load_array(path, str(path))
     return files.load_npz(path) if path.suffix == ".npz" else files.load_tensors(path)

@@ -10,7 +10,7 @@ REMOTE = ("https", "http", "s3", "gs", "gcs", "abfs", "az", "hf", "memory")
 
 
 def is_url(text: str) -> bool:
-    """Whether a text names something remote rather than a path.
+    """Tell whether a text names something remote rather than a path.
 
     Parameters
     ----------

@@ -304,7 +304,7 @@ def _verify(files: ManagedFolder, part: str, url: str, content_id: str | None) -
 
 
 def _folder_of(cache: Path, entry: Entry) -> ManagedFolder:
-    """Where a listed trace belongs."""
+    """Folder of a listed trace."""
     return ManagedFolder(cache, "files", entry.sha256)
 
 

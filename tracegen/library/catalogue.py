@@ -54,7 +54,7 @@ def sha256_of(path: Path) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a catalogue could list a trace under this name.
+    """Tell whether a catalogue could list a trace under this name.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ class Converted:
 
     @property
     def is_same(self) -> bool:
-        """Whether the new trace means the same as the old one."""
+        """Tell whether the new trace means the same as the old one."""
         return self.content_id == self.parent
 
 

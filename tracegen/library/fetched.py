@@ -37,7 +37,7 @@ class FetchedName(BaseModel):
 
     @property
     def origin(self) -> Catalogue:
-        """That catalogue, as far as it is known here."""
+        """Catalogue of the copy's origin, as far as it is known here."""
         base, _ = catalogue.index_of(self.catalogue)
         return Catalogue(self.catalogue, base, {self.trace.name: self.trace})
 

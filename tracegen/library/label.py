@@ -1,4 +1,4 @@
-"""What a finished trace says of itself, set anew: title, licence, source and notes.
+"""Label of a finished trace, set anew: title, licence, source and notes.
 
 None of them is part of the content, so that the content id stays, and with it every result that
 names it. The bytes of the file change: a file that a catalogue lists with their SHA-256 is refused.

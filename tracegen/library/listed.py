@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def is_here(path: Path, entry: Entry) -> bool:
-    """Whether there is a file that can be read and has the size that a catalogue lists.
+    """Tell whether there is a file that can be read and has the size that a catalogue lists.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def is_here(path: Path, entry: Entry) -> bool:
 
 
 def leads_out(path: Path, entry: Entry) -> bool:
-    """Whether a file is a link to somewhere else than its catalogue's folder.
+    """Tell whether a file is a link to somewhere else than its catalogue's folder.
 
     Downloads of the Hugging Face Hub are such links. Where one leads is nobody's choice but the
     stranger's who made the folder, so its file is used only after `check_bytes`: then the stranger

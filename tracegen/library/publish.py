@@ -186,6 +186,6 @@ def _check_target(folder: Path, replace: bool) -> None:
 
 
 def _is_built_in(trace: str, name: str) -> bool:
-    """Whether a trace is the one of that name that comes with the package."""
+    """Tell whether a trace is the one of that name that comes with the package."""
     with library.open_trace(trace) as file:
         return file.content_id == library.entries()[name].content_id

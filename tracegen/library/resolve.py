@@ -35,14 +35,14 @@ class Found:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine, with the size that its catalogue lists."""
+        """Tell whether it is on this machine, with the size that its catalogue lists."""
         if isinstance(self.location, Path):
             return listed.is_here(self.location, self.entry)
         return self.cached is not None
 
     @property
     def reference(self) -> str:
-        """What names it and no other, whichever catalogues are configured."""
+        """Name that leads to it and no other, whichever catalogues are configured."""
         return f"{self.catalogue}{MARK}{self.entry.name}"
 
 
@@ -161,7 +161,7 @@ def split(name: str | Path, catalogue: str | None) -> tuple[str | Path, str | No
 
 
 def is_path(name: str | Path) -> bool:
-    """Whether a path is meant rather than a name.
+    """Tell whether a path is meant rather than a name.
 
     Parameters
     ----------

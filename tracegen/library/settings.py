@@ -86,7 +86,7 @@ class Settings:
 
     @functools.cached_property
     def offline(self) -> bool:
-        """Whether connections are forbidden."""
+        """Tell whether connections are forbidden."""
         if self._offline is not None:
             return self._offline
         said = os.environ.get(ENV_OFFLINE)

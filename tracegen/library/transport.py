@@ -228,7 +228,7 @@ class HttpSource:
 
 
 def _line(said: object) -> str:
-    """What a server or a library says, on one line."""
+    """Message of a server or a library, on one line."""
     text = " ".join(str(said).split()) or type(said).__name__
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 

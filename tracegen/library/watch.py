@@ -72,7 +72,7 @@ def allowed(name: str) -> float:
 
 
 class Watch:
-    """What has come over one connection, and how long that took.
+    """Bytes that have come over one connection, and the time they took.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ class Answer(http.client.HTTPResponse):
         self._watch.begin_body()
 
     def read1(self, n: int = -1) -> bytes:
-        """What is there of the body, after one reading from the connection at most."""
+        """Bytes of the body, after one reading from the connection at most."""
         block = super().read1(n)
         self._watch.content += len(block)
         return block

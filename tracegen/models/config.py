@@ -27,7 +27,7 @@ CODE = "the modelling code of the family, as tracegen.models.config_names has it
 
 
 def is_config(name: str) -> bool:
-    """Whether a name is that of a configuration: a JSON file, or a folder that has one.
+    """Tell whether a name is that of a configuration: a JSON file, or a folder that has one.
 
     Parameters
     ----------
@@ -262,7 +262,7 @@ class _Config:
             self._take("head_dim", max(1, self._values["hidden"] // heads), source)
 
     def _router(self) -> None:
-        """How scores become weights, and groups."""
+        """Write how scores become weights, and groups."""
         score = names.score_function(self.get, self._type)
         if not score:
             score = "softmax"
@@ -286,7 +286,7 @@ class _Config:
             self._read("topk_group", names.TOPK_GROUPS, "")
 
     def _bias(self) -> bool | None:
-        """Whether a bias chooses experts, where that is stated."""
+        """Tell whether a bias chooses experts, where that is stated."""
         if isinstance(method := self.get("topk_method"), str):
             return method == "noaux_tc"
         found = names.first(self.get, ("use_expert_bias", "use_routing_bias"))

@@ -1,1 +1,1 @@
-"""What all packages share: errors, files, output, what people see, and how it is drawn."""
+"""Shared parts of all packages: errors, files, output, display."""

@@ -65,7 +65,7 @@ class ManagedFolder:
             yield
 
     def check(self, name: str) -> bool:
-        """Whether a file is there.
+        """Tell whether a file is there.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class ManagedFolder:
         return self.stat(name) is not None
 
     def stat(self, name: str) -> os.stat_result | None:
-        """What the system says of a file; None if there is none.
+        """Status of a file by the system; None if there is none.
 
         Parameters
         ----------

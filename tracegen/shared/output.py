@@ -118,7 +118,7 @@ def folder(path: str | Path) -> Iterator[None]:
 
 
 def is_stdout(path: str | Path) -> bool:
-    """Whether what is written goes where the process prints its tables.
+    """Tell whether what is written goes where the process prints its tables.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def is_stdout(path: str | Path) -> bool:
 
 
 def is_stream(path: str | Path) -> bool:
-    """Whether a name stands for no file: for standard output, a device or a pipe.
+    """Tell whether a name stands for no file: for standard output, a device or a pipe.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def is_stream(path: str | Path) -> bool:
 
 
 def replaces(path: str | Path) -> bool:
-    """Whether writing would replace a file that is there.
+    """Tell whether writing would replace a file that is there.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def set_aside(draft: Path, room: int) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether something has a name, be it a link to nothing; names that none can have raise."""
+    """Tell whether something has a name, be it a link to nothing; names that none can have raise."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -325,7 +325,7 @@ def failures(path: str | Path, what: str = "write") -> Iterator[None]:
 
 
 def _can_be(path: str | Path) -> bool:
-    """Whether a file can have a name."""
+    """Tell whether a file can have a name."""
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeError:
@@ -371,7 +371,7 @@ def _empty_draft(target: Path) -> Path:
 
 
 def _is_stream(path: str | Path) -> bool:
-    """Whether bytes are written there one after the other, and nothing is replaced."""
+    """Tell whether bytes are written there one after the other, and nothing is replaced."""
     if _descriptor(path) is not None:
         return True
     try:

@@ -159,7 +159,7 @@ def _refuse_long(value: object) -> None:
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether there is a regular file of a name, be it one that none can have.
+    """Tell whether there is a regular file of a name, be it one that none can have.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def why_no_file(path: str | Path) -> str:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether there is a folder of a name, be it one that none can have.
+    """Tell whether there is a folder of a name, be it one that none can have.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def is_folder(path: str | Path) -> bool:
 
 
 def exists(path: str | Path) -> bool:
-    """Whether there is something of a name, be it one that nothing can have.
+    """Tell whether there is something of a name, be it one that nothing can have.
 
     Parameters
     ----------

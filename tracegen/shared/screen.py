@@ -1,4 +1,4 @@
-"""What people see: escaped, for names and titles come from strangers; imports nothing of ours.
+"""Text for people: escaped, for names and titles come from strangers; imports nothing of ours.
 
 A trace, a result or a study may say in its title what steers a terminal: clears it, renames its
 window, sets text from right to left. `guarded` lets nothing of that out of the process, whoever
@@ -88,11 +88,11 @@ class _Stream(io.TextIOBase):
 
     @property
     def failure(self) -> OSError | None:
-        """What the last attempt to write said, here or on the way around; None if all is well."""
+        """Message of the last attempt to write, here or on the way around; None if all is well."""
         return self._own_failure or (self.behind.failure if self.behind else None)
 
     def isatty(self) -> bool:
-        """Whether somebody watches."""
+        """Tell whether somebody watches."""
         return self.stream.isatty()
 
     def fileno(self) -> int:
@@ -135,7 +135,7 @@ def guarded() -> Iterator[None]:
 
 
 def failure() -> OSError | None:
-    """Why standard output or standard error could not be written within `guarded`, if so.
+    """Reason why standard output or standard error could not be written within `guarded`, if any.
 
     From then on it leads nowhere: the interpreter would try again at its end, and complain.
     """
@@ -192,7 +192,7 @@ def piped_width() -> int:
 
 
 def _is_size(text: str) -> bool:
-    """Whether a number of characters or lines is one that a screen may have."""
+    """Tell whether a number of characters or lines is one that a screen may have."""
     return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) > 0
 
 

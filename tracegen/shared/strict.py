@@ -12,6 +12,6 @@ class Strict(BaseModel):
 
 
 class StrictDocument(Strict):
-    """What somebody wrote, such as a preset: unknown keys are errors, and "8" is not 8."""
+    """Document that somebody wrote, such as a preset: unknown keys are errors, and "8" is not 8."""
 
     model_config = ConfigDict(strict=True)

@@ -1,4 +1,4 @@
-"""What is measured of a trace, as tables and charts, and a trace itself at a glance.
+"""Measures of a trace, as tables and charts, and a trace itself at a glance.
 
 The module is long because it has every chart of a trace, each a dozen lines of data.
 """

@@ -239,7 +239,7 @@ def check_layer(ids: npt.NDArray[Any], num_experts: int, layer: int, first_row: 
 
 
 def _repeats(ids: npt.NDArray[Any], empty: int) -> npt.NDArray[np.bool_]:
-    """Whether a row (token, k) has an expert twice: (token,)."""
+    """Tell whether a row (token, k) has an expert twice: (token,)."""
     k = ids.shape[1]
     if k > _FEW_SLOTS:
         ordered = np.sort(ids, axis=1)

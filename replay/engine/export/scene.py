@@ -1,4 +1,4 @@
-"""What a picture of a schedule shows beside its tasks; whoever made the graph knows more of it."""
+"""Scene of a schedule: facts that a picture shows beside its tasks, from whoever made the graph."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Gauge:
 
     @classmethod
     def number(cls, name: str, of: str, process: Int64s, spans: Intervals) -> Gauge:
-        """How many intervals are open at once."""
+        """Count the intervals that are open at once."""
         nothing = np.zeros(0, np.int64)
         return cls(name, of, process, np.ones_like(process), nothing, nothing, spans=spans)
 
@@ -102,7 +102,7 @@ class Journey:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """What is known of a graph beside its tasks.
+    """Facts of a graph beside its tasks.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class Scene:
 
     @classmethod
     def plain(cls, timeline: Timeline) -> Scene:
-        """What the graph itself tells: groups in the order in which they were made, and shares."""
+        """Scene of the graph alone: groups in the order in which they were made, and shares."""
         resources = timeline.graph.resources
         groups = list(dict.fromkeys(resources.groups))
         place = np.array([groups.index(group) for group in resources.groups], np.int64)

@@ -1,4 +1,4 @@
-"""What stands on a timeline beside the tasks: layers, phases, the critical path, what is followed.
+"""Slices of a timeline beside the tasks: layers, phases, the critical path, journeys.
 
 All of it is in slices of threads of its own. Slices of one thread nest or do not overlap.
 """
@@ -34,7 +34,7 @@ class Slice:
     details: Mapping[str, int | str] = field(default_factory=dict)
 
     def is_seen(self, window_ps: tuple[int, int] | None) -> bool:
-        """Whether some of it lies in a part of the time."""
+        """Tell whether some of it lies in a part of the time."""
         return window_ps is None or (self.start_ps < window_ps[1] and self.end_ps > window_ps[0])
 
 
@@ -47,7 +47,7 @@ class Arrow:
     name: str
 
     def is_seen(self, window_ps: tuple[int, int] | None) -> bool:
-        """Whether something of both lies in a part of the time."""
+        """Tell whether something of both lies in a part of the time."""
         return self.source.is_seen(window_ps) and self.target.is_seen(window_ps)
 
 
@@ -123,7 +123,7 @@ def path_slices(timeline: Timeline) -> Iterator[Slice]:
 
 
 def journey_slices(timeline: Timeline, journey: Journey) -> tuple[list[Slice], list[Arrow]]:
-    """What is followed: each stage from begin to end, the tasks on its ways, and arrows.
+    """Slices of journeys: each stage from begin to end, the tasks on its ways, and arrows.
 
     The tasks stand on threads of their own once more, together on one page: among all others, an
     arrow would cross hundreds of threads. What takes less than a nanosecond has no width to begin
@@ -271,7 +271,7 @@ class _Rows:
     def reached(
         self, tasks: Int64s, among: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Whether each task can be reached from some, which can be (task,)."""
+        """Mark the tasks that can be reached from some, which can be (task,)."""
         found = np.zeros(self.indptr.size - 1, np.bool_)
         found[tasks] = True
         while tasks.size:

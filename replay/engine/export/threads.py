@@ -125,12 +125,12 @@ def place_of(process: int) -> tuple[bool, int]:
 
 
 def shown_at(thread: Thread) -> tuple[tuple[bool, int], Thread]:
-    """Where a thread stands among all."""
+    """Position of a thread among all."""
     return place_of(thread.process), thread
 
 
 def pool_of(thread: Thread) -> tuple[int | str, ...]:
-    """What the threads of one pool of servers have in common."""
+    """Facts that the threads of one pool of servers share."""
     return thread[:4]
 
 

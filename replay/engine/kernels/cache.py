@@ -71,7 +71,7 @@ class KernelCache(FunctionCache):
             return self._load_overload(signature, target_context)
 
     def has(self, signature: Any, codegen: Any) -> bool:
-        """Whether there is a file with this kernel."""
+        """Tell whether there is a file with this kernel."""
         return bool(self._cache_file.is_there(self._index_key(signature, codegen)))
 
     def save_overload(self, signature: Any, kernel: Any) -> None:
@@ -97,7 +97,7 @@ class _KernelFile:
         self._name = name
 
     def is_there(self, key: Any) -> bool:
-        """Whether something was saved under a key."""
+        """Tell whether something was saved under a key."""
         path = self._path(key)
         return path is not None and path.is_file()
 

@@ -237,7 +237,7 @@ class _Entry:
         return str(self._kernel.__name__)
 
     def is_missing(self) -> bool:
-        """Whether it is neither loaded nor in the cache."""
+        """Tell whether it is neither loaded nor in the cache."""
         kernel, kinds = self._kernel, self._kinds
         return kinds not in kernel.overloads and not kernel._cache.has(
             kinds, kernel.targetctx.codegen()

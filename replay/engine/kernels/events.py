@@ -161,7 +161,7 @@ def _refill(p, number, units):
 
 @inner
 def _is_early(p, task):
-    """Whether a task gives back what its taker has not taken yet, which ends the run."""
+    """Tell whether a task gives back what its taker has not taken yet, which ends the run."""
     for entry in range(p.give_indptr[task], p.give_indptr[task + 1]):
         taker = p.taker[p.give_order[entry]]
         if p.tasks[taker].missing != STARTED:

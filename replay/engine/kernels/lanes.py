@@ -49,7 +49,7 @@ def _sift_id(ids, low, place, count):
 
 @inlined
 def is_before(p, first, second):
-    """Whether the head of one lane is served before the head of another."""
+    """Tell whether the head of one lane is served before the head of another."""
     lane, other = p.lanes[first], p.lanes[second]
     if lane.priority != other.priority:
         return lane.priority < other.priority

@@ -72,7 +72,7 @@ class RecordLayout:
 
 
 def _address(array: npt.NDArray[Any]) -> int:
-    """Where an array lies; nowhere if it is empty, which nobody reads.
+    """Address of an array; zero if it is empty, which nobody reads.
 
     The array's own ways to say so make objects that describe all of it.
     """

@@ -193,7 +193,7 @@ def _gives_of(w, task):
 
 @inner
 def _has_shares(w, task):
-    """Whether a task gives something back together with others."""
+    """Tell whether a task gives something back together with others."""
     for at in range(w.give_indptr[task], w.give_indptr[task + 1]):
         if w.share[w.give_order[at]] >= 0:
             return True
@@ -216,7 +216,7 @@ def _pools_of(w, needs):
 
 @inner
 def _may_be_early(w, task):
-    """Whether a task might leave before somebody whose credits it gives back has started.
+    """Tell whether a task might leave before somebody whose credits it gives back has started.
 
     It cannot if it is the taker itself or follows it within three edges; others are not looked at.
     """
@@ -229,7 +229,7 @@ def _may_be_early(w, task):
 
 @inlined
 def _follows(w, first, task):
-    """Whether a task follows another within three edges; not all are asked."""
+    """Tell whether a task follows another within three edges; not all are asked."""
     return (
         _is_next(w, first, task)
         or _is_next_but_one(w, first, task)
@@ -239,7 +239,7 @@ def _follows(w, first, task):
 
 @inlined
 def _last_asked(w, task):
-    """Where the edges of a task that are looked at end."""
+    """End of the edges of a task that are looked at."""
     low = w.indptr[task]
     high = w.indptr[task + 1]
     if high > low + MOST_ASKED:
@@ -276,7 +276,7 @@ def _is_next_but_two(w, first, task):
 
 @inlined
 def _has_room(w, task):
-    """Whether all tables of triples have room for what one task can add."""
+    """Tell whether all tables of triples have room for what one task can add."""
     if w.sizes[LANES] == w.room or w.sizes[WAYS] == w.room:
         return False
     if w.has_credits == 0:

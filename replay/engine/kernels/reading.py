@@ -171,7 +171,7 @@ def find_services(g):
 
 
 class Draws(KernelMemory):
-    """When what touches draw from a line of their tables is served, and rows for each draw."""
+    """Service times of draws that touches make from a line of their tables, and rows for each draw."""
 
     num_touches = Fixed()
     served = Vector(np.int64)  # of each touch; 0 where it draws nothing

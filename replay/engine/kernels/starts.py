@@ -236,7 +236,7 @@ def _block_first_lane(p, number, pool):
 
 @inlined
 def _is_turn_before(p, first, second):
-    """Whether a lane is served before another of a station that serves in turns."""
+    """Tell whether a lane is served before another of a station that serves in turns."""
     lane, other = p.lanes[first], p.lanes[second]
     if lane.priority != other.priority:
         return lane.priority < other.priority

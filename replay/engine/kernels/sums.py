@@ -164,7 +164,7 @@ NUM_SHARES = 7
 
 
 class Flags(KernelMemory):
-    """When flags of owners are set, and what the time of each owner is divided into.
+    """Times at which flags of owners are set, and the parts into which each owner's time is divided.
 
     Each owner's time lies behind that of the owner before; event ``i`` sets flag ``i``, event
     ``num_flags + i`` takes it back.

@@ -1,1 +1,1 @@
-"""What all experiments share."""
+"""Base of all experiments."""

@@ -179,6 +179,6 @@ def validated(kind: type[One], document: Any, where: str | Path) -> One:
 
 
 def _first(error: ValidationError) -> str:
-    """Where a document differs first from what it should be."""
+    """First place where a document differs from what it should be."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"

@@ -1,4 +1,4 @@
-"""What a replay takes, before it starts: tasks, memory and time.
+"""Estimate of a replay before it starts: tasks, memory and time.
 
 A scheme says in tasks what it does, and how many there are is known only once it has said so. So
 one layer is replayed in which only some ranks have tokens, and with half of these, and what either
@@ -63,7 +63,7 @@ class UnfitError(UserError):
 
 
 class Size(NamedTuple):
-    """What a layer's graph holds.
+    """Size of a layer's graph.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for, in counts.
+    """Counts of layers, passes and results that are asked for.
 
     Attributes
     ----------
@@ -185,12 +185,12 @@ class Asked:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is worth saying how long it takes."""
+        """Tell whether it is worth saying how long it takes."""
         return self.pairs * self.num_layers >= LONG_PAIRS
 
 
 class Need(ABC):
-    """What a replay takes.
+    """Cost of a replay in tasks, memory and time.
 
     Attributes
     ----------
@@ -257,7 +257,7 @@ class Need(ABC):
 
 @dataclass(frozen=True)
 class Estimate(Need):
-    """What a replay of layers of a trace takes.
+    """Estimated cost of a replay of layers of a trace.
 
     Attributes
     ----------
@@ -283,17 +283,17 @@ class Estimate(Need):
 
     @property
     def tasks(self) -> float:
-        """Those of all layers."""
+        """Tasks of all layers."""
         return self.layer.tasks * self.asked.num_layers
 
     @property
     def memory_bytes(self) -> float:
-        """That of the layers that are there at a time, and of all results."""
+        """Memory of the layers that are there at a time, and of all results."""
         return self.asked.layers_in_memory * self.layer.num_bytes + self.asked.kept_bytes
 
     @property
     def seconds(self) -> float:
-        """That of all layers, and of those that are replayed beside."""
+        """Time of all layers, and of those that are replayed beside."""
         return self.layer_seconds * (self.asked.num_layers + self.asked.extra_layers)
 
     def what_fits(self, most_bytes: float) -> str:
@@ -313,7 +313,7 @@ class Estimate(Need):
 
 @dataclass(frozen=True)
 class Repeated(Need):
-    """What replays take that are there one at a time, each as large as the first.
+    """Cost of replays that are there one at a time, each as large as the first.
 
     Attributes
     ----------
@@ -332,22 +332,22 @@ class Repeated(Need):
 
     @property
     def number(self) -> int:
-        """How many there are."""
+        """Number of replays."""
         return self.times
 
     @property
     def tasks(self) -> float:
-        """Those of all."""
+        """Tasks of all replays."""
         return self.times * self.first.tasks
 
     @property
     def memory_bytes(self) -> float:
-        """That of one."""
+        """Memory of one replay."""
         return self.first.memory_bytes
 
     @property
     def seconds(self) -> float:
-        """That of all."""
+        """Time of all replays."""
         return self.times * self.first.seconds
 
     def what_fits(self, most_bytes: float) -> str:

@@ -40,7 +40,7 @@ Observer = Callable[..., object]
 
 @dataclass(frozen=True)
 class Given(Generic[AnySetup]):
-    """What is given beside a spec.
+    """Inputs beside a spec.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ def _nobody() -> None:
 
 @dataclass(frozen=True)
 class Watch:
-    """Who watches a replay.
+    """Watcher of a replay.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         return 1
 
     def fits_surely(self, setup: AnySetup, room: float, *, tells: bool, is_observed: bool) -> bool:
-        """Whether a replay surely fits, so that nothing has to be found out.
+        """Tell whether a replay surely fits, so that nothing has to be found out.
 
         Parameters
         ----------

@@ -63,7 +63,7 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _of_machine(root: Path) -> Iterator[int]:
-    """What programs could take without swapping."""
+    """Bytes that programs could take without swapping."""
     found = re.search(r"^MemAvailable: +(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
     if found:
         yield int(found[1]) * 1024
@@ -75,7 +75,7 @@ def _of_machine(root: Path) -> Iterator[int]:
 
 
 def _of_groups(root: Path) -> Iterator[int]:
-    """What is left to the control groups that this process is in, and to those around them."""
+    """Bytes left to the control groups that this process is in, and to those around them."""
     mounted = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -97,7 +97,7 @@ def _of_groups(root: Path) -> Iterator[int]:
 
 
 def _of_addresses(root: Path) -> Iterator[int]:
-    """What `ulimit -v` leaves."""
+    """Bytes left by `ulimit -v`."""
     try:
         import resource
     except ImportError:  # Windows

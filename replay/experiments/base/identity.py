@@ -241,7 +241,7 @@ def _foreign_code(kind: type[Scheme]) -> str | None:
 
 
 def _compiled_class(kind: type) -> Iterator[str]:
-    """What a class says, line by line, as far as it is the same in every process."""
+    """Lines of a class, as far as it is the same in every process."""
     for name, value in sorted(vars(kind).items()):
         code = getattr(getattr(value, "__func__", value), "__code__", None)
         if code is not None:
@@ -251,7 +251,7 @@ def _compiled_class(kind: type) -> Iterator[str]:
 
 
 def _compiled(code: CodeType) -> Iterator[str]:
-    """What a function does, without where it was typed."""
+    """Lines of a function's code, without where it was typed."""
     yield from (code.co_code.hex(), repr(code.co_names), repr(code.co_varnames))
     for constant in code.co_consts:
         yield from _compiled(constant) if isinstance(constant, CodeType) else (_plain(constant),)

@@ -21,7 +21,7 @@ UNREAL = frozenset({"ideal"})
 
 
 class NamedScheme(Protocol):
-    """What a result says of its scheme, as far as names are made of it."""
+    """Facts of a result's scheme from which names are made."""
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class NamedScheme(Protocol):
 
     @property
     def lacking(self) -> Sequence[str]:
-        """What it proposes and the system has not."""
+        """Hardware that the scheme proposes and the system lacks."""
 
 
 class NamedRow(Protocol):
@@ -49,7 +49,7 @@ class NamedRow(Protocol):
 
     @property
     def spec(self) -> RunSpec:
-        """What was asked for."""
+        """Spec that was asked for."""
 
 
 AnyRow = TypeVar("AnyRow", bound=NamedRow)

@@ -239,7 +239,7 @@ class ComparisonBase(Document, Generic[AnyTimed]):
         return KeyError(otherwise if reason is None else f"{name} is left out: {reason}")
 
     def speed_up(self, name: str) -> float:
-        """How many times a result could be had while the baseline is had once."""
+        """Ratio of the baseline's time to a result's."""
         return self.base.headline_us / self[name].headline_us
 
     @property

@@ -288,7 +288,7 @@ def mistake(kind: type[Spec], error: ValidationError) -> UserError:
 
 
 def _is_no_text(value: Any) -> bool:
-    """Whether half of a character is in a text, or in what holds texts."""
+    """Tell whether half of a character is in a text, or in what holds texts."""
     return any("\ud800" <= one <= "\udfff" for one in str(value))
 
 

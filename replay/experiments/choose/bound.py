@@ -27,7 +27,7 @@ FORWARD, BOTH, INPUTS, WEIGHTS = "F", "B", "I", "W"
 
 
 class _Stage(NamedTuple):
-    """What a stage does: passes by kind and chunk, and chunks of its first and last."""
+    """Work of a stage: passes by kind and chunk, and chunks of its first and last."""
 
     passes: dict[tuple[str, int], int]
     first: int

@@ -74,7 +74,7 @@ def simulated(candidate: Candidate) -> Cost:
 
 
 class Nothing:
-    """What a task reads that needs no trace."""
+    """Input of a task that needs no trace."""
 
     key = ""
 

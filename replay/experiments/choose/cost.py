@@ -1,4 +1,4 @@
-"""What one simulated step of a search takes."""
+"""Cost of one simulated step of a search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Cost(Strict):
-    """What a simulated step takes.
+    """Cost of a simulated step.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a search of shapes and plans found, as a page."""
+"""Page of a search of shapes and plans."""
 
 from __future__ import annotations
 

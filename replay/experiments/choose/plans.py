@@ -79,7 +79,7 @@ def refused(
     recipe: Recipe,
     sequence: int,
 ) -> str:
-    """Why a model cannot be trained with a plan; nothing where it can.
+    """Reason why a model cannot be trained with a plan; empty where it can.
 
     Memory is counted as `moereplay train` does: without a scheme's buffers, with even routing.
     """

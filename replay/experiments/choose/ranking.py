@@ -46,7 +46,7 @@ class Bounded:
     active: int
 
     def at_best(self, by: By) -> float:
-        """What it is worth if it takes no longer than its bound."""
+        """Value of a candidate if it takes no longer than its bound."""
         return self.worth(self.least_us, by)
 
     def worth(self, step_us: float, by: By) -> float:
@@ -57,7 +57,7 @@ class Bounded:
 
 @dataclass
 class Ranked:
-    """What a search found.
+    """Outcome of a search.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a search found: schema ``moereplay-choice/2``."""
+"""Result of a search: schema ``moereplay-choice/2``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Changed(Strict):
 
 
 class Sensitivity(Strict):
-    """Whether the ranking turns.
+    """Rankings under changed hardware values.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Sensitivity(Strict):
 
 
 class Found(Strict):
-    """What was found on one system.
+    """Outcome of a search on one system.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class Found(Strict):
 
 
 class SearchResult(ResultBase):
-    """What a search found; of a file of the first schema, which had none, without run id.
+    """Result of a search; a file of the first schema, which had none, has no run id.
 
     Attributes
     ----------

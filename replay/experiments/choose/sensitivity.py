@@ -1,4 +1,4 @@
-"""Whether the ranking turns where hardware values are off."""
+"""Sensitivity of the ranking to errors of hardware values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a spec of a search refers to, and the identity that follows."""
+"""References of a search's spec, resolved, and the identity that follows."""
 
 from __future__ import annotations
 

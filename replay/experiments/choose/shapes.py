@@ -72,7 +72,7 @@ def changed(base: ModelShape, sizes: Sizes) -> ModelShape:
 
 
 def refused(shape: ModelShape, budget: Budget) -> str:
-    """Why a model does not keep to a budget; nothing where it does."""
+    """Reason why a model does not keep to a budget; empty where it does."""
     count = parameters.count(shape)
     for found, wanted, reason in (
         (count.total, budget.total, TOTAL),

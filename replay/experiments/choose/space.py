@@ -1,4 +1,4 @@
-"""What is searched: sizes of a model, a budget of parameters, plans, and systems.
+"""Space of a search: sizes of a model, a budget of parameters, plans, and systems.
 
 A space is one TOML file (`CHOOSING.md`). An axis is a number, a list, or a range in words such as
 ``"56..64 step 2"``; of a plan also ``"all"``.

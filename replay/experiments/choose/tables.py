@@ -1,4 +1,4 @@
-"""What a search found, as tables and lines."""
+"""Tables and lines of a search's result."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def best_table(found: Found, top: int, name: str) -> Table:
 
 
 def reasons(found: Found) -> Iterator[str]:
-    """What the best spends its step on, and what the second loses by."""
+    """Sentences on what the best spends its step on, and what the second loses by."""
     best = found.rows[0].cost
     most = sorted(best.spent_us.items(), key=lambda one: -one[1])[:4]
     shares = ", ".join(f"{cause} {100 * us / best.step_us:.0f} %" for cause, us in most)
@@ -98,7 +98,7 @@ def reasons(found: Found) -> Iterator[str]:
 
 
 def turns(found: Sensitivity) -> Iterator[str]:
-    """Whether the ranking turns with uncertain values of the hardware, in lines."""
+    """Lines on changes of the ranking with uncertain values of the hardware."""
     best = [one for one in found.changed if one.order[0] != 0]
     other = [one for one in found.changed if one.order != sorted(one.order)]
     keys = len({one.key for one in found.changed})
@@ -135,7 +135,7 @@ def _counts(found: Found) -> Iterator[str]:
 
 
 def counts_table(found: Found, number: int) -> Table:
-    """What became of all pairs of a model and a plan."""
+    """Table of outcomes of all pairs of a model and a plan."""
     rows = [
         ("simulated", "", len(found.rows)),
         ("not among the first", "their bounds show it", found.pruned),

@@ -1,4 +1,4 @@
-"""What a spec of a collective refers to, and the identity that follows."""
+"""References of a collective's spec, resolved, and the identity that follows."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult, TensorComparison
         return Setup.of(spec, given)
 
     def fits_surely(self, setup: Setup, room: float, *, tells: bool, is_observed: bool) -> bool:
-        """Whether there are few tokens, and room for so few."""
+        """Tell whether there are few tokens, and room for so few."""
         from replay.experiments.dense.fit import SURE_BYTES, SURE_TOKENS, tokens_of_all
 
         return tokens_of_all(setup) <= SURE_TOKENS and room >= SURE_BYTES

@@ -1,4 +1,4 @@
-"""What a replay takes, found out before it starts, from one of some of its tokens.
+"""Cost of a replay, found before it starts, from one of some of its tokens.
 
 Tasks grow with the tokens, the layers and the passes. Memory follows from the tasks by the
 constants of `replay.experiments.base.estimate`, time from what the sample took on this machine;
@@ -29,7 +29,7 @@ SURE_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class TensorNeed(Need):
-    """What a replay takes, which grows with the tokens of all layers and passes.
+    """Cost of a replay, which grows with the tokens of all layers and passes.
 
     Attributes
     ----------
@@ -56,17 +56,17 @@ class TensorNeed(Need):
 
     @property
     def tasks(self) -> float:
-        """Those of all tokens."""
+        """Tasks of all tokens."""
         return self.sample.tasks * self.factor
 
     @property
     def memory_bytes(self) -> float:
-        """That of the whole graph."""
+        """Memory of the whole graph."""
         return self.sample.num_bytes * self.factor
 
     @property
     def seconds(self) -> float:
-        """That of all tokens."""
+        """Time of all tokens."""
         return self.sample_seconds * self.factor
 
     def what_fits(self, most_bytes: float) -> str:

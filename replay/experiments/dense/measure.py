@@ -1,4 +1,4 @@
-"""What a schedule of a layer says of directions of links, and of GPUs that access one address."""
+"""Measures of a layer's schedule by directions of links and by GPUs that access one address."""
 
 from __future__ import annotations
 

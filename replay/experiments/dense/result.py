@@ -110,7 +110,7 @@ class TensorResult(TimedResult):
 
     @property
     def measured(self) -> list[Measures]:
-        """Those of the one schedule of all layers."""
+        """Measures of the one schedule of all layers."""
         return [self.measures]
 
 

@@ -1,4 +1,4 @@
-"""What a spec of a layer under tensor parallelism refers to, and the identity that follows."""
+"""References of a spec of a layer under tensor parallelism, resolved, and the identity that follows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Setup:
 
     @property
     def launch(self) -> Literal["ahead", "eager", "graph"]:
-        """How hosts launch kernels."""
+        """Launches of kernels by hosts."""
         return self.spec.launch or ("graph" if self.spec.phase == "decode" else "ahead")
 
     @property

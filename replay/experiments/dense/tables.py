@@ -62,7 +62,7 @@ def time_table(result: TensorResult) -> Table:
 
 
 def heading(result: TensorResult) -> str:
-    """What was replayed."""
+    """Heading that names the replay."""
     spec = result.spec
     what = "layer" if spec.part == "layer" else f"sub-layer {spec.part}"
     if spec.layers > 1:
@@ -129,7 +129,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def path_table(results: Sequence[TensorResult]) -> Table:
-    """What the time went by with, on one chain of tasks that adds up to it."""
+    """Table of one chain of tasks that adds up to the time."""
     columns = [told(what, "us", ",.1f", word=f"path: {what}") for what in ON_PATH]
     rows = [(label(one), on_path_us(one).values()) for one in results]
     return named_table("critical-path", "Critical path, with its queues", columns, rows)
@@ -241,7 +241,7 @@ def _tenth(share: float) -> str:
 
 
 def notes(compared: TensorComparison) -> Iterator[str]:
-    """What stars, columns and missing rows mean."""
+    """Notes on stars, columns and missing rows."""
     system = compared.base.system
     yield f"A GPU has {system.values['gpu.num_sms']} SMs."
     yield from _alone_notes(compared.results)
@@ -249,7 +249,7 @@ def notes(compared: TensorComparison) -> Iterator[str]:
 
 
 def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
-    """What the layer's kernels take without communication."""
+    """Notes on the time of the layer's kernels without communication."""
     alone = {bool(one.sequence_parallel): one.products_us / one.spec.layers for one in results}
     words = {True: "with sequence parallelism", False: "without"}
     said = ", ".join(f"{alone[way]:,.1f} us {words[way]}" for way in (True, False) if way in alone)

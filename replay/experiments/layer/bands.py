@@ -1,4 +1,4 @@
-"""How sure a comparison is: what its schemes took in replays whose input was drawn."""
+"""Uncertainty of a comparison: times of its schemes in replays whose input was drawn."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Traced(
     SchemeExperiment[AnyTracedSpec, AnySetup, AnyTraced, AnyCompared],
     Generic[AnyTracedSpec, AnySetup, AnyTraced, AnyCompared],
 ):
-    """What is replayed of a trace, under schemes of expert parallelism."""
+    """Experiment on a trace, under schemes of expert parallelism."""
 
     objects = ("trace", "system", "scheme")
     scheme_help = str(RunSpec.model_fields["scheme"].description)
@@ -38,7 +38,7 @@ class Traced(
     """Names of baselines by the phase of the batch, by preference."""
 
     def baseline(self, results: Sequence[AnyTraced]) -> str:
-        """That of the phase."""
+        """Baseline of the phase."""
         ran = [one.scheme.name for one in results]
         preferred = self.BASELINES.get(results[0].batch.phase, ())
         return next((name for name in preferred if name in ran), ran[0])
@@ -80,7 +80,7 @@ class Layer(Traced[RunSpec, "TracedSetup", Result, Comparison]):
     def fits_surely(
         self, setup: TracedSetup, room: float, *, tells: bool, is_observed: bool
     ) -> bool:
-        """Whether counts alone say so; nobody asks about short replays."""
+        """Tell whether counts alone say so; nobody asks about short replays."""
         from replay.experiments.layer.fit import asked_of
 
         asked = asked_of(setup, is_observed=is_observed)

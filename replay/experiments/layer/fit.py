@@ -1,4 +1,4 @@
-"""What a replay takes, found out before it starts, by a layer of some of its tokens."""
+"""Cost of a replay, found before it starts, by a layer of some of its tokens."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class StackDescription(Strict):
 
 
 class TracedResult(TimedResult):
-    """What entered a replay of a trace on one system under one scheme, by value.
+    """Inputs of a replay of a trace on one system under one scheme, by value.
 
     Attributes
     ----------

@@ -72,7 +72,7 @@ class Setup:
 
     @cached_property
     def chain_settings(self) -> ChainSettings:
-        """What chains heed of the spec."""
+        """Settings of chains that the spec decides."""
         return ChainSettings.of(self.spec)
 
     def prepared(self, trace: RoutingTrace, batches: Sequence[Batch] | None = None) -> Replay:
@@ -152,7 +152,7 @@ class TracedSetup:
 
 
 def _same_system(one: RunSpec, other: RunSpec) -> bool:
-    """Whether two specs refer to one system as it is described."""
+    """Tell whether two specs refer to one system as it is described."""
     return one.system == other.system and not one.overrides and not other.overrides
 
 

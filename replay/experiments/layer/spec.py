@@ -199,12 +199,12 @@ class RunSpec(Spec):
 
     @property
     def pairs_passes(self) -> bool:
-        """Whether a forward pass runs beside a backward pass."""
+        """Tell whether a forward pass runs beside a backward pass."""
         return self.interleave in PAIRED
 
     @property
     def makes_one_graph(self) -> bool:
-        """Whether the replay has one schedule, whatever the trace holds."""
+        """Tell whether the replay has one schedule, whatever the trace holds."""
         has_one_layer = isinstance(self.layer, int) and self.steps == 1
         is_chain = not (self.barrier or self.communication_only)
         return is_chain or (has_one_layer and self.direction != "training")

@@ -1,4 +1,4 @@
-"""What is demanded of experts, step by step: by the tokens of a trace, or as counted elsewhere.
+"""Demand for experts, step by step: by the tokens of a trace, or as counted elsewhere.
 
 Of counts, the rows of an expert are divided evenly among its replicas, as EPLB assumes: which
 replica a row finds depends on its GPU, which counts do not tell. Nor do they tell which experts a

@@ -1,4 +1,4 @@
-"""What a spec of a placement refers to, and the identity that follows."""
+"""References of a placement's spec, resolved, and the identity that follows."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def fitted_on(result: PlacementResult) -> str:
-    """What a placement was fitted on, in words; nothing for a file."""
+    """Steps that a placement was fitted on, in words; empty for a file."""
     if result.algorithm == "file":
         return ""
     if result.fitted_on is None:

@@ -73,7 +73,7 @@ def batch_lengths(spec: InferSpec, trace: RoutingTrace | None, num_gpus: int) ->
 
 @dataclass
 class Spending:
-    """What iterations took.
+    """Costs of iterations.
 
     Attributes
     ----------

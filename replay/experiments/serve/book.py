@@ -1,4 +1,4 @@
-"""What happened to every request, and in every iteration: what measures are made of."""
+"""Book of every request and every iteration, from which measures are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replay.experiments.serve.requests import Ints, Requests
 
 @dataclass
 class RequestBook:
-    """What happened to every request, shape (request,) each; times in picoseconds, -1 for never.
+    """Times of every request, shape (request,) each; in picoseconds, -1 for never.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class ServedRun:
 
     @property
     def requests(self) -> Requests:
-        """What was served."""
+        """Requests that were served."""
         return self.book.requests
 
     @property

@@ -55,7 +55,7 @@ class Engine:
         return self.captured[place] if requests and place < len(self.captured) else requests
 
     def is_captured(self, requests: int) -> bool:
-        """Whether there is a graph for a batch."""
+        """Tell whether there is a graph for a batch."""
         return not self.captured or requests <= self.captured[-1]
 
     def exposed_ps(self, gpu_ps: int, kernels: int, launch_ps: int | None) -> int:

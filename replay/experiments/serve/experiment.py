@@ -25,7 +25,7 @@ AnyServed = TypeVar("AnyServed", bound=InferSpec)
 
 
 class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
-    """What serving under one scheme of prompts and one of decoding has alike."""
+    """Base of serving under one scheme of prompts and one of decoding."""
 
     baselines = ("deepep-ll",)
     scheme_help = (
@@ -41,7 +41,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
     code = CODE
 
     def options_in(self, spec: AnyServed) -> Mapping[str, Mapping[str, Any]]:
-        """Those of prompts are their scheme's, whether it is named or implied."""
+        """Options of prompts' scheme, whether it is named or implied."""
         return options_by_scheme(spec, *_names_of(spec))
 
     def usual_schemes(self, shared: AnyServed, given: Mapping[str, Any]) -> Sequence[str]:
@@ -67,11 +67,11 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
         )
 
     def schemes_of(self, reference: str) -> Sequence[str]:
-        """That of prompts and that of decoding, or that of both."""
+        """Scheme of prompts and that of decoding, or that of both."""
         return [one for one in reference.partition("+")[::2] if one]
 
     def schemes_in(self, name: str, spec: AnyServed) -> Sequence[str]:
-        """That of prompts, and that of decoding."""
+        """Scheme of prompts, and that of decoding."""
         return _names_of(spec)
 
 

@@ -27,7 +27,7 @@ class PromptPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """What a worker runs in an iteration.
+    """Requests of a worker's iteration.
 
     Attributes
     ----------

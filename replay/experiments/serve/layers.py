@@ -109,7 +109,7 @@ class Layers:
 
     @property
     def launch(self) -> Launch:
-        """How hosts launch kernels, as the scheme can be launched in this phase."""
+        """Launches of kernels by hosts, as the scheme can be launched in this phase."""
         if self._launch is None:
             self._launch = self._prepared(1).launch
         assert self._launch is not None
@@ -122,7 +122,7 @@ class Layers:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether micro-batches take turns, so that attention hides what travels."""
+        """Tell whether micro-batches take turns, so that attention hides what travels."""
         return self.setup.spec.interleave != "off"
 
     def at(self, tokens: int, positions: int) -> Moe:
@@ -227,7 +227,7 @@ class Layers:
     # ---- what tokens attend to in a replay, the same on every GPU --------------------------------
 
     def _rows(self, tokens: int, positions: int) -> LoadRows:
-        """Those of one GPU."""
+        """Rows of one GPU."""
         if self.phase == "decode":
             load = Load(decoding=tokens, positions=tokens * positions)
         else:

@@ -80,7 +80,7 @@ class Moment(Strict):
 
 
 class GroupUse(Strict):
-    """What a group did. Means over time are over the whole run, in which idle time counts as 0.
+    """Use of a group. Means over time are over the whole run, in which idle time counts as 0.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What workers do in an iteration beside the MoE layers: attention, dense layers, both ends.
+"""Parts of an iteration beside the MoE layers: attention, dense layers, both ends.
 
 The kernels are those of `replay.model.compute.dense.Between`, which a chain of layers has between
 its MoE layers. Here prompts and decoded tokens may be in one iteration: projections and norms take
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRows(Context):
-    """What the kernels of some loads find.
+    """Rows and contexts that kernels find in some loads.
 
     Attributes
     ----------

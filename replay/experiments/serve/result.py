@@ -70,7 +70,7 @@ class Memory(Strict):
 
 
 class Replayed(Strict):
-    """How MoE layers were replayed.
+    """Settings and counts of the replays of MoE layers.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class PhaseResult(Strict):
 
 
 class FirstToken(Strict):
-    """When requests have their first token, from the beginning of the batch."""
+    """Times of requests' first tokens, from the beginning of the batch."""
 
     first_us: float
     mean_us: float
@@ -188,7 +188,7 @@ class InferResult(TimedResult):
 
     @property
     def schemes(self) -> list[SchemeDescription]:
-        """That of prompts and that of decoding, or the one of both."""
+        """Scheme of prompts and that of decoding, or the one of both."""
         return list({one.scheme.name: one.scheme for one in (self.prefill, self.decode)}.values())
 
     @property

@@ -23,7 +23,7 @@ MOST_CHOICES = 100_000_000
 
 @dataclass(frozen=True)
 class RoutingSource:
-    """Where the routing of an iteration's MoE layers comes from.
+    """Source of the routing of an iteration's MoE layers.
 
     Attributes
     ----------

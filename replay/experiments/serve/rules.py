@@ -29,7 +29,7 @@ wait and run; where 4 x waiting + running is least (vLLM). The first of several 
 
 @dataclass(frozen=True)
 class Batching:
-    """How a worker batches.
+    """Rule by which a worker batches.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a spec of serving refers to, and the identity that follows."""
+"""References of a serving spec, resolved, and the identity that follows."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Setup:
 
     @property
     def is_apart(self) -> bool:
-        """Whether other GPUs prefill."""
+        """Tell whether other GPUs prefill."""
         return self.spec.is_apart
 
     @property

@@ -161,10 +161,10 @@ class InferSpec(Spec):
 
     @property
     def of_engine(self) -> tuple[str | None, float | None, bool | None, str | None]:
-        """What is said of the engine's host and graphs."""
+        """Settings of the engine's host and graphs."""
         return self.engine, self.engine_host_us, self.engine_overlap, self.captured
 
     @property
     def is_apart(self) -> bool:
-        """Whether other GPUs prefill."""
+        """Tell whether other GPUs prefill."""
         return self.prefill_system is not None or self.prefill_gpus is not None

@@ -42,7 +42,7 @@ class _Sms:
 
 
 class Stream:
-    """What `replay.model.compute.dense_kernels.Kernels` asks of a machine, added up.
+    """Sums of what `replay.model.compute.dense_kernels.Kernels` asks of a machine.
 
     Parameters
     ----------

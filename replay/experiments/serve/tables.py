@@ -46,7 +46,7 @@ def tables(result: InferResult | InferComparison, *, details: bool) -> Group:
 
 
 def heading(result: InferResult) -> str:
-    """What was replayed."""
+    """Heading that names the replay."""
     spec, decode, prefill = result.spec, result.decode, result.prefill
     lengths = (
         f"{spec.prompt:,} tokens of prompt and {spec.output:,} decoded"
@@ -69,7 +69,7 @@ def by_time(compared: InferComparison) -> list[InferResult]:
 
 
 def times_table(compared: InferComparison) -> Table:
-    """What a batch is asked for first."""
+    """Table of a batch's main times."""
     base, results = compared.base, by_time(compared)
     return table(
         "times",
@@ -92,7 +92,7 @@ def times_table(compared: InferComparison) -> Table:
 
 
 def batch_table(compared: InferComparison) -> Table:
-    """How times grow with the cache, and what the whole batch takes."""
+    """Table of times by length of the cache, and of the whole batch."""
     results = by_time(compared)
     unit, unit_us = time_unit(max(one.time_us for one in results))
     return table(
@@ -110,7 +110,7 @@ def batch_table(compared: InferComparison) -> Table:
 
 
 def causes_table(compared: InferComparison, phase: str) -> Table:
-    """What an iteration is spent on, mean over those of a phase."""
+    """Table of the causes of an iteration's time, mean over those of a phase."""
     words = spent_ms(compared.base, phase)
     columns = [Column(word, "ms", ",.2f", says=WORDS.get(word, "")) for word in words]
     spent = [(label(one), spent_ms(one, phase).values()) for one in by_time(compared)]
@@ -147,7 +147,7 @@ def memory_table(compared: InferComparison) -> Table:
 
 
 def said_of(engine: Engine, name: str | None) -> str:
-    """What of an engine is heeded, in a line."""
+    """Line on the settings of an engine that count."""
     how = "while GPUs run the one before" if engine.overlaps else "in turn with its GPUs"
     sizes = "any batch has a graph"
     if engine.captured:
@@ -160,7 +160,7 @@ def said_of(engine: Engine, name: str | None) -> str:
 
 
 def notes(compared: InferComparison) -> Iterator[str]:
-    """How it was replayed, what is not among it, and who was left out."""
+    """Notes on the replay, on what it leaves out, and on schemes that are missing."""
     first = compared.results[0]
     layers = first.decode.replayed.moe_layers
     worst = max(

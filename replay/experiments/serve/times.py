@@ -1,4 +1,4 @@
-"""What iterations take: MoE layers by replay, everything beside them added up kernel by kernel.
+"""Times of iterations: MoE layers by replay, everything beside them added up kernel by kernel.
 
 Workers meet in every MoE layer. Each layer therefore takes the longest time that any worker is busy
 before it, and then that of the MoE layer itself, whose experts compute what all workers send, while

@@ -222,7 +222,7 @@ class EngineWorker:
             self._pieces.append(_Prefill(who, total, 0, tokens))
 
     def _fits(self, who: int, positions: int) -> bool:
-        """Whether there are blocks for a request, and for the outputs that they are kept for."""
+        """Tell whether there are blocks for a request, and for the outputs that they are kept for."""
         need = self.rules.blocks_of(positions)
         if self.rules.reserve and self.running and need <= self.free:
             others = [*self._coming, *(piece.who for piece in self._pieces), who]

@@ -164,7 +164,7 @@ def times_plot(drawn: dict[str, TraceResult]) -> Plot:
 
 
 def imbalance_plot(compared: TraceComparison) -> Plot:
-    """How even the rows of each step are, with each placement."""
+    """Plot of the imbalance of the rows of each step, with each placement."""
     placed = {one.placement: one for one in compared.results}
     return Plot(
         "imbalance",
@@ -184,7 +184,7 @@ def wins_bars(compared: TraceComparison) -> Bars:
 
 
 def wins_plot(compared: TraceComparison) -> Plot | None:
-    """Which is the fastest when; None where it is always the same."""
+    """Plot of the fastest scheme by step; None where it is always the same."""
     wins = {name: set(steps) for name, steps in compared.wins().items() if steps}
     if len(wins) < 2:
         return None

@@ -139,7 +139,7 @@ class StepStore(Store):
 def _look(
     jobs: Sequence[Job], store: Store, report: Report
 ) -> tuple[dict[str, Outcome], list[Job]]:
-    """What is in the folder, by identity; and what is not there."""
+    """Results found in the folder, by identity, and steps that are missing."""
     there: dict[str, Outcome] = {}
     left: list[Job] = []
     for job in jobs:
@@ -161,7 +161,7 @@ def _jobs(steps: Sequence[int], asked: Mapping[int, AskedStep]) -> dict[tuple[in
 
 
 def _reference(setup: TraceSetup, folder: Path) -> str:
-    """Where processes read the trace: one in memory is written first."""
+    """Path by which processes read the trace: one in memory is written first."""
     known = setup.first.setup.spec.trace
     if known is not None:
         return known

@@ -90,7 +90,7 @@ class SampledMean(Strict):
 
 
 class StepLayer(Strict):
-    """Which layer it is, of every step.
+    """Layer of every step.
 
     Attributes
     ----------

@@ -87,7 +87,7 @@ class TraceSetup:
 
     @property
     def has_one_phase(self) -> bool:
-        """Whether all steps are of one phase, so that all launch kernels alike."""
+        """Tell whether all steps are of one phase, so that all launch kernels alike."""
         phases = self.first.trace.tokens.phase
         return self.first.trace.tokens.rank is None or bool((phases == phases[0]).all())
 

@@ -14,7 +14,7 @@ CODE = ("experiments/trace",)
 
 
 class TraceSpec(RunSpec):
-    """Which steps of a trace are replayed, each by itself, and how each is.
+    """Steps of a trace that are replayed, each by itself, and the settings of each.
 
     Raises
     ------

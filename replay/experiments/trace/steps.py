@@ -1,4 +1,4 @@
-"""Which steps of a trace are replayed."""
+"""Selection of a trace's steps."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def tables(result: TraceResult | TraceComparison, *, details: bool) -> Group:
 
 
 def heading(compared: TraceComparison) -> str:
-    """What was replayed."""
+    """Heading that names the replay."""
     one = compared.base
     trace, batch = one.trace, one.batch
     each = "" if batch.tokens_per_rank is None else f" x {batch.tokens_per_rank} tokens"
@@ -42,7 +42,7 @@ def heading(compared: TraceComparison) -> str:
 
 
 def steps_text(result: TraceResult) -> str:
-    """Which steps of how many."""
+    """Steps that are replayed, of how many, in words."""
     steps, layers = result.steps, len({one.layer_index for one in result.layers})
     one = result.spec.layer
     of = f"MoE layer {one}" if isinstance(one, int) else f"{layers} layer" + "s" * (layers > 1)
@@ -155,7 +155,7 @@ def steps_table(compared: TraceComparison) -> Table:
 
 
 def notes(compared: TraceComparison) -> Iterator[str]:
-    """How even the routing is, how sure a sample, who is fastest when."""
+    """Notes on imbalance, on the error of a sample, and on the fastest scheme by step."""
     one = compared.base
     yield (
         f"The busiest GPU has {one.imbalance.mean:.2f} x the mean of the rows, mean over the "
@@ -171,5 +171,5 @@ def notes(compared: TraceComparison) -> Iterator[str]:
 
 
 def outside(compared: TraceComparison) -> list[str]:
-    """What the system lacks, and which schemes are left out."""
+    """Notes on hardware that the system lacks, and on schemes that are left out."""
     return list(outside_notes(compared.base.system.name, compared))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AskedStep:
-    """What asks for a step.
+    """Request for a step.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class StepTask:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What was asked for, in words; `id` has it by value."""
+        """Settings of the request, in words; `id` has it by value."""
         settings = self.setup.spec.settings()
         settings.pop("trace", None)  # which may lie anywhere
         return {"replay": self.setup.run_id, "settings": settings}

@@ -79,7 +79,7 @@ def held(
 
 
 def _work(setup: Setup, step: Composed) -> Work:
-    """What a GPU does in a step, the mean over all: products, and bytes of other kernels."""
+    """Work of a GPU in a step, mean over all: products, and bytes of other kernels."""
     plan, system = setup.plan, setup.system
     tokens = plan.tokens_per_step(setup.sequence) / plan.num_gpus
     each = flop_per_token(setup.shape, setup.sequence, mtp=plan.mtp)

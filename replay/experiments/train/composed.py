@@ -207,7 +207,7 @@ class _Composition:
         ).reshape(which.size, ranks)
 
     def _add_waits(self, port: Ints) -> None:
-        """What a stride waits for beside the one before it: of its own stage, or a message."""
+        """Add the waits of a stride beside the one before it: for a stride of its stage, or a message."""
         here = [(one.earlier, one.later) for one in self.laid.waits if not one.crosses]
         if here:
             earlier, later = np.array(here).T
@@ -321,7 +321,7 @@ class _Composition:
         )
 
     def _computed(self) -> dict[Spent, Ints]:
-        """What the parts themselves say that their time is spent on."""
+        """Causes of time as the parts state them."""
         none = np.zeros(self.times.num_ranks, np.int64)
         spent: dict[Spent, Ints] = {name: np.zeros(self.grid, np.int64) for name in SPENT}
         cause: Cause
@@ -333,7 +333,7 @@ class _Composition:
     def _share_out_end(
         self, spent: dict[Spent, Ints], start: Ints, end: Ints, step_ps: int
     ) -> None:
-        """What happens when a GPU has made its last stride."""
+        """Share out the time after each GPU's last stride."""
         last = np.searchsorted(self.stage, np.arange(self.shape.stages), side="right") - 1
         over = end[self.done[last]]
         summing = np.zeros(self.grid, np.int64)

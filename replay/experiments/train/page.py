@@ -127,7 +127,7 @@ def cause_bars(results: Sequence[TrainResult]) -> Bars:
 
 
 def speed_up_bars(compared: TrainComparison) -> Bars:
-    """How many steps each scheme makes while the baseline makes one."""
+    """Bars of the steps that each scheme makes while the baseline makes one."""
     results = compared.ranking
     return Bars(
         name="speed-up",

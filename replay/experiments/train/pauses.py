@@ -1,4 +1,4 @@
-"""What hosts do beside a step: Python's collection of garbage, and the data of micro-batches.
+"""Pauses of hosts beside a step: Python's collection of garbage, and the data of micro-batches.
 
 A full collection visits every object that Python tracks: 0.12 us each, in one of 0.2 to 1.6 million
 of dictionaries, lists and tuples (Python 3.11, a busy AMD EPYC, 2026-11-27; `gc.collect` by
@@ -44,7 +44,7 @@ class Collections(NamedTuple):
     steps: int
 
     def each_step_ps(self, hosts: int) -> int:
-        """What they add to a step, in the mean.
+        """Time that pauses add to a step, in the mean.
 
         Those at times of their own add up, since all that meet wait for the host that collects; two
         that fall together, and what a host's lead hides, are not taken off.
@@ -91,5 +91,5 @@ def checked(text: str) -> str:
 
 
 def waited_for_data_ps(step_ps: int, micro_batches: int, data_ms: float) -> int:
-    """What a step waits for the data of its micro-batches, which are brought while it runs."""
+    """Time that a step waits for its micro-batches' data, which are brought while it runs."""
     return max(0, round(micro_batches * data_ms * PS_PER_MS) - step_ps)

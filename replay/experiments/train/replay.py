@@ -76,7 +76,7 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
 
 
 def facts(setup: Setup, scheme: Scheme) -> dict[str, Any]:
-    """What times were replayed from; of a stack also whether its list knows the scheme."""
+    """Facts of the replays behind times; of a stack also whether its list knows the scheme."""
     found, stack = setup.replays.facts, setup.replays.stack
     if stack is not None:
         found["stack"]["knows"] = stack.with_dispatcher(scheme.name) is not None
@@ -84,7 +84,7 @@ def facts(setup: Setup, scheme: Scheme) -> dict[str, Any]:
 
 
 def efficiency(setup: Setup, step: Composed) -> Efficiency:
-    """What a step is worth: tokens per second, and the share of the peak that the model uses."""
+    """Throughput of a step: tokens per second, and the share of the peak that the model uses."""
     plan, sequence = setup.plan, setup.sequence
     flop = flop_per_token(setup.shape, sequence, mtp=plan.mtp)
     peak_type = setup.precision.gemm

@@ -23,7 +23,7 @@ from tracegen.shared.strict import Strict
 
 
 class Efficiency(Strict):
-    """What a step is worth.
+    """Throughput of a step.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a picture of a training step shows beside its tasks; see `replay.engine.export.scene`."""
+"""Scene of a training step; see `replay.engine.export.scene`."""
 
 from __future__ import annotations
 

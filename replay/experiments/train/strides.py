@@ -1,4 +1,4 @@
-"""What each stage does in a step, one stride after the other: a pass over a part of the model."""
+"""Strides of each stage in a step: one pass over a part of the model after the other."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Strides:
             self.last[op.chunk, stage] = last
 
     def _needs(self, op: Op) -> Iterator[Op]:
-        """What a pass waits for: the chunk before it, or behind it, and its own other half."""
+        """Passes that a pass waits for: the chunk before it, or behind it, and its own other half."""
         _, chunk, micro_batch = op
         if op.kind == "W":
             yield Op("I", chunk, micro_batch)
@@ -192,12 +192,12 @@ class Strides:
         return self.times.layers[micro_batch % len(self.times.layers)][part]
 
     def _fit(self, one: int, forward: Op, other: int, backward: Op) -> bool:
-        """Whether a layer can be made forward beside another one backward."""
+        """Tell whether a layer can be made forward beside another one backward."""
         ahead = self._part(one, forward.micro_batch)
         back = self._part(other, backward.micro_batch)
         return ahead.beside is not None and back.beside is not None
 
     def _pairs(self, forward: Op, backward: Op) -> bool:
-        """Whether any layers of two passes can be made beside each other."""
+        """Tell whether any layers of two passes can be made beside each other."""
         both = zip(self._layers(forward), self._layers(backward), strict=False)
         return any(self._fit(one, forward, other, backward) for one, other in both)

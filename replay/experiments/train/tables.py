@@ -63,7 +63,7 @@ def tables(result: TrainResult | TrainComparison, *, details: bool) -> Group:
 
 
 def heading(result: TrainResult) -> str:
-    """What was replayed."""
+    """Heading that names the replay."""
     plan = result.plan
     sizes = ", ".join(
         f"{name} {plan[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if plan[name] != 1
@@ -172,7 +172,7 @@ def worth_table(compared: TrainComparison) -> Table:
 
 
 def _counted(worth: Efficiency) -> str:
-    """How MFU is counted."""
+    """Sentence on how MFU is counted."""
     return (
         f"{worth.flop_per_token / 1e9:,.1f} GFLOP per token, forward and backward, causal "
         f"attention, nothing twice, of {worth.peak_tflop_per_s:,.0f} TFLOP/s {worth.peak} dense"
@@ -222,7 +222,7 @@ def memory_table(result: TrainResult) -> Table:
 
 
 def notes(compared: TrainComparison) -> Iterator[str]:
-    """What was replayed, what stars and missing rows mean."""
+    """Notes on the replay, and on stars and missing rows."""
     result = compared.results[0]
     if result.num_gpus > result.peers * len(result.spent_us["peers"]):
         groups = result.num_gpus // (result.peers * len(result.spent_us["peers"]))

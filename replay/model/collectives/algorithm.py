@@ -1,4 +1,4 @@
-"""What an algorithm of the library is: which collectives it runs, what it needs, how it is added.
+"""Algorithms of a library: the collectives that each runs, what it needs, how it is added.
 
 A collective is one kernel on every rank. Its thread blocks have an SM each; what a block copies,
 adds and stores limits the rate, so that few blocks are slow and more than fill the links change
@@ -58,7 +58,7 @@ class CollectiveCall:
 
     @property
     def carries_payload(self) -> bool:
-        """Whether what is sent is payload; a byte that is passed on for none is not."""
+        """Tell whether what is sent is payload; a byte that is passed on for none is not."""
         return self.payload and self.nbytes > 0
 
 

@@ -76,7 +76,7 @@ class KernelBlocks:
 
     @property
     def alone(self) -> bool:
-        """Whether no other kernel runs at the same time."""
+        """Tell whether no other kernel runs at the same time."""
         return self._beside is None
 
     def begin(self, begun: Ints) -> Ints:

@@ -66,7 +66,7 @@ class BlockGrid:
 
 @dataclass(frozen=True)
 class Style:
-    """How a library launches a kernel.
+    """Style in which a library launches a kernel.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Style:
 
 
 class Items(NamedTuple):
-    """What blocks in step do in a round.
+    """Items of blocks in step in a round.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class Items(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockWork:
-    """What the blocks of a kernel do with their bytes, wave for wave.
+    """Work of a kernel's blocks on their bytes, wave for wave.
 
     Attributes
     ----------

@@ -51,12 +51,12 @@ LEAST_RANKS = 3  # two exchange without the switch
 
 
 def sums(collective: Collective) -> bool:
-    """Whether the switch adds up."""
+    """Tell whether the switch adds up."""
     return collective != "all_gather"
 
 
 def spreads(collective: Collective) -> bool:
-    """Whether the switch copies."""
+    """Tell whether the switch copies."""
     return collective != "reduce_scatter"
 
 
@@ -280,7 +280,7 @@ def _touched(collective: Collective, nbytes: int, num_ranks: int) -> int:
 
 
 def _paces(machine: Machine, collective: Collective, nbytes: int, blocks: int) -> bool:
-    """Whether so many blocks take longer than the ports."""
+    """Tell whether so many blocks take longer than the ports."""
     busy = _working(machine, collective, nbytes).shared_by(blocks)
     return bool(busy.ps > _port_ps(machine, collective, nbytes))
 

@@ -1,4 +1,4 @@
-"""What NCCL makes of the bytes that ranks send one another: channels, protocol, parts, chunks.
+"""Rules of NCCL for the bytes that ranks send one another: channels, protocol, parts, chunks.
 
 A communicator of several nodes has fewer channels for each peer and smaller chunks, within a node
 too; what leaves a node goes by protocol Simple, since connections of the network have no buffers
@@ -47,7 +47,7 @@ is still leaving the source."""
 
 @dataclass(frozen=True)
 class PairRules:
-    """How NCCL cuts what one rank sends to another.
+    """Rules by which NCCL cuts what one rank sends to another.
 
     Attributes
     ----------
@@ -186,7 +186,7 @@ def most_rails(machine: Machine) -> int:
 
 
 class Parcels(NamedTuple):
-    """What pairs send: lanes (a pair's part on one channel), their chunks, and messages of these.
+    """Parcels of pairs: lanes (a pair's part on one channel), their chunks, and messages of these.
 
     Attributes
     ----------

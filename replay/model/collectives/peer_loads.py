@@ -1,4 +1,4 @@
-"""What kernels without a switch are made of: loads from all peers, and stores to all of them."""
+"""Loads from all peers and stores to all of them, of which kernels without a switch are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves a node under NCCL: the threads of the hosts that post it, and their credits.
+"""Proxies of NCCL: the threads of hosts that post what leaves a node, and their credits.
 
 A rank stores a chunk into a buffer in its own GPU's memory or, with PXN, in that of the GPU of its
 node whose network card is on the rail of the target; no SM of that GPU takes part. The *proxy*, a

@@ -97,7 +97,7 @@ def ring(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channels: int
 
 
 def rounds_of(machine: Machine, nbytes: int, channels: int) -> int:
-    """How often the channels go round the ring for a buffer of so many bytes: loops of `cut`."""
+    """Loops of the channels round the ring for a buffer of so many bytes: loops of `cut`."""
     return cut(max(1, nbytes // machine.num_ranks), channels)[1]
 
 
@@ -198,7 +198,7 @@ def _pass_round(
 
 
 def _touches(collective: Collective, step: int, num_ranks: int) -> int:
-    """How often the bytes of a chunk are read from, or written to, a rank's memory in a step.
+    """Times that the bytes of a chunk are read from, or written to, a rank's memory in a step.
 
     The first step reads the own chunk. One that copies reads what came and writes it; one that
     adds reads what came and the own summand. Whoever has the sum first writes it, too.
@@ -252,7 +252,7 @@ def _store(
 
 
 def paces(machine: Machine, protocol: Protocol, nbytes: int, blocks: int) -> bool:
-    """Whether blocks of protocol Simple store so many bytes later than their link takes them."""
+    """Tell whether blocks of protocol Simple store so many bytes later than their link takes them."""
     if protocol.channel_rate is not None:
         return False
     storing = machine.costs.sm_store(nbytes).shared_by(blocks)

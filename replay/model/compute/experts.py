@@ -1,4 +1,4 @@
-"""What runs between dispatch and combine: the experts, tile by tile or as kernels in a row.
+"""Experts between dispatch and combine, tile by tile or as kernels in a row.
 
 Schemes that fuse communication and GEMMs run both GEMMs of a row tile as soon as its rows are there
 (`fused_tiles`); the others run kernels one after the other (`separate_kernels`).

@@ -47,7 +47,7 @@ ADD = Operation("gradients added", moves="an expert's gradients, at home")
 
 
 class Rates(NamedTuple):
-    """What the policy takes for the machine.
+    """Rates that the policy takes for the machine.
 
     Attributes
     ----------

@@ -39,7 +39,7 @@ def nobody(group: Group, collective: Collective, nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class Slices:
-    """How many GPUs share heads and widths, and sequences.
+    """Numbers of GPUs that share heads and widths, and sequences.
 
     Attributes
     ----------

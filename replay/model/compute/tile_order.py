@@ -1,4 +1,4 @@
-"""Which of the tiles that are ready an SM takes next, in kernels that multiply rows as they come.
+"""Order in which an SM takes tiles that are ready, in kernels that multiply rows as they come.
 
 **The rule.** An SM that becomes free takes, of the tiles whose rows are there, the one with the
 smallest *turn*; of equal turns the one that has been ready longest, and of these the first in the
@@ -130,7 +130,7 @@ class Turns:
 
     @property
     def by_columns(self) -> bool:
-        """Whether tiles of a row tile have a turn each."""
+        """Tell whether tiles of a row tile have a turn each."""
         return self.columns > 0
 
     @property

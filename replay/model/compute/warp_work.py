@@ -1,4 +1,4 @@
-"""What warps do on their SM for a tile beside its products.
+"""Work of warps on their SM for a tile beside its products.
 
 Where a tile's sums lie in registers, the warps that multiply also scale them, activate them, cast
 and send them, and the tensor cores wait. Instructions are counted in a kernel's source; their rates
@@ -32,7 +32,7 @@ SCALE_PRODUCTS = 2  # of a row's scale and the weights', for each reciprocal: on
 
 @dataclass(frozen=True)
 class WarpWork:
-    """What the warps of one kernel do for a tile of one GEMM, beyond what all kernels do.
+    """Work of one kernel's warps for a tile of one GEMM, beyond what all kernels do.
 
     Attributes
     ----------

@@ -44,11 +44,11 @@ class Communicators:
 
     @property
     def is_one_node(self) -> bool:
-        """Whether nothing leaves a node."""
+        """Tell whether nothing leaves a node."""
         return self.num_nodes == 1
 
     def distance(self, src: Ints, dst: Ints) -> Ints:
-        """How far peers are apart (pair,): by nodes first, then by ranks within the node."""
+        """Distance of peers (pair,): by nodes first, then by ranks within the node."""
         nodes = (self.node[dst] - self.node[src]) % self.num_nodes
         ranks = (self.local[dst] - self.local[src]) % self.ranks_of_node
         found: Ints = nodes * self.ranks_of_node + ranks
@@ -95,5 +95,5 @@ def _communicators(domains: Domains, group: Group) -> Communicators:
 
 
 def runs_nccl(system: System) -> bool:
-    """Whether the GPUs of a system run NCCL."""
+    """Tell whether the GPUs of a system run NCCL."""
     return Capability.CUDA in system.capabilities

@@ -85,10 +85,10 @@ class Domains:
 
     @property
     def even(self) -> bool:
-        """Whether all domains in use are full, or there is only one: everybody has all peers."""
+        """Tell whether all domains in use are full, or there is only one: everybody has all peers."""
         return self.num == 1 or len(self.gpu) == self.num * self.size
 
     def crosses(self, src: IntsLike, dst: IntsLike) -> npt.NDArray[np.bool_]:
-        """Whether messages leave their domain: broadcast."""
+        """Tell whether messages leave their domain: broadcast."""
         crossing: npt.NDArray[np.bool_] = self.of(src) != self.of(dst)
         return crossing

@@ -75,7 +75,7 @@ class Operation(NamedTuple):
 
 
 class StageCalls(NamedTuple):
-    """What a stack's host does in a stage of a scheme's layer.
+    """Calls of a stack's host in a stage of a scheme's layer.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class StageCalls(NamedTuple):
 
 @dataclass(frozen=True)
 class Calls:
-    """What a stack's hosts do around a scheme's kernels.
+    """Calls of a stack's hosts around a scheme's kernels.
 
     Attributes
     ----------
@@ -372,7 +372,7 @@ class Host:
         return self._replayed
 
     def _each_ps(self, one: Operation) -> IntsLike:
-        """What each launch takes the threads."""
+        """Time of each launch on the threads."""
         each = self._launch_ps if one.host_ps is None else one.host_ps
         return each if self._paces is None else np.rint(each * self._paces).astype(np.int64)
 

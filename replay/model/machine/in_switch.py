@@ -372,7 +372,7 @@ class InSwitch:
 
     @property
     def _takes_in(self) -> bool:
-        """Whether somebody cares when a part has been added."""
+        """Tell whether somebody cares when a part has been added."""
         return self._input_buffers.are_finite or self._system.switch.adder_rate is not None
 
     def add(self, reader: Ints, of: Ints, part: Ints, nbytes: Ints) -> Ints:

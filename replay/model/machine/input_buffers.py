@@ -41,7 +41,7 @@ class InputBuffers:
 
     @property
     def are_finite(self) -> bool:
-        """Whether messages take room at all."""
+        """Tell whether messages take room at all."""
         return self._room > 0
 
     def hold(

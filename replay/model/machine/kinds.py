@@ -190,7 +190,7 @@ def phase_of(kind: Kind) -> str | None:
 
 
 def among(kinds: Iterable[Kind]) -> npt.NDArray[np.bool_]:
-    """Whether each kind is one of those given: (kind,)."""
+    """Tell whether each kind is one of those given: (kind,)."""
     chosen = np.zeros(len(Kind), np.bool_)
     chosen[list(kinds)] = True
     chosen.flags.writeable = False

@@ -121,7 +121,7 @@ class L2:
 
     @property
     def _ending_ps(self) -> int:
-        """What a tile still takes when all that it reads has come."""
+        """Time of a tile after all that it reads has come."""
         return self._system.compute.tile_overhead_ps
 
     def _tables(self) -> Ints:

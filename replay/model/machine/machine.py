@@ -163,7 +163,7 @@ class Machine:
 
     @property
     def has_nccl(self) -> bool:
-        """Whether its GPUs run NCCL; engines beside the SMs copy where they do not."""
+        """Tell whether its GPUs run NCCL; engines beside the SMs copy where they do not."""
         return runs_nccl(self.system)
 
     @property
@@ -173,7 +173,7 @@ class Machine:
 
     @property
     def has_experts(self) -> bool:
-        """Whether experts do anything, or the communication is replayed without them."""
+        """Tell whether experts do anything, or the communication is replayed without them."""
         return not self.graph.left_out >= EXPERTS
 
     def path(self, src: Ints, dst: Ints) -> Iterator[Path]:

@@ -62,17 +62,17 @@ class Hop:
 
     @property
     def is_way_out(self) -> bool:
-        """Whether the port leads away from the source."""
+        """Tell whether the port leads away from the source."""
         return self.of in _ON_WAY_OUT
 
     @property
     def is_shared(self) -> bool:
-        """Whether messages of all nodes meet at the port."""
+        """Tell whether messages of all nodes meet at the port."""
         return self.of in (ResourceClass.LEAF_UP, ResourceClass.LEAF_DOWN)
 
     @property
     def is_port(self) -> bool:
-        """Whether payload is counted there: that on a link is, on the ports at its ends."""
+        """Tell whether payload is counted there: that on a link is, on the ports at its ends."""
         return self.of != ResourceClass.LINK
 
     def duration_ps(self, nbytes: IntsLike) -> IntsLike:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Writes:
-    """How a library writes messages to other domains.
+    """Way in which a library writes messages to other domains.
 
     Attributes
     ----------

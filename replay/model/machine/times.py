@@ -178,7 +178,7 @@ class Costs:
         return Time(self._system.l2.read_ps(nbytes))
 
     def fits_cache(self, nbytes: int) -> bool:
-        """Whether so many bytes stay in the L2 cache from kernel to kernel."""
+        """Tell whether so many bytes stay in the L2 cache from kernel to kernel."""
         return bool(nbytes <= self._system.l2.num_bytes)
 
     def elementwise(self, nbytes: IntsLike | MemoryTraffic, least: Time = NO_TIME) -> Time:
@@ -189,7 +189,7 @@ class Costs:
         return late if least is NO_TIME else late + self.beside_bytes(nbytes, least)
 
     def beside_bytes(self, nbytes: IntsLike | MemoryTraffic, least: Time) -> Time:
-        """What is left, when its bytes have moved, of the least that a kernel takes."""
+        """Rest, after its bytes have moved, of the least that a kernel takes."""
         if least is NO_TIME:
             return NO_TIME
         return Time(np.maximum(least.ps - self.stream(nbytes).ps, 0))
@@ -230,7 +230,7 @@ class Costs:
         return Time(peers * self._system.warps.release_ps)
 
     def multicast_release(self) -> Time:
-        """What a fence takes longer behind stores that the switch has copied."""
+        """Extra time of a fence behind stores that the switch has copied."""
         return Time(self._system.switch.multicast_release_ps)
 
     def remote_load(self) -> Time:
@@ -249,7 +249,7 @@ class Costs:
         return Time(self._system.overheads.fence_ps)
 
     def poll(self) -> Time:
-        """Until a loop that polls has seen a flag that is already visible."""
+        """Time until a loop that polls has seen a flag that is already visible."""
         return Time(self._system.overheads.poll_ps)
 
     def flag(self) -> Time:

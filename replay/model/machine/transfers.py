@@ -91,7 +91,7 @@ class FanOut:
     def alternates(
         self, rank: Ints, same_way: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Whether `rank` (message,) has several peers among those that are reached the same way."""
+        """Tell whether `rank` (message,) has several peers among those that are reached the same way."""
         if same_way is None:
             return self._several[rank]
         several: npt.NDArray[np.bool_] = (self.pairs & same_way).sum(axis=1) > 1

@@ -1,4 +1,4 @@
-"""What the tokens of a batch attend to: counts for the attention between the layers."""
+"""Contexts of a batch's tokens: counts for the attention between the layers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Context:
     longest: Ints | int = 0
 
     def __getitem__(self, ranks: slice) -> Context:
-        """That of some ranks."""
+        """Context of some ranks."""
         blocks, longest = (
             each if isinstance(each, int) else each[ranks] for each in (self.blocks, self.longest)
         )
@@ -51,7 +51,7 @@ class Context:
         )
 
     def scores(self, heads: int) -> Scores[Ints]:
-        """What a prefill kernel of so many heads computes."""
+        """Scores that a prefill kernel of so many heads computes."""
         return Scores(heads * self.pairs, heads * self.blocks, self.longest)
 
     @classmethod

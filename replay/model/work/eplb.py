@@ -1,4 +1,4 @@
-"""Which expert each slot holds, from the experts' loads: DeepSeek's EPLB, and a greedy rule.
+"""Placement of experts in slots by their loads: DeepSeek's EPLB, and a greedy rule.
 
 A *slot* is room for the weights of one expert on one GPU. There are at least as many slots as
 experts; an expert in several slots has *replicas*, among which its rows are divided

@@ -119,7 +119,7 @@ class LayerWork:
 
     @property
     def has_weight_gradients(self) -> bool:
-        """Whether the pass makes gradients of the experts' weights."""
+        """Tell whether the pass makes gradients of the experts' weights."""
         return self.is_backward and not self.puts_off_weights
 
     @property

@@ -52,7 +52,7 @@ class WhichLayer(NamedTuple):
 
 
 class LayerSlots(NamedTuple):
-    """What the slots of one layer hold.
+    """Contents of the slots of one layer.
 
     Attributes
     ----------

@@ -69,7 +69,7 @@ class Placement:
 
     @property
     def has_replicas(self) -> bool:
-        """Whether any expert has more than one slot."""
+        """Tell whether any expert has more than one slot."""
         return self.num_logical < self.num_experts
 
 

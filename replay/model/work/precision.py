@@ -137,12 +137,12 @@ class Precision:
 
     @property
     def casts_dispatched(self) -> bool:
-        """Whether rows arrive in another type than GEMMs read, so that they are cast in between."""
+        """Tell whether rows arrive in another type than GEMMs read, so that they are cast in between."""
         return self.dispatch != self.gemm
 
     @property
     def casts_results(self) -> bool:
-        """Whether results are cast before they travel.
+        """Tell whether results are cast before they travel.
 
         GEMMs write BF16 or FP32, whichever is asked for, out of FP32 accumulators. FP8 needs the
         largest of 128 values first, and is made by a kernel behind the sum of a row's parts.

@@ -42,7 +42,7 @@ class Export(NamedTuple):
 
 @dataclass
 class Effort:
-    """What the planner did one after the other, by which its kernel's time is told.
+    """Work of the planner, one step after the other, by which its kernel's time is told.
 
     Attributes
     ----------
@@ -146,7 +146,7 @@ class _Search:
         effort.moves = int(later.sum(axis=(1, 2)).max(initial=0)) + per_rank.shape[1]
 
     def attempt_together(self, levels: list[int]) -> list[bool]:
-        """Whether each level can be kept; the longest attempt counts."""
+        """Tell whether each level can be kept; the longest attempt counts."""
         total, longest, kept = self.effort, Effort(), []
         for level in levels:
             self.effort = Effort()

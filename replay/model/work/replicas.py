@@ -1,4 +1,4 @@
-"""Which replica of its expert each row goes to.
+"""Choice of a replica of its expert for each row.
 
 Engines choose by different rules, which need no communication but for the last:
 

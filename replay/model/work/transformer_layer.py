@@ -114,7 +114,7 @@ class Enter:
 
 @dataclass(frozen=True)
 class Core:
-    """What lies between the two products."""
+    """Step between the two products."""
 
     works: tuple[Work, ...]
 
@@ -166,7 +166,7 @@ class TensorLayer:
         return self.tokens // self.num_ranks
 
     def num(self, kind: type[Step]) -> int:
-        """How many steps are of a kind."""
+        """Number of steps of a kind."""
         return sum(isinstance(step, kind) for step in self.steps)
 
 

@@ -169,7 +169,7 @@ def parse(text: str, where: str) -> LayerShape:
 
 
 def _lacks(model: ModelShape) -> str:
-    """Why tensor parallelism cannot slice a model's attention here; empty if it can."""
+    """Reason why tensor parallelism cannot slice a model's attention here; empty if it can."""
     if model.q_lora_rank is not None or model.kv_lora_rank is not None:
         return (
             f"{model.name} has latent attention, whose GEMMs are not those of heads that tensor "

@@ -85,13 +85,13 @@ def aftermath(case: AnyCase) -> Iterator[str]:
 
 
 def frees(case: AnyCase) -> Iterator[str]:
-    """What SMs do against the ends of their ranks."""
+    """Findings on SMs against the ends of their ranks."""
     built = case.built
     yield from _busy_after(built.graph, case.timeline, built.machine, built.ends)
 
 
 def late_frees(case: AnyCase) -> Iterator[str]:
-    """What SMs do against the ends of ranks that began at different times."""
+    """Findings on SMs against the ends of ranks that began at different times."""
     late = case.late
     yield from _busy_after(late.graph, late.timeline, late.machine, late.ends)
 

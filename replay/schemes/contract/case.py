@@ -188,7 +188,7 @@ class AnyCase(ABC):
 
     @property
     def refusal(self) -> str:
-        """Why the scheme cannot run the layer on the system; empty if it can."""
+        """Reason why the scheme cannot run the layer on the system; empty if it can."""
         return str(self.scheme.refuses(self.work))
 
     @property
@@ -285,7 +285,7 @@ class Case(AnyCase):
 
     @property
     def refusal(self) -> str:
-        """Why the scheme cannot run the layer on the system; empty if it can."""
+        """Reason why the scheme cannot run the layer on the system; empty if it can."""
         if self.domain_size is not None and not self.scheme.network:
             return "it knows one NVLink domain"
         return self.scheme.refuses(self.work) or self.scheme.refuses_on(self.work, self.system)
@@ -310,7 +310,7 @@ class Case(AnyCase):
 
     @cached_property
     def result(self) -> LayerResult:
-        """What a replay of the layer reports, from the graph and schedule of all checks."""
+        """Report of a replay of the layer, from the graph and schedule of all checks."""
         return layer_result(self.link, self.chain, self.timeline, self.scheme)
 
     @cached_property
@@ -321,7 +321,7 @@ class Case(AnyCase):
 
     @cached_property
     def carried_unpadded(self) -> Carried:
-        """What is carried out in `unpadded`."""
+        """Layer that is carried out in `unpadded`."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
         return scheme.carries_on(self.work, self._without_overhead)
 
@@ -350,7 +350,7 @@ class Case(AnyCase):
         return found
 
     def has_one_tile(self, expert: int) -> bool:
-        """Whether all rows of an expert are in one row tile.
+        """Tell whether all rows of an expert are in one row tile.
 
         Then its tiles read one block of rows, and no block of weights twice.
         """

@@ -117,7 +117,7 @@ def examine_case(case: AnyCase) -> Iterator[Finding]:
 
 
 def _is_counted(scheme: AnyScheme) -> bool:
-    """Whether its classes of traffic are known, so that bytes can be counted."""
+    """Tell whether its classes of traffic are known, so that bytes can be counted."""
     if isinstance(scheme, TensorScheme):
         return scheme.traffic.gather in GATHERS and scheme.traffic.reduce in REDUCES
     return isinstance(scheme, Scheme) and scheme.traffic in TRAFFIC and scheme.network in NETWORK

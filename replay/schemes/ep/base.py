@@ -178,7 +178,7 @@ class Scheme(AnyScheme):
         return as_it_is(work)
 
     def carries_on(self, work: LayerWork, system: System) -> Carried:
-        """What `carries` says, for a scheme to which the rates of a system matter."""
+        """Result of `carries`, for a scheme to which the rates of a system matter."""
         return self.carries(work)
 
     def communication_sms(self, system: System) -> int | None:

@@ -108,7 +108,7 @@ class FlashInferPush(Scheme):
         )
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
-        """What the experts write, with room for the worst case."""
+        """Outputs of the experts, with room for the worst case."""
         most = int(memory.tokens(work).max(initial=0)) * work.num_ranks
         return memory.intermediates(work, memory.on_each(work, most * work.expert_ids.shape[1]))
 

@@ -1,4 +1,4 @@
-"""What no way to run a layer can beat, in three readings of the word ideal.
+"""Bounds that no way to run a layer can beat, in three readings of the word ideal.
 
 * **The experts' work alone** (``form=least``): rows are where they are wanted, at once. A layer
   takes at least as long as the least work of its experts does on the busiest GPU
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IdealOptions(Options):
-    """What is ideal."""
+    """Reading of the word ideal."""
 
     form: str = option(
         "least",
@@ -142,7 +142,7 @@ class Ideal(Scheme):
         return ends
 
     def _form(self, machine: Machine) -> str:
-        """What of the layer there is."""
+        """Part of the layer that there is."""
         form = self.options.form
         if not machine.has_experts:
             if form in ("fused", "kernels"):

@@ -48,21 +48,21 @@ def expert_weights(work: LayerWork) -> Ints:
 
 
 def cast_tokens(work: LayerWork) -> tuple[Buffer, ...]:
-    """What a kernel makes of a GPU's tokens before they travel; nothing where it casts none."""
+    """Buffers of a kernel that casts a GPU's tokens before they travel; empty where it casts none."""
     if not work.precision.casts_tokens:
         return ()
     return (Buffer("cast tokens", tokens(work) * work.dispatch_row_bytes),)
 
 
 def cast_received(work: LayerWork, rows: Ints) -> tuple[Buffer, ...]:
-    """What is made of received (rank,) rows for the GEMMs; nothing where they read them as such."""
+    """Buffers made of received (rank,) rows for the GEMMs; empty where they read them as such."""
     if not work.precision.casts_dispatched:
         return ()
     return (Buffer("cast rows", rows * work.operand_row_bytes),)
 
 
 def cast_results(work: LayerWork, rows: Ints) -> tuple[Buffer, ...]:
-    """What a kernel makes of (rank,) results before they travel; nothing where it casts none."""
+    """Buffers of a kernel that casts (rank,) results before they travel; empty where it casts none."""
     if not work.precision.casts_results:
         return ()
     return (Buffer("cast results", rows * work.combine_row_bytes),)
@@ -76,7 +76,7 @@ def intermediates(
     quantises_apart: bool = False,
     keeps_results: bool = True,
 ) -> tuple[Buffer, ...]:
-    """What the experts write, beside the rows that they are given.
+    """Outputs of the experts, beside the rows that they are given.
 
     A backward pass has what the forward pass kept for it, and gradients of the weights, which stay.
 

@@ -59,7 +59,7 @@ class NcclOptions(Options):
     )
 
     def rules(self, machine: Machine, group: Group = "all") -> PairRules:
-        """How NCCL's kernels of pairs go about it, in the communicators of a `group`."""
+        """Rules of NCCL's kernels of pairs, in the communicators of a `group`."""
         return rules_of(machine, group=group, **self._settings)
 
     def rules_on(self, system: System, num_ranks: int, group: Group) -> PairRules:

@@ -58,7 +58,7 @@ class NcclEp(LowLatencyDeepEp):
         return ""
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
-        """Those of DeepEP's layout, which it has taken over, and a workspace."""
+        """Buffers of DeepEP's layout, which it has taken over, and a workspace."""
         first, *others = super().buffers(work, system)
         workspace = Buffer("workspace", memory.on_each(work, WORKSPACE_BYTES), stays=True)
         return (first, workspace, *others)

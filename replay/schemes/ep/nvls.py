@@ -95,7 +95,7 @@ class Nvls(DenseExchange):
     options: NvlsOptions = NvlsOptions()
 
     def communication_sms(self, system: System) -> int | None:
-        """Those that issue multimem instructions."""
+        """SMs that issue multimem instructions."""
         return self.options.num_sms
 
     def _sms(self, machine: Machine) -> Split:

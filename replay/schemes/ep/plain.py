@@ -53,7 +53,7 @@ class Plain(Scheme):
     options: PlainOptions = PlainOptions()
 
     def communication_sms(self, system: System) -> int | None:
-        """Those that store."""
+        """SMs that store."""
         return self.options.num_sms
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:

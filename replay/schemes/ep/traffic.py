@@ -62,7 +62,7 @@ TRAFFIC = {
 
 
 class NetworkTraffic(NamedTuple):
-    """How rows get from one NVLink domain to another.
+    """Way of rows from one NVLink domain to another.
 
     Attributes
     ----------

@@ -182,6 +182,6 @@ class TensorScheme(AnyScheme):
 
 
 def is_plain(step: Enter | Leave) -> bool:
-    """Whether a product is one matrix, with nothing between it and its gather, or its sums."""
+    """Tell whether a product is one matrix, with nothing between it and its gather, or its sums."""
     around = step.before if isinstance(step, Enter) else step.after
     return step.product.groups == 1 and not around

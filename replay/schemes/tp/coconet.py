@@ -213,7 +213,7 @@ class CoCoNet(Overlapping):
         return ring.rounds_of(machine, layer.tokens * layer.row_bytes, self.options.blocks)
 
     def _place(self, blocks: RowBlocks, first: Ints, block: Ints, num_ranks: int) -> Ints:
-        """When a block of rows has its turn: (tile,), smaller first.
+        """Turn of each block of rows: (tile,), smaller first.
 
         Parameters
         ----------

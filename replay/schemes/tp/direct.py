@@ -45,7 +45,7 @@ class Direct(TensorScheme):
     options: DirectOptions = DirectOptions()
 
     def communication_sms(self, machine: Machine) -> int:
-        """Those that store."""
+        """SMs that store."""
         return self.options.num_sms
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:

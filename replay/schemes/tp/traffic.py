@@ -90,5 +90,5 @@ def one_way(moves: str, *, sequence_parallel: bool) -> TensorTraffic:
 
 
 def gathers_of(layer: TensorLayer) -> int:
-    """How many times the rows of all tokens are gathered."""
+    """Times that the rows of all tokens are gathered."""
     return layer.num(Enter) + (layer.num(Leave) if layer.is_backward else 0)

@@ -1,4 +1,4 @@
-"""What is not the same in two results or comparisons."""
+"""Differences of two results or comparisons."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _results(given: TimedResult | ComparisonBase[Any]) -> list[TimedResult]:
 
 
 def _of_comparisons(one: object, other: object) -> list[Change]:
-    """What two comparisons have beside their results."""
+    """Changes of two comparisons beside their results."""
     if not isinstance(one, ComparisonBase) or not isinstance(other, ComparisonBase):
         return []
     found = []

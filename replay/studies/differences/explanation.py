@@ -56,7 +56,7 @@ class Share(Strict):
 
 
 class PhaseSpan(Strict):
-    """When a phase of both begins and ends; None for one that has no such phase."""
+    """Begin and end of a phase in both; None for one that has no such phase."""
 
     phase: str
     one_us: tuple[float, float] | None
@@ -64,7 +64,7 @@ class PhaseSpan(Strict):
 
 
 class Explanation(Document):
-    """Where the difference between the times of two results comes from.
+    """Sources of the difference between the times of two results.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ def _explained(one: Side, other: Side, experiment: str | None = None) -> Explana
 
 
 def _is_of_the_scheme(what: str) -> bool:
-    """Whether an input is not the same because the schemes are not."""
+    """Tell whether an input is not the same because the schemes are not."""
     return what in OF_THE_SCHEME or any(f".{part}." in f".{what}" for part in DESCRIBED)
 
 

@@ -28,7 +28,7 @@ MOST_QUANTITIES = 10
 
 
 def explanation_tables(found: Explanation) -> Group:
-    """What is longer, by phase and cause, by what GPUs do, by phase; and what else differs."""
+    """Tables of what is longer by phase and cause, of GPUs' activities, of phases, and of other changes."""
     tables = [
         path_table(found),
         gpus_table(found) if found.gpus else None,
@@ -39,7 +39,7 @@ def explanation_tables(found: Explanation) -> Group:
 
 
 def sentence(found: Explanation) -> str:
-    """Which is faster, by how much, and the largest reasons."""
+    """Sentence on which is faster, by how much, and the largest reasons."""
     times = f"{found.one} takes {found.one_us:,.1f} us, {found.other} {found.other_us:,.1f} us"
     if not found.difference_us:
         return f"{times}: the same."
@@ -73,21 +73,21 @@ def path_table(found: Explanation) -> Table:
 
 
 def title_of_path(found: Explanation) -> str:
-    """What the parts are of."""
+    """Title that names what the parts are of."""
     if found.experiment in COMPOSED:
         return f"Parts that it is composed of{COMPOSED[found.experiment]}"
     return "Critical path: one chain of tasks and waits"
 
 
 def gpus_table(found: Explanation) -> Table:
-    """What the mean GPU does in the same time."""
+    """Table of the mean GPU's activities in the same time."""
     rows: list[Sequence[Cell]] = [(share.where, *_times(share)) for share in found.gpus]
     rows.append(("in all", found.one_us, found.other_us, found.difference_us))
     return Table("gpus", "What a GPU does in the mean", (Column("what"), *_columns(found)), rows)
 
 
 def phases_table(found: Explanation) -> Table:
-    """When phases begin and end."""
+    """Table of begins and ends of phases."""
     rows = [
         (span.phase, *(span.one_us or (None, None)), *(span.other_us or (None, None)))
         for span in found.phases
@@ -99,7 +99,7 @@ def phases_table(found: Explanation) -> Table:
 
 
 def quantities_table(found: Explanation) -> Table:
-    """What else is not the same; the largest ratios first."""
+    """Table of other quantities that differ; the largest ratios first."""
     some = sorted(found.quantities, key=lambda each: -each.moved)
     both = [each for each in some if each.before and each.after]
     chosen = sorted((both or some)[:MOST_QUANTITIES], key=found.quantities.index)
@@ -116,7 +116,7 @@ def quantities_table(found: Explanation) -> Table:
 
 
 def lines(found: Explanation) -> list[str]:
-    """What the words mean, and what else entered otherwise."""
+    """Lines on the words, and on other inputs that differ."""
     known = () if found.experiment in COMPOSED else WORDS  # they are of critical paths
     shown = [cause for cause in known if any(share.what == cause for share in found.path)]
     said = [f"{cause}: {WORDS[cause]}." for cause in shown]
@@ -183,7 +183,7 @@ def steps(found: Explanation) -> Waterfall:
 
 
 def gpus_chart(found: Explanation) -> Bars:
-    """What a GPU does in the mean, under either scheme."""
+    """Chart of a GPU's activities in the mean, under either scheme."""
     return Bars(
         name="gpus",
         title="What a GPU does in the mean",

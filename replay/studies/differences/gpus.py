@@ -1,4 +1,4 @@
-"""What GPUs do with the time of a result, in whole picoseconds."""
+"""Activities of GPUs in the time of a result, in whole picoseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = (COMPUTING, WIRES, OTHERS, LATENCIES, EXPOSED, LAST)
 
 
 def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
-    """What a GPU does in the mean.
+    """Activities of a GPU in the mean.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What entered two replays and is not the same, by value."""
+"""Inputs of two replays that differ, by value."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def entered(result: ResultBase) -> dict[str, Any]:
 
 
 def changes(pairs: Sequence[Pair]) -> list[Change]:
-    """What entered otherwise: once if it holds for all pairs, else with the pairs it holds for."""
+    """Changed inputs: once if it holds for all pairs, else with the pairs it holds for."""
     return changes_of([(one.name, entered(one.before), entered(one.after)) for one in pairs])
 
 

@@ -1,4 +1,4 @@
-"""What came out of two replays of a scheme, by cause."""
+"""Outcomes of two replays of a scheme, by cause."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outcome(pair: Pair) -> Outcome:
 
 
 def is_same(pair: Pair) -> bool:
-    """Whether all that came out is the same."""
+    """Tell whether all that came out is the same."""
     one, other = pair.before, pair.after
     if isinstance(one, Result) and isinstance(other, Result):
         return (one.layers, one.chain, one.totals) == (other.layers, other.chain, other.totals)
@@ -75,7 +75,7 @@ def changed(then: Numbers, now: Numbers) -> list[Quantity]:
 
 
 def numbers_of(result: TimedResult, phases: Mapping[str, str] = MappingProxyType({})) -> Numbers:
-    """What is measured and counted on the schedules of a result, each summed over all GPUs.
+    """Measures and counts on the schedules of a result, each summed over all GPUs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What is not the same in two results, as tables and as a page."""
+"""Differences of two results, as tables and as a page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def difference_tables(found: Difference) -> Group:
 
 
 def _moved(found: Difference) -> list[Outcome]:
-    """Those whose time changed, the largest change first, relative to it."""
+    """Outcomes whose time changed, the largest change first, relative to it."""
     return sorted(
         (one for one in found.outcomes if one.change_us),
         key=lambda one: -abs(one.change_us) / max(one.before_us, SMALL),
@@ -59,7 +59,7 @@ def _moved(found: Difference) -> list[Outcome]:
 
 
 def inputs_table(changes: Sequence[Change]) -> Table | Text:
-    """What entered otherwise, a row each; a line where nothing did."""
+    """Table of inputs that differ, a row each; a line where none does."""
     if not changes:
         return Text("What entered is the same.")
     return table(
@@ -99,7 +99,7 @@ def _growth(before: float, after: float) -> float | None:
 
 
 def order_lines(found: Difference) -> list[str]:
-    """Which are there only before or after, and which others they pass."""
+    """Lines on schemes that are there only before or after, and on others that they pass."""
     lines = []
     for names, when in ((found.only_before, "before"), (found.only_after, "after")):
         if names:
@@ -157,7 +157,7 @@ def _sum(parts: Iterable[Part]) -> Part:
 def quantity_columns(
     before: str, after: str
 ) -> list[tuple[Column, Callable[[Quantity], str | float]]]:
-    """What a quantity is and its two values, under these names."""
+    """Columns of a quantity and its two values, under these names."""
 
     def name(one: Quantity) -> str:
         unit = "MB" if one.unit == "bytes" else one.unit

@@ -1,4 +1,4 @@
-"""Which result of one file belongs to which of the other."""
+"""Pairs of results of two files."""
 
 from __future__ import annotations
 

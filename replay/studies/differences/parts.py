@@ -1,4 +1,4 @@
-"""What two results are told apart by: the schema ``moereplay-difference/1``."""
+"""Schema ``moereplay-difference/1``, by which two results are told apart."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Outcome(Strict):
 
 
 class Difference(Document):
-    """What is not the same in two results or comparisons, the first being before.
+    """Difference of two results or comparisons, the first being before.
 
     Attributes
     ----------

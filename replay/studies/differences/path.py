@@ -79,5 +79,5 @@ def phase_of_kind(kind: str) -> str:
 
 
 def role_of_kind(kind: str) -> str:
-    """What the service of a kind is, by its name."""
+    """Name of the service of a kind."""
     return KINDS[Kind(KIND_NAMES.index(kind))].role if kind in KIND_NAMES else kind

@@ -1,4 +1,4 @@
-"""What an explanation takes of one result, whichever experiment it is of."""
+"""Sides of an explanation: its facts of one result, whichever experiment it is of."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TOOL = "CollectiveX"
 
 
 def is_json(document: Any) -> bool:
-    """Whether CollectiveX wrote a document."""
+    """Tell whether CollectiveX wrote a document."""
     return isinstance(document, dict) and document.get("record_type") == "case-attempt"
 
 

@@ -61,7 +61,7 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
 
 
 def is_text(log: Log) -> bool:
-    """Whether a test of DeepEP printed some of it."""
+    """Tell whether a test of DeepEP printed some of it."""
     return (
         re.search(r"^\[tuning\] |^\[rank \d+\] Dispatch band|^ > #SM: ", log.text, re.M) is not None
     )
@@ -135,7 +135,7 @@ def _copies(gpus: int, experts: int, topk: int) -> float:
 def _gpus(
     copies: float | None, options: Mapping[str, int], topk: int, *, between: bool
 ) -> int | None:
-    """How many GPUs took part, by the copies of a token; the default where nothing says it."""
+    """Number of GPUs that took part, by the copies of a token; the default where nothing says it."""
     experts = options["num_experts"]
     counts = [16, 32, 64] if between else [options.get("num_processes", NODE_GPUS), 8, 4, 2]
     if not 0 < topk <= experts <= LIMITS["num_experts"][1]:

@@ -209,7 +209,7 @@ def check_base(base: str) -> None:
 
 
 def _why(key: str, fitted_tables: Collection[str]) -> str:
-    """Why a constant was not found, by all tables whose lines may determine it."""
+    """Reason why a constant was not found, by all tables whose lines may determine it."""
     tables = [table for table, keys in CONSTANTS.items() if key in keys]
     few = [table for table in tables if table in fitted_tables]
     absent = [TOOLS[table] for table in tables if table not in fitted_tables]

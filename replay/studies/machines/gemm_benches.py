@@ -34,7 +34,7 @@ HALF = {"tst", "tss", "hsh", "hss", "BF16", "FP16"}
 
 
 def is_text(log: Log) -> bool:
-    """Whether a test of DeepGEMM printed some of it."""
+    """Tell whether a test of DeepGEMM printed some of it."""
     return "\n > Perf (" in f"\n{log.text}"
 
 
@@ -64,7 +64,7 @@ def read_text(log: Log) -> None:
 
 
 def is_cublas(log: Log) -> bool:
-    """Whether the bench of cuBLASLt printed some of it."""
+    """Tell whether the bench of cuBLASLt printed some of it."""
     return "^^^^ CUDA : elapsed" in log.text and "#### args: ta=" in log.text
 
 

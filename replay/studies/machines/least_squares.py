@@ -31,7 +31,7 @@ def rounded(value: float) -> float:
 
 
 def is_share(key: str) -> bool:
-    """Whether a constant cannot exceed 1."""
+    """Tell whether a constant cannot exceed 1."""
     return key.endswith("efficiency")
 
 

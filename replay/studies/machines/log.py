@@ -105,7 +105,7 @@ class Log:
 
 
 def _beyond(setting: Mapping[str, Any]) -> str:
-    """Why a setting is not predicted; empty if it is."""
+    """Reason why a setting is not predicted; empty if it is."""
     for key in LIMITS.keys() & setting.keys():
         value, (low, high) = setting[key], LIMITS[key]
         if not isinstance(value, int) or isinstance(value, bool):

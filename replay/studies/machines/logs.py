@@ -1,4 +1,4 @@
-"""Which tool wrote a log, by its content; every reader takes what it knows of it."""
+"""Tool that wrote a log, by its content; every reader takes what it knows of it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Sample = dict[str, Any]
 
 
 class Process(NamedTuple):
-    """Which of the processes of a measurement this is, and which of its machine's, from 0."""
+    """Rank of a process in a measurement, and on its machine, from 0."""
 
     rank: int
     local: int
@@ -43,7 +43,7 @@ class Process(NamedTuple):
 
 
 def process(environment: Mapping[str, str]) -> Process:
-    """Which process this is, by what torchrun sets; one alone where it sets nothing.
+    """Rank of this process by what torchrun sets; one alone where it sets nothing.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def _number(environment: Mapping[str, str], key: str, default: int, least: int) 
 
 
 def needs(environment: Mapping[str, str]) -> str:
-    """What the command needs and how long it takes, in a line.
+    """Needs and duration of the command, in a line.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What ``moereplay hardware measure`` writes, read as any other log."""
+"""Output of ``moereplay hardware measure``, read as any other log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG_COPY = 1 << 26  # bytes from which a copy's start no longer counts
 
 
 def is_json(document: Any) -> bool:
-    """Whether the command wrote a document."""
+    """Tell whether the command wrote a document."""
     return isinstance(document, dict) and document.get("schema") == SCHEMA
 
 

@@ -34,7 +34,7 @@ LINE = re.compile(
 
 
 def is_text(log: Log) -> bool:
-    """Whether nccl-tests printed some of it."""
+    """Tell whether nccl-tests printed some of it."""
     return "out-of-place" in log.text and HEAD.search(log.text) is not None
 
 
@@ -64,7 +64,7 @@ def read_text(log: Log) -> None:
 
 
 def is_json(document: Any) -> bool:
-    """Whether nccl-tests wrote a document."""
+    """Tell whether nccl-tests wrote a document."""
     return isinstance(document, dict) and {"nccl_version", "config", "results"} <= document.keys()
 
 
@@ -87,14 +87,14 @@ def read_json(log: Log, document: dict[str, Any]) -> None:
 
 
 def _unlike(aggregated: int, graphs: int) -> str:
-    """Why a run is not like those that the tables are of; empty if it is."""
+    """Reason why a run is not like those that the tables are of; empty if it is."""
     if graphs:
         return "calls in a CUDA graph (-G)"
     return "several calls in a group (-m)" if aggregated > 1 else ""
 
 
 def _paired(program: str, version: int) -> str:
-    """Why sends and receives of a version are not like those before; empty if they are."""
+    """Reason why sends and receives of a version are not like those before; empty if they are."""
     if program == "sendrecv_perf" and version >= PAIRED:
         return "sendrecv of NCCL 2.30 and later, where two peers share all channels"
     return ""

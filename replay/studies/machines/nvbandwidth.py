@@ -38,7 +38,7 @@ Matrix = list[list[str]]
 
 
 def is_text(log: Log) -> bool:
-    """Whether nvbandwidth printed some of it."""
+    """Tell whether nvbandwidth printed some of it."""
     return re.search(r"^Running \w+\.$", log.text, re.MULTILINE) is not None
 
 
@@ -56,7 +56,7 @@ def read_text(log: Log) -> None:
 
 
 def is_json(document: Any) -> bool:
-    """Whether nvbandwidth wrote a document."""
+    """Tell whether nvbandwidth wrote a document."""
     inner = document.get("nvbandwidth") if isinstance(document, dict) else None
     return isinstance(inner, dict) and "testcases" in inner
 

@@ -1,4 +1,4 @@
-"""What lines of logs are predicted by, and the constants that they may determine."""
+"""Tables by which lines of logs are predicted, and the constants that they may determine."""
 
 from __future__ import annotations
 

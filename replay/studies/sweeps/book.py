@@ -1,4 +1,4 @@
-"""What is known of a study so far: its tables filled, its rows, and what became of its points."""
+"""Book of a study so far: its tables filled, its rows, and the outcomes of its points."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Book:
                 self._leases.wait(sorted(missing), POLL_S)
 
     def result(self, num_missing: int) -> SweepResult:
-        """What is known now."""
+        """Result so far."""
         return SweepResult(
             plan=self._plan,
             num_reused=self._num_found,

@@ -1,4 +1,4 @@
-"""What a paper states, beside what its study finds."""
+"""Claims of a paper, beside what its study finds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_claims(table: GridTable) -> None:
 
 
 def replayed(claim: Claim, table: GridTable) -> Replayed:
-    """What the points that a claim is about come to, each as the mean over its seeds."""
+    """Value of a claim's points, each as the mean over its seeds."""
     cells = _cells(claim, table)
     values = [cell.mean for cell in cells.values() if cell is not None]
     value = REDUCE[claim.reduce](values) if values else None

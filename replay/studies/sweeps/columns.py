@@ -24,7 +24,7 @@ REDUCE: dict[str, Callable[[list[float]], float]] = {
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
-    """That of numbers above zero; None where there is none, or one is not."""
+    """Geometric mean of numbers above zero; None where there is none, or one is not."""
     if not values or min(values) <= 0:
         return None
     return math.exp(sum(map(math.log, values)) / len(values))

@@ -20,7 +20,7 @@ MOST_BYTES = 2**30  # of a file of rows
 
 
 def key_of(row: Row) -> Key:
-    """What makes two rows the same."""
+    """Key by which two rows are the same."""
     return row["run_id"], row["point"]
 
 

@@ -1,4 +1,4 @@
-"""What a paper leaves open: its claims replayed over all values of each free input.
+"""Free inputs of a paper: its claims replayed over all values of each.
 
 Every free input takes its values alone, the others as the study states them, and the corners that
 a grid names take several at a time. Each such variation is a grid of its own, of the points that
@@ -101,7 +101,7 @@ def _variations(study: Study) -> list[Grid]:
 
 
 def _values(grid: Grid, where: str) -> Iterator[dict[str, str]]:
-    """What is stated, each other value alone, and the corners; labels by input."""
+    """Stated values, each other value alone, and the corners; labels by input."""
     known: dict[str, list[str]] = {}
     for free in grid.free:
         labels = [str(one.get(LABEL, "")) for one in free.others]
@@ -253,7 +253,7 @@ def free_json(tables: Sequence[GridTable]) -> dict[str, Any]:
 
 
 def free_table(claims: Sequence[SweptClaim]) -> Table:
-    """What is published, what is replayed over all values of free inputs, and which decides."""
+    """Table of claims: published, replayed over all values of free inputs, and the input that decides."""
     headings = ["paper", "published", "as stated", "lowest", "highest", "decides"]
     rows = [
         (

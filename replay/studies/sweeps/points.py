@@ -152,7 +152,7 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
 def is_meant(
     where: Mapping[str, Scalar | list[Scalar]], axes: Iterable[str], labels: Sequence[str]
 ) -> bool:
-    """Whether a point is among those that values of axes mean.
+    """Tell whether a point is among those that values of axes mean.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Heads:
-    """What rows of a study have in common.
+    """Headings that rows of a study share.
 
     Attributes
     ----------

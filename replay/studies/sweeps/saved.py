@@ -61,7 +61,7 @@ class FreeInput(_Read):
 
 
 class Found(_Read):
-    """What a claim comes to with some values of free inputs, an empty table for what is stated.
+    """Value of a claim with some values of free inputs, an empty table for what is stated.
 
     It has no value where other points can run than as stated: how many these are.
     """

@@ -40,7 +40,7 @@ class Cell:
         }  # fmt: skip
 
     def is_spread(self, digits: int) -> bool:
-        """Whether so many digits tell the seeds apart."""
+        """Tell whether so many digits tell the seeds apart."""
         return f"{self.least:.{digits}f}" != f"{self.largest:.{digits}f}"
 
     def text(self, digits: int) -> str:
@@ -175,7 +175,7 @@ class GridTable:
     ) -> tuple[
         list[str], list[tuple[str, Column]], list[tuple[Labels, list[Cell | str]]], list[str]
     ]:
-        """What a table of the grid is made of.
+        """Parts of a table of the grid.
 
         Returns
         -------
@@ -246,7 +246,7 @@ class GridTable:
         return [*down, *(heading for heading, _ in shown)], texts, notes
 
     def _is_own_baseline(self, column: Column, across: str, block: str) -> bool:
-        """Whether a column would hold nothing but ones."""
+        """Tell whether a column would hold nothing but ones."""
         given = column.baseline
         return given is not None and set(given) == {across} and show(given[across]) == block
 
@@ -260,14 +260,14 @@ class GridTable:
 
 
 def _geometric_mean(cells: Iterable[Cell | str]) -> Cell | str:
-    """That of the means that are there; nothing where there is none."""
+    """Geometric mean of the means that are there; empty where there is none."""
     means = [cell.mean for cell in cells if not isinstance(cell, str)]
     mean = geometric_mean(means)
     return "" if mean is None else Cell(mean, mean, mean, len(means))
 
 
 def _default_column(experiment: AnyExperiment, where: str) -> Column:
-    """What is shown where nothing is asked for."""
+    """Column that is shown where nothing is asked for."""
     if experiment.name == LAYER:
         return DEFAULT_COLUMN
     if not experiment.headline:

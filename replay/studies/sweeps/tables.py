@@ -58,7 +58,7 @@ def grid_table(table: GridTable, name: str) -> Table:
 
 
 def claims_table(table: GridTable, name: str) -> Table:
-    """What papers say, beside the number that was replayed."""
+    """Table of papers' claims, beside the number that was replayed."""
     columns = [
         Column("paper"),
         Column("published", form=",g"),

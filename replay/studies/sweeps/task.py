@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Kinship:
-    """What points share that differ in the scheme alone: the last one that was set up.
+    """Setups of points that differ in the scheme alone: the last one is kept.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class ExperimentTask:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What was asked for, in words; `id` has it by value."""
+        """Settings of the request, in words; `id` has it by value."""
         return {
             "experiment": self.experiment,
             "settings": self.spec.settings(),

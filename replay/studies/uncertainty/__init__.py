@@ -1,1 +1,1 @@
-"""How sure a comparison is: replays on machines, with errors of the model and routing, drawn."""
+"""Uncertainty of a comparison: replays on machines, with errors of the model and routing, drawn."""

@@ -1,4 +1,4 @@
-"""How sure results of any experiment are: the experiment carried out again on drawn machines.
+"""Uncertainty of any experiment's results: the experiment carried out again on drawn machines.
 
 Layers are assessed by `replay.studies.uncertainty.assess`, which draws errors of the model and
 routing too, and replays no more than the end of a schedule needs. Of other experiments a draw is
@@ -184,7 +184,7 @@ class _Again:
 
     @cached_property
     def setups(self) -> list[Any]:
-        """What each was made from, as its spec leads to it now."""
+        """Setup of each result, as its spec leads to it now."""
         given: Given[Any] = Given(allow_code=self.allow_code)
         return [self.experiment.setup(one.spec, given) for one in self.results]
 
@@ -208,7 +208,7 @@ class _Again:
         return found
 
     def notes(self) -> list[str]:
-        """What no draw changes, and which results would be others now.
+        """Notes on what no draw changes, and on results that would be others now.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""How sure a comparison is: its schemes on drawn machines, with drawn errors and routing."""
+"""Uncertainty of a comparison: its schemes on drawn machines, with drawn errors and routing."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _shares(times: Floats) -> Iterator[tuple[float, float | None]]:
 
 
 def _causes(times: Floats, found: Sequence[Draw]) -> list[Cause]:
-    """What correlates most with the lead of the first over the second."""
+    """Causes that correlate most with the lead of the first over the second."""
     if len(found) < 2:
         return []
     lead = _ranks(np.log(times[:, 1] / times[:, 0]))

@@ -1,4 +1,4 @@
-"""How sure results are, as a page."""
+"""Uncertainty of results, as a page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def page(found: Sureness, command: str = "") -> Page:
 
 
 def sentence(race: Race) -> str:
-    """Which is first, and in which share of the draws."""
+    """Sentence on which is first, and in which share of the draws."""
     where = f"{race.what}: " if race.what else ""
     first = next((band.first for band in race.found.bands if band.first is not None), None)
     rivals = [
@@ -69,7 +69,7 @@ def table(found: Sureness, race: Race, name: str = "bands") -> Table:
 
 
 def notes(found: Sureness, race: Race) -> list[str]:
-    """What is to be known of these bands, a line each."""
+    """Notes on these bands, a line each."""
     return drawn_notes(race.found, race.names, is_of_layers=found.experiment == "layer")
 
 

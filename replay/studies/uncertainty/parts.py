@@ -1,4 +1,4 @@
-"""Which error of the model is in which tasks of a scheme.
+"""Errors of the model by tasks of a scheme.
 
 A part is a mechanism with an error of its own, `replay.studies.uncertainty.residuals`. Two schemes
 that have the same part have the same error in a draw, which so cancels between them.
@@ -54,7 +54,7 @@ hardware values alone."""
 
 
 def group_of(kind: Kind) -> str:
-    """What a kind of task has its error of: a phase, the experts, dense GEMMs, or nothing."""
+    """Group by which a kind of task has its error: a phase, the experts, dense GEMMs, or none."""
     if kind == Kind.DENSE_GEMM:
         return "dense"
     return _GROUPS.get(KINDS[kind].phase or "", "")
@@ -98,7 +98,7 @@ def _communication(result: Result, values: Mapping[str, Any], phase: str) -> str
 
 
 def _size(result: Result, phase: str) -> str:
-    """Whether a layer's GPUs send much in a phase."""
+    """Tell whether a layer's GPUs send much in a phase."""
     sent = sum(max(one.payload_bytes[phase].uplink, default=0) for one in result.measured)
     return "large" if sent / result.totals.num_layers >= LARGE_BYTES else "small"
 

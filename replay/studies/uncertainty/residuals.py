@@ -1,4 +1,4 @@
-"""What validation leaves unexplained of each part: distributions of measured over predicted time.
+"""Residuals of validation for each part: distributions of measured over predicted time.
 
 ``residuals.csv`` has them by part; `scripts/residuals.py` writes it from the tables of
 `replay.studies.validate`.

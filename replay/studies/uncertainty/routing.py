@@ -18,7 +18,7 @@ LARGEST_SEED = 2**62
 
 
 def why_not(trace: RoutingTrace) -> str:
-    """Why no other routing can be drawn; empty where it can."""
+    """Reason why no other routing can be drawn; empty where it can."""
     if _arguments(trace) is not None or len(np.unique(trace.tokens.request)) > 1:
         return ""
     return "routing is not drawn: the trace has one request, and no generator made it"

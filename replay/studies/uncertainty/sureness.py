@@ -1,4 +1,4 @@
-"""How sure results of any experiment are: the schema ``moereplay-uncertainty/1``."""
+"""Uncertainty of any experiment's results: the schema ``moereplay-uncertainty/1``."""
 
 from __future__ import annotations
 

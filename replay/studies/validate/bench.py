@@ -80,7 +80,7 @@ class Bench:
         return self.timeline(system, num_ranks, build).makespan_ps / PS_PER_US
 
     def timeline(self, system: System, num_ranks: int, build: Build) -> Timeline:
-        """When each task runs that `build` adds, which is called as by `time_us`."""
+        """Timeline of the tasks that `build` adds, which is called as by `time_us`."""
         graph = GraphBuilder(KIND_NAMES)
         machine = Machine(system, graph, num_ranks)
         build(machine, machine.mark(machine.ranks))

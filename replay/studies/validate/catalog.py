@@ -79,7 +79,7 @@ TABLES: dict[str, Table] = {
 
 
 def of_system(names: Sequence[str], system: str | None) -> list[str]:
-    """Those of some tables that were measured on a system; all of them if it is None.
+    """Tables of some that were measured on a system; all of them if it is None.
 
     Raises
     ------

@@ -43,7 +43,7 @@ ALL_TO_ALL_MS = (
 
 
 def exchanged_GB_per_s() -> float:
-    """What a GPU sends, and receives, per second in the all-to-all: a slope by least squares."""
+    """Rate at which a GPU sends, and receives, in the all-to-all: a slope by least squares."""
     ms_per_share = np.polyfit(SHARES * 2, np.concatenate(ALL_TO_ALL_MS), 1)[0]
     return float(TOKENS * ROW_BYTES / ms_per_share / 1e6)
 

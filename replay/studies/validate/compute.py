@@ -63,7 +63,7 @@ def machine_of(row: Row) -> str:
 
 
 def is_blackwell(row: Row) -> bool:
-    """Whether a row was measured on Blackwell."""
+    """Tell whether a row was measured on Blackwell."""
     return machine_of(row) == "hgx-b200"
 
 
@@ -211,7 +211,7 @@ def _tuned_rows(row: Row) -> int:
 
 
 def _is_small(row: Row) -> bool:
-    """Whether some experts of the layer have no row, so that their weights are not read."""
+    """Tell whether some experts of the layer have no row, so that their weights are not read."""
     return bool(row["global_tokens"] * row["topk"] < row["num_experts"])
 
 

@@ -53,7 +53,7 @@ def sizes_of(row: Row) -> KernelSizes:
 
 
 def passes(row: Row, stack: Stack) -> list[tuple[bool, list[ListedOperation]]]:
-    """What a step launches, in order: of the forward pass, and of what follows."""
+    """Launches of a step, in order: of the forward pass, and of what follows."""
     sizes, layers = sizes_of(row), row["layers"]
 
     def forward(part: str) -> tuple[ListedOperation, ...]:
@@ -129,7 +129,7 @@ def predict(bench: Bench, row: Row) -> float:
 
 
 def is_graph(row: Row) -> bool:
-    """Whether a graph held both passes."""
+    """Tell whether a graph held both passes."""
     return GRAPHS[row["variant"]] != "none"
 
 

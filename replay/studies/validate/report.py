@@ -28,7 +28,7 @@ ERROR_COLUMNS = (
 
 
 def all_hold(outcomes: Sequence[Outcome]) -> bool:
-    """Whether every stated bound holds."""
+    """Tell whether every stated bound holds."""
     return all(held for outcome in outcomes for _, _, held in outcome.checks())
 
 

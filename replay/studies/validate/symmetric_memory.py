@@ -61,7 +61,7 @@ NCCL = "nccl"
 
 
 def _nccl(bench: Bench, system: System, num_gpus: int, nbytes: int) -> Prediction:
-    """What NCCL takes, as a kernel of a graph."""
+    """NCCL's prediction, as a kernel of a graph."""
     taken: list[str] = []
 
     def build(machine: Machine, start: Ints) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ListReplay(NamedTuple):
-    """What the model says of a list of tiles: bytes read from memory, and seconds."""
+    """Prediction for a list of tiles: bytes read from memory, and seconds."""
 
     weight_bytes: int
     activation_bytes: int
@@ -36,12 +36,12 @@ class ListReplay(NamedTuple):
 
     @property
     def read_bytes(self) -> int:
-        """What is read from memory."""
+        """Bytes read from memory."""
         return self.weight_bytes + self.activation_bytes
 
 
 def replayed(shape: Shape, dtype: str, order: str, system: System) -> ListReplay:
-    """What the replay's model of tiles, L2 cache and memory says of a list of tiles.
+    """Predict a list of tiles by the replay's model of tiles, L2 cache and memory.
 
     Tiles begin in the order of the list, each as soon as an SM is free, and read the blocks that
     `replay.model.compute.gemm_tiles` lets them read; they run in no clusters.
@@ -122,7 +122,7 @@ def predict_moved(bench: Bench, row: Row) -> float:
 
 
 def _is_list(row: Row) -> bool:
-    """Whether the order is known: it is not of a library's kernel."""
+    """Tell whether the order is known: it is not of a library's kernel."""
     return ":" in row["order"]
 
 

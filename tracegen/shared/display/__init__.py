@@ -1,1 +1,1 @@
-"""What people look at: tables, charts and pages as data, and the ways to draw them."""
+"""Display: tables, charts and pages as data, and the ways to draw them."""

@@ -1,4 +1,4 @@
-"""What is shown, before it is drawn: tables, charts, sections, pages.
+"""Content of a display, before it is drawn: tables, charts, sections, pages.
 
 A command says once what there is to see. `terminal` draws its tables on a screen of any width,
 `html` draws all of it as one file, `plots` draws charts for papers, and `files` writes tables for
@@ -54,7 +54,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether its cells are texts."""
+        """Tell whether its cells are texts."""
         return not self.form
 
     def text(self, value: Cell) -> str:

@@ -332,7 +332,7 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def _every(labels: Sequence[str]) -> int:
-    """How far apart labels are that are written: each, or every second, third..."""
+    """Distance of labels that are written: each, or every second, third..."""
     return math.ceil(len(labels) / MOST_TICKS) or 1
 
 

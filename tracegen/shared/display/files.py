@@ -33,7 +33,7 @@ LARGEST = 2**63
 
 @dataclass(frozen=True)
 class Written:
-    """What was written.
+    """Files that were written.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ DIVERGING = ("#2166ac", "#67a9cf", "#f7f7f7", "#ef8a62", "#b2182b")
 
 
 def names(chart: Chart) -> Iterator[str]:
-    """What has a colour in a chart, in order; a name may come again."""
+    """Names that have a colour in a chart, in order; a name may come again."""
     from tracegen.shared.display.content import Bars, Plot, Waterfall
 
     if isinstance(chart, Bars):

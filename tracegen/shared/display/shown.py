@@ -1,4 +1,4 @@
-"""What a notebook shows of a thing, and what it can draw of it.
+"""View of a thing in a notebook, and its drawings.
 
 A result does not know how it is shown: what shows it lies above it and imports it. A class states
 the name of the function that makes its page, which is looked up when somebody looks.

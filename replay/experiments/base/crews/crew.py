@@ -1,4 +1,4 @@
-"""Those who replay: this process, several of this machine, or the workers of a Dask scheduler."""
+"""Crews, which replay: this process, several of this machine, or the workers of a Dask scheduler."""
 
 from __future__ import annotations
 

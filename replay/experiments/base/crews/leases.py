@@ -1,4 +1,4 @@
-"""Which process works on which point, so that several on one folder share the work.
+"""Leases of points: several processes on one folder share the work.
 
 A process has a file of its own in ``claims``, which says who it is. It takes a point by a hard link
 of that name to that file: the file system, also one over a network, lets one link of a name be
@@ -121,7 +121,7 @@ class Leases:
             )
 
     def _owner(self, name: str) -> str:
-        """Who has a claim, in words."""
+        """Owner of a claim, in words."""
         try:
             place, pid = _named(self._files.read_text(name, MOST_BYTES))
         except (OSError, ValueError):
@@ -169,7 +169,7 @@ class Leases:
         return found is not None and own is not None and os.path.samestat(found, own)
 
     def _is_abandoned(self, name: str) -> bool:
-        """Whether the owner of a claim, or of its own file, is dead or has been silent for long.
+        """Tell whether the owner of a claim, or of its own file, is dead or has been silent for long.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class Leases:
 
 
 def _place() -> str:
-    """Where process numbers mean the same: a machine since it started, or a container on it."""
+    """Scope in which process numbers mean the same: a machine since it started, or a container on it."""
     parts = [platform.node()]
     with suppress(OSError):  # no Linux
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
@@ -231,7 +231,7 @@ def _named(owner: str) -> tuple[str, int]:
 
 
 def _is_dead(place: str, pid: int) -> bool:
-    """Whether a process is known to be dead."""
+    """Tell whether a process is known to be dead."""
     if place != _place() or os.name != "posix":
         return False  # only a lease that ran out tells
     try:

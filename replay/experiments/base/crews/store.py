@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong with a point.
+    """Failure of a point.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) 
 def read_point(
     text: str, identity: str, kind_of: Callable[[Any], type[BaseModel]]
 ) -> tuple[Outcome | None, str]:
-    """What became of a point by the text of its file, or None and what is wrong with the text.
+    """Outcome of a point by the text of its file, or None and the fault of the text.
 
     Parameters
     ----------

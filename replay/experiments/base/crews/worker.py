@@ -1,4 +1,4 @@
-"""What a worker does: points of a trace, one after the other, wherever it runs.
+"""Worker for points of a trace, one after the other, wherever it runs.
 
 A worker is told settings and identities and gives back texts: it reads the trace and the files that
 settings name, writes nothing, and needs nothing of the sweep's folder. What it finds has the
@@ -26,15 +26,15 @@ MOST_FRAMES = 8  # of a traceback that are kept
 
 
 class Asks(Protocol):
-    """What asks for a replay, such as a point of a study."""
+    """Requests that lead to replays, such as a point of a study."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What it asks for, in words."""
+        """Settings of the request, in words."""
 
 
 class Source(Protocol):
-    """What tasks read before they run."""
+    """Input that tasks read before they run."""
 
     @property
     def key(self) -> str:
@@ -45,7 +45,7 @@ class Source(Protocol):
 
 
 class Carried(Protocol):
-    """What comes of a task."""
+    """Result of a task."""
 
     def model_dump(self, *, mode: str, by_alias: bool) -> dict[str, Any]:
         """Give it as plain values."""
@@ -60,11 +60,11 @@ class Task(Protocol):
 
     @property
     def source(self) -> Source:
-        """What it reads."""
+        """Input of the task."""
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What decides the result."""
+        """Settings that decide the result."""
 
     @property
     def code(self) -> frozenset[str]:

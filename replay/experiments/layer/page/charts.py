@@ -1,4 +1,4 @@
-"""What binds, what crosses the wires, what layers and tokens take, memory, draws: as charts."""
+"""Charts of bounds, traffic, times of layers and tokens, memory, and draws."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def bounds_heat(results: Sequence[Result]) -> Heat:
 
 
 def use_heat(results: Sequence[Result]) -> Heat:
-    """How busy each part of the machine is, in the mean over its servers and the time."""
+    """Heat map of the use of each part of the machine, mean over its servers and the time."""
     there = {name for one in results for each in one.measured for name in each.utilisation}
     classes = [name for name in CLASSES if name in there]
     return Heat(

@@ -64,7 +64,7 @@ def _uncertainty(compared: Comparison) -> list[str]:
 
 
 def _tune_of_all(results: Sequence[Result]) -> bool | None:
-    """What was said on tuning; a spec says nothing where that makes no difference to its scheme."""
+    """Setting of tuning on the command line; a spec has none where it makes no difference to its scheme."""
     said = {one.spec.tune for one in results} - {None}
     if len(said) != 1:
         return None

@@ -123,7 +123,7 @@ def _memory(results: Sequence[Result], *more: Table | None) -> Section:
 
 
 def _rests_on(results: Sequence[Result], words: str, *more: Table) -> Iterator[Section]:
-    """What a page ends with: routing, how sure the model is, assumptions, provenance."""
+    """Last sections of a page: routing, uncertainty, assumptions, provenance."""
     yield Section("Routing", [tokens.routing_table(results)])
     yield Section("Validation", [validity.validity_table(results), validity.experts_line(results)])
     schemes = zip(row_names(results), (one.scheme for one in results), strict=True)
@@ -210,7 +210,7 @@ def summary(compared: Comparison) -> str:
 
 
 def provenance_of(results: Sequence[Result], command: str, *tables: Table) -> Section:
-    """What entered all of some results alike, and the identity of each."""
+    """Section of the inputs that some results share, and the identity of each."""
     one = results[0]
     trace, spec, types = one.trace, one.spec, one.types
     more: dict[str, Sequence[Cell]] = {
@@ -246,7 +246,7 @@ def _layers(result: Result) -> str:
 
 
 def tuned_tables(result: Result) -> list[Table]:
-    """What tuning tried, in its order; nothing where it tried nothing."""
+    """Tables of the values that tuning tried, in its order; empty where it tried nothing."""
     tuned = result.scheme.tuned
     if not tuned:
         return []

@@ -62,7 +62,7 @@ def as_comparison(results: Sequence[Any]) -> Comparison | None:
 
 
 def _work(result: Result) -> tuple[Any, ...]:
-    """What results must have in common to be compared: routing, machine, layers, numbers."""
+    """Inputs that results must share to be compared: routing, machine, layers, numbers."""
     return (
         result.trace.content_id,
         result.system,

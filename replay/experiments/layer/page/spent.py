@@ -1,4 +1,4 @@
-"""Where the time goes, as bars and waterfalls whose parts add up to it."""
+"""Bars and waterfalls of a result's time, whose parts add up to it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SMALL = 0.004
 
 
 def gpu_bars(results: Sequence[Result]) -> Bars:
-    """What a GPU does in the mean, until the last one ends: the parts add up to the time.
+    """Bars of a GPU's activities in the mean, until the last one ends: the parts add up to the time.
 
     The bound of each scheme is marked.
     """

@@ -1,4 +1,4 @@
-"""How far predictions of measured kernels are from the measurements, beside each scheme.
+"""Errors of predictions of measured kernels, beside each scheme.
 
 The errors are those that `replay.studies.uncertainty` draws from: what validation leaves
 unexplained of each part of a layer. Nothing is predicted here.
@@ -65,7 +65,7 @@ def _row(name: str, result: Result) -> tuple[Cell, ...]:
 
 
 def _standing(result: Result, parts: dict[str, str]) -> str:
-    """Whether the kernels of a scheme were measured."""
+    """Sentence on whether the kernels of a scheme were measured."""
     if not any(_plain(parts[phase]) == UNVALIDATED for phase in PHASES):
         return MEASURED
     return PROPOSAL if result.scheme.proposes else NOT_MEASURED

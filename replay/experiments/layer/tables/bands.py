@@ -1,4 +1,4 @@
-"""How sure a comparison is, as a table and as a plot."""
+"""Uncertainty of a comparison, as a table and as a plot."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str
 def drawn_notes(
     found: Uncertainty, names: Sequence[str], *, is_of_layers: bool = True
 ) -> list[str]:
-    """How often the order holds, what decides it, and what could not be drawn.
+    """Notes on how often the order holds, what decides it, and what could not be drawn.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def drawn_notes(
 
 
 def draws_text(number: int) -> str:
-    """How many draws."""
+    """Number of draws, in words."""
     return f"{number} draw{'s' if number > 1 else ''}"
 
 

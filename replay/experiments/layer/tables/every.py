@@ -33,7 +33,7 @@ def tables(result: Result | Comparison, *, details: bool) -> Group:
 
 
 def ranking(compared: Comparison) -> Group:
-    """What a comparison is asked for first: times, the fastest first, and what they rest on."""
+    """First tables of a comparison: times, the fastest first, and what they rest on."""
     results = times.fastest(compared.results)
     launched = [] if results[0].stack is None else notes.launch_notes(results)
     more = "What each scheme waits for, reads, moves, launches and keeps in memory: --details."

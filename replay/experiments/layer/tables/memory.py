@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def memory_of(result: Result) -> Memory | None:
-    """That of the layer that needs most; None if the result states none."""
+    """Memory of the layer that needs most; None if the result states none."""
     found = [part.memory for part in result.parts if part.memory is not None]
     return max(found, key=lambda one: max(one.total_bytes), default=None)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def outside_notes(compared: Comparison) -> list[str]:
-    """What the system lacks, which schemes are left out, and what lies between layers."""
+    """Notes on hardware that the system lacks, schemes that are left out, and what lies between layers."""
     results = compared.results
     notes = star_notes(results[0].system.name, [one.scheme for one in results])
     for reason, names in left_out_alike(compared, "scheme {!r}").items():
@@ -32,7 +32,7 @@ def outside_notes(compared: Comparison) -> list[str]:
 
 
 def token_note(layer: LayerResult) -> str:
-    """How long tokens take."""
+    """Note on the latency of tokens."""
     latency = layer.token_latency_us
     text = (
         f"A token takes {latency.mean_us:,.1f} us from dispatch to combine in the mean, "
@@ -50,7 +50,7 @@ def token_note(layer: LayerResult) -> str:
 
 
 def chain_notes(result: Result) -> list[str]:
-    """How long a chain takes, and where both passes run, a pair of layers; none without a chain."""
+    """Notes on the time of a chain and, where both passes run, of a pair of layers; empty without a chain."""
     if result.chain is None:
         return []
     pairs = result.chain.pairs
@@ -58,7 +58,7 @@ def chain_notes(result: Result) -> list[str]:
 
 
 def _chain_note(chain: ChainResult) -> str:
-    """How long all takes, and with barriers."""
+    """Note on the time of all layers, and with barriers."""
     makespan_us = chain.measures.makespan_us
     text = (
         f"{makespan_us:,.1f} us in all. The parts between the MoE layers take "
@@ -74,7 +74,7 @@ def _chain_note(chain: ChainResult) -> str:
 
 
 def _pairs_note(pairs: Pairs) -> str:
-    """How long a pair of layers takes, and how much of it both streams are busy."""
+    """Note on the time of a pair of layers, and the share of it in which both streams are busy."""
     pair_us, sequence_us, forward_us = (
         sum(times) / len(times) for times in (pairs.pair_us, pairs.sequence_us, pairs.forward_us)
     )
@@ -98,7 +98,7 @@ LAUNCHES = {
 
 
 def launch_notes(results: Sequence[Result]) -> list[str]:
-    """How kernels were launched, and for which schemes if that differs."""
+    """Notes on launches of kernels, with the schemes for which they differ."""
     used: dict[str, list[str]] = {}
     outside: dict[str, list[str]] = {}
     knowing = {one.stack.name for one in results if one.stack is not None and one.stack.knows}
@@ -188,7 +188,7 @@ def _is_sampled(result: Result) -> bool:
 
 
 def _sampled_nodes(result: Result) -> str:
-    """Which nodes were replayed in full, and how far such replays are from those of all."""
+    """Note on the nodes that were replayed in full, and the error of such replays."""
     nodes = result.layers[0].sampled_nodes or []
     error = error_of(result.scheme.name, len(nodes))
     which = f"node{'s' if nodes[1:] else ''} {', '.join(map(str, nodes))}"

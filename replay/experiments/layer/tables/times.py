@@ -1,4 +1,4 @@
-"""How long schemes take and what stands in their way; of one run, its layers and its path."""
+"""Tables of times: of schemes, of one run, of its layers and of its critical path."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def count(result: Result) -> int:
 
 
 def unit_of(result: Result) -> str:
-    """What times are given for: a layer, or a step of a chain."""
+    """Unit that times are given for: a layer, or a step of a chain."""
     return "layer" if result.chain is None else "step"
 
 
@@ -246,7 +246,7 @@ def _chained(chain: ChainResult) -> Table:
 
 
 def phases_table(measures: Measures, what: str) -> Table:
-    """When the phases of a layer or a chain run, and the port that is longest in service."""
+    """Table of a layer's or a chain's phases, with the port that is longest in service."""
     columns = [
         Column("phase"),
         Column("start", "us", ",.1f"),
@@ -269,7 +269,7 @@ def phases_table(measures: Measures, what: str) -> Table:
 
 
 def path_table(measures: Measures, what: str) -> Table:
-    """What the time of a layer or a chain went by with, each cause in a line that explains it."""
+    """Table of the critical path of a layer or a chain, each cause in a line that explains it."""
     whole = max(measures.makespan_us, 1e-12)
     return table(
         "critical-path",

@@ -1,4 +1,4 @@
-"""What tokens ask for and how long they take, as tables: routing, and quantiles of times."""
+"""Tables of tokens: their routing, and quantiles of their times."""
 
 from __future__ import annotations
 

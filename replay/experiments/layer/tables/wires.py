@@ -1,4 +1,4 @@
-"""What crosses the wires, as tables: rows of tokens, bytes by purpose, network cards and rails."""
+"""Tables of traffic: rows of tokens, bytes by purpose, network cards and rails."""
 
 from __future__ import annotations
 

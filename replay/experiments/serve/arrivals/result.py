@@ -73,7 +73,7 @@ class ArrivalResult(TimedResult):
 
     @property
     def schemes(self) -> list[SchemeDescription]:
-        """That of prompts and that of decoding, or the one of both."""
+        """Scheme of prompts and scheme of decoding, or the one of both."""
         return list({one.scheme.name: one.scheme for one in self.phases}.values())
 
     @property

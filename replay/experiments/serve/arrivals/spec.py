@@ -39,7 +39,7 @@ Burstiness = Annotated[
 
 
 class ArrivalSpec(InferSpec):
-    """What arrives, how the engine batches it, and what a batch is served by.
+    """Requests that arrive, the engine's rules of batching, and the schemes that serve a batch.
 
     A worker has at most ``requests`` per GPU at a time, and prefills at most ``chunk`` tokens per
     GPU in an iteration. ``prompt`` and ``output`` are lengths of requests that are drawn and have

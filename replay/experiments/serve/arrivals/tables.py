@@ -29,12 +29,12 @@ def tables(result: ArrivalResult | ArrivalComparison, *, details: bool) -> Group
 
 
 def by_time(compared: ArrivalComparison) -> list[tuple[ArrivalResult, Served]]:
-    """Those that served requests with what they served, in the order of the ranking."""
+    """Results that served requests, with their measures, in the order of the ranking."""
     return [(one, one.served) for one in compared.ranking if one.served is not None]
 
 
 def heading(result: ArrivalResult) -> str:
-    """What was served."""
+    """Heading that names the requests."""
     spec = result.spec
     some = result.served
     source = spec.arrivals if some is None else some.source
@@ -82,7 +82,7 @@ def _speed_up(compared: ArrivalComparison, result: ArrivalResult) -> float | Non
 
 
 def engine_table(served: Sequence[tuple[ArrivalResult, Served]]) -> Table:
-    """What the iterations of the engine were like."""
+    """Table of the engine's iterations."""
     groups = {
         label(one) + ("" if group.name == "engine" else f", {group.name}"): group
         for one, run in served

@@ -1,4 +1,4 @@
-"""What a schedule of a pipeline is: who holds which layers, and in which order passes are made.
+"""Schedules of a pipeline: the layers of each stage, and the order of its passes.
 
 A schedule knows no time. Where a pass is made, and after which other pass of the same stage, is all
 that it says; the engine decides when.
@@ -103,7 +103,7 @@ class Schedule(ABC):
         return [self.slots(shape, stage) for stage in range(shape.stages)]
 
     def refuses(self, shape: Shape) -> str:
-        """Why it cannot be made for these sizes, and what is possible; nothing where it can."""
+        """Reason why it cannot be made for these sizes, and what is possible; empty where it can."""
         del shape
         return ""
 
@@ -119,7 +119,7 @@ class Schedule(ABC):
             raise UserError(reason)
 
     def kept(self, shape: Shape) -> list[Kept]:
-        """What each stage keeps, counted from its order.
+        """Retention of each stage, counted from its order.
 
         A forward pass makes activations, B or W frees them. That is the upper bound where the
         backward pass is made in two: I already frees what gradients of weights do not need.
@@ -158,7 +158,7 @@ class Schedule(ABC):
 
 @functools.lru_cache(maxsize=4096)
 def _kept(schedule: Schedule, shape: Shape) -> list[Kept]:
-    """What `Schedule.kept` gives; many plans share a pipeline."""
+    """Cached result of `Schedule.kept`; many plans share a pipeline."""
     schedule.check(shape)
     found = []
     for slots in schedule.order(shape):

@@ -21,7 +21,7 @@ class Interleaved(Schedule):
         return chunk % shape.stages
 
     def refuses(self, shape: Shape) -> str:
-        """What Megatron-LM refuses."""
+        """Reason why Megatron-LM refuses the sizes; empty where it does not."""
         if shape.chunks < 2 or shape.stages < 2:
             return (
                 f"{self.name} has at least 2 stages (pp) with at least 2 chunks each (vpp), not "
@@ -70,7 +70,7 @@ class MegatronOverlap(Interleaved):
     beside = "megatron"
 
     def refuses(self, shape: Shape) -> str:
-        """What Megatron-LM refuses: several stages with one chunk each."""
+        """Reason why Megatron-LM refuses several stages with one chunk each; empty otherwise."""
         if shape.stages == 1:
             if shape.chunks == 1:
                 return ""

@@ -9,7 +9,7 @@ from replay.experiments.train.schedules.base import Kind, Op, Slot
 
 
 class StageLine:
-    """What a stage does, in the order in which it is told.
+    """Strides of a stage, in the order in which they are told.
 
     Parameters
     ----------

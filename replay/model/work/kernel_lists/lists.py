@@ -327,7 +327,7 @@ class Engine(StrictDocument):
 
 
 class KernelList(StrictDocument):
-    """What a stack launches.
+    """Launches of a stack.
 
     Attributes
     ----------
@@ -417,15 +417,15 @@ class KernelList(StrictDocument):
 
     @property
     def trains(self) -> bool:
-        """Whether it has a backward pass."""
+        """Tell whether it has a backward pass."""
         return any(part.direction == "backward" for part in self.parts)
 
     def has(self, part: str, direction: Pass | None = None) -> bool:
-        """Whether there is a part, in some pass or in this one."""
+        """Tell whether there is a part, in some pass or in this one."""
         return any(one.name == part and direction in (None, one.direction) for one in self.parts)
 
     def speaks_of(self, size: str, parts: Iterable[str] | None = None) -> bool:
-        """Whether rows depend on a size or option: those of all parts, or of some."""
+        """Tell whether rows depend on a size or option: those of all parts, or of some."""
         wanted = None if parts is None else set(parts)
         return any(
             size in Expression(text).names
@@ -443,7 +443,7 @@ class KernelList(StrictDocument):
         parts: Iterable[str] | None = None,
         direction: Pass | None = None,
     ) -> tuple[ListedOperation, ...]:
-        """What is launched, in the order of the list.
+        """Launches of a part, in the order of the list.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What each kind of call takes the host: microseconds with their sources."""
+"""Costs of each kind of call on the host: microseconds with their sources."""
 
 from __future__ import annotations
 

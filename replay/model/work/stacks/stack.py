@@ -234,7 +234,7 @@ class Stack:
             raise UserError(f"{message}; it has that of {other} queries, keys and values")
 
     def has_attention_of(self, shape: ModelShape) -> bool:
-        """Whether its list has a model's attention, as one of whose heads nothing is known."""
+        """Tell whether its list has a model's attention, as one of whose heads nothing is known."""
         of_latent = self.kernels.speaks_of("kv_rank", ["attention"])
         is_latent = self.kernels.has("latent attention") or of_latent
         return not shape.num_heads or (is_latent if shape.kv_lora_rank else not of_latent)
@@ -245,7 +245,7 @@ class Stack:
         return {"name": self.name, "options": dict(self.options)}
 
     def captures(self, scope: str) -> bool:
-        """Whether its CUDA graphs hold parts of a scope; each choice of them holds those before."""
+        """Tell whether its CUDA graphs hold parts of a scope; each choice of them holds those before."""
         if not scope or "graphs" not in self.options:
             return False
         choices = self.kernels.options["graphs"].choices
@@ -264,19 +264,19 @@ class Stack:
     def listed(
         self, sizes: KernelSizes, parts: Iterable[str], direction: Pass
     ) -> tuple[ListedOperation, ...]:
-        """What it launches for parts of a pass, in order."""
+        """Launches for parts of a pass, in order."""
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
 
     def experts(
         self, sizes: KernelSizes, direction: Pass, *, shared: bool
     ) -> tuple[ListedOperation, ...]:
-        """What it launches for routed experts, or for shared ones among their kernels."""
+        """Launches for routed experts, or for shared ones among their kernels."""
         parts = [part for part in ("experts", "experts' weights") if self.kernels.has(part)]
         rows = self.listed(sizes, parts, direction)
         return tuple(row for row in rows if row.shared == shared)
 
     def each_ps(self, row: ListedOperation) -> int:
-        """What each kernel of a row takes the host: an equal share of the row's time."""
+        """Host time of each kernel of a row: an equal share of the row's time."""
         return self.costs.ps(row) // max(1, row.kernels)
 
 

@@ -132,7 +132,7 @@ def dispatch_and_gemm1(
 def _fetched(
     work: LayerWork, order: Ints, is_local: npt.NDArray[np.bool_], *, once: bool
 ) -> tuple[Ints, Ints]:
-    """Which rows from other GPUs are fetched, and which of these serves each.
+    """Rows from other GPUs that are fetched, and the one of these that serves each.
 
     Parameters
     ----------

@@ -128,7 +128,7 @@ class FusedKernelPair(Scheme):
         return changed
 
     def communication_sms(self, system: System) -> int | None:
-        """Those of the kernel that has more of them."""
+        """SMs of the kernel that has more of them."""
         return max(self.options.dispatch_sms, self.options.combine_sms)
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:

@@ -36,7 +36,7 @@ COUNTS_OF_LINE = 32  # counts of rows, four bytes each, that one look at the cac
 
 
 class SendUnits(NamedTuple):
-    """What blocks send one after the other.
+    """Units that blocks send one after the other.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Steps(NamedTuple):
 
 
 class UnitsSent(NamedTuple):
-    """What the blocks have let go.
+    """Units that the blocks have let go.
 
     Attributes
     ----------

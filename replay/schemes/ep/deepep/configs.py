@@ -48,7 +48,7 @@ NODES = (2, 3, 4, 6, 8, 12, 16, 18, 20)  # SWITCH_RDMA_RANKS: numbers of nodes c
 
 
 def shipped(num_ranks: int, num_nodes: int, is_combine: bool) -> Config:
-    """What the library ships for a group of ranks."""
+    """Settings that the library ships for a group of ranks."""
     table = INSIDE if num_nodes == 1 else BETWEEN
     row = next((row for row in table if num_ranks <= row[0]), table[-1])
     return row[2] if is_combine else row[1]

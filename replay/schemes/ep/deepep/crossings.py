@@ -100,7 +100,7 @@ class Crossings:
 
     @classmethod
     def of_kernel(cls, kernel: NormalKernel) -> Crossings:
-        """Those of the chunks and channels of a kernel."""
+        """Crossings of the chunks and channels of a kernel."""
         domains, chunk_rows = kernel.machine.domains, kernel.config.rdma_chunk
         return cls.of(kernel.work, domains, kernel.channel, chunk_rows)
 

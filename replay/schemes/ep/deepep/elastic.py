@@ -191,7 +191,7 @@ class ElasticDeepEp(StagedScheme):
         return super().refuses_on(work, system)
 
     def communication_sms(self, system: System) -> int | None:
-        """Those of the option; the formula's depend on the links."""
+        """SMs of the option; the formula's depend on the links."""
         return self.options.num_sms or None
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
@@ -287,7 +287,7 @@ class ElasticDeepEp(StagedScheme):
         return None if self.options.stack == BARE else STACKS[self.options.stack]
 
     def stream_sms(self, work: LayerWork, system: System) -> int:
-        """Those of the option, or of the formula."""
+        """SMs of the option, or of the formula."""
         nodes = Domains(system.fabric, work.num_ranks).num
         card = system.fabric.network.card_GB_per_s
         return self._automatic(work, system.sm.num_sms, system.link.line_GB_per_s, nodes, card)

@@ -67,7 +67,7 @@ class SlotSizes:
 
     @classmethod
     def of(cls, work: LayerWork) -> SlotSizes:
-        """Those of a layer."""
+        """Sizes of a layer."""
         topk, types = work.expert_ids.shape[1], work.precision
         hidden = _up(work.shape.hidden, HIDDEN_STEP)
         scales = SCALE_BYTES * -(-hidden // SCALE_BLOCK) if types.dispatch == "fp8" else 0

@@ -1,4 +1,4 @@
-"""How many SMs DeepEP's second version gives its kernels: its own model of their bandwidth.
+"""SMs that DeepEP's second version gives its kernels: its own model of their bandwidth.
 
 A kernel reads each token once and writes a row for each GPU that wants it. So many SMs are taken
 that the busiest link is kept busy, a quarter more for safety, an even number, at least 4.

@@ -44,7 +44,7 @@ class FlaggedRows(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a kernel has sent.
+    """Messages and flags that a kernel has sent.
 
     Attributes
     ----------

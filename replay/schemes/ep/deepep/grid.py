@@ -1,4 +1,4 @@
-"""Who does what in DeepEP's low-latency kernels: blocks, groups of warps, and the rows of each.
+"""Roles in DeepEP's low-latency kernels: blocks, groups of warps, and the rows of each.
 
 The grid is made for E experts, as many on every rank: ``groups = ceil(E / SMs)`` groups of
 ``32 // groups`` warps in a block, and ``ceil(E / groups)`` blocks. Each group has one (expert,

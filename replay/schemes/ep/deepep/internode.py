@@ -124,7 +124,7 @@ def _send(kernel: NormalKernel, crossings: Crossings) -> tuple[Ints, Ints]:
 
 
 class _Forwarded(NamedTuple):
-    """What forwarding warps have done.
+    """Rows that forwarding warps have passed on.
 
     Attributes
     ----------

@@ -173,7 +173,7 @@ class LowLatencyDeepEp(StagedScheme):
         )
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
-        """What the experts write, with room for rows that do not come."""
+        """Outputs of the experts, with room for rows that do not come."""
         return memory.intermediates(work, self._slots(work))
 
     def _room(self, work: LayerWork) -> int:
@@ -437,7 +437,7 @@ class LowLatencyDeepEp(StagedScheme):
 
     @property
     def _has_hook(self) -> bool:
-        """Whether sending and receiving are kernels of their own."""
+        """Tell whether sending and receiving are kernels of their own."""
         return self.options.hook or self.options.overlap_sms > 0
 
     def _signal_bytes(self, work: LayerWork) -> Ints:

@@ -165,7 +165,7 @@ class DeepEp(ListedExchanges):
         return ""
 
     def communication_sms(self, system: System) -> int | None:
-        """Those of either kernel."""
+        """SMs of either kernel."""
         return self.options.num_sms
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
@@ -204,7 +204,7 @@ class DeepEp(ListedExchanges):
         )
 
     def _places(self, work: LayerWork, domains: Domains) -> Buffer:
-        """Where each row is in which ring, which the combine has to know."""
+        """Place of each row in each ring, which the combine has to know."""
         own = memory.tokens(work)
         if domains.num == 1:
             places = own * work.num_ranks
@@ -215,7 +215,7 @@ class DeepEp(ListedExchanges):
         return Buffer("places in rings", places * INDEX_BYTES)
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
-        """What the experts write, in the engine's layout."""
+        """Outputs of the experts, in the engine's layout."""
         engine = self._engine(work)
         return memory.intermediates(
             work, padded_rows(work, "plain" if engine is None else engine.layout),

@@ -40,7 +40,7 @@ BF16_BYTES, FLOAT_BYTES, INT_BYTES, LONG_BYTES = 2, 4, 4, 8
 
 @dataclass(frozen=True)
 class StackSizes:
-    """What the words of the lists stand for on each GPU.
+    """Values of the words of the lists on each GPU.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class StackKernel(NamedTuple):
 
     @property
     def moves(self) -> str:
-        """What it reads and writes, as a formula in the words of `StackSizes`."""
+        """Bytes read and written, as a formula in the words of `StackSizes`."""
         reads, writes = (
             " + ".join(words.replace(" ", " x ") for words in of) or "nothing"
             for of in (self.of.reads, self.of.writes)
@@ -142,7 +142,7 @@ class StackKernel(NamedTuple):
         return f"{reads} in, {writes} out"
 
     def is_there(self, types: Precision) -> bool:
-        """Whether a layer of these number types has it."""
+        """Tell whether a layer of these number types has it."""
         return not self.of.fp8 or getattr(types, self.of.fp8) == "fp8"
 
     def nbytes(self, sizes: StackSizes) -> Ints:

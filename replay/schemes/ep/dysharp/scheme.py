@@ -117,7 +117,7 @@ class DySharp(Scheme):
         return "turns"
 
     def communication_sms(self, system: System) -> int | None:
-        """Those of dispatch and combine: together in one kernel, else of the larger.
+        """SMs of dispatch and combine: together in one kernel, else of the larger.
 
         None where the layer's rows decide.
         """

@@ -1,4 +1,4 @@
-"""What of a token is one message to the switch: its copies in one NVLink domain.
+"""Units of messages to the switch: the copies of a token in one NVLink domain.
 
 In its owner's domain the owner's GPU pushes the token and pulls the sum. In every other domain that
 has experts of it the GPU of the owner's index does: the owner sends it the row by network card, it

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StepPart(NamedTuple):
-    """What goes in one step to one expert of every GPU.
+    """Part of a step that goes to one expert of every GPU.
 
     Attributes
     ----------

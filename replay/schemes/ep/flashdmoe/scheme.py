@@ -249,7 +249,7 @@ class FlashDMoe(Scheme):
         return self.options.tile_columns or (64 if work.precision.operand_bytes > 2 else 128)
 
     def _path(self) -> OperandPath:
-        """How operands get to the tensor cores: four warps, two along each side of the tile.
+        """Operand path to the tensor cores: four warps, two along each side of the tile.
 
         A step is so short that a warp loads all its registers before it multiplies; the other block
         of the SM multiplies meanwhile.

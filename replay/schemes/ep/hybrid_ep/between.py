@@ -36,7 +36,7 @@ LOOK_NS = 30  # fitted to hybrid_ep, FP8 on 16 SMs of 36 GPUs
 
 
 class Relays(NamedTuple):
-    """Who passes on the rows of a layer, and what goes through network cards.
+    """Relays, which pass on the rows of a layer, and what goes through network cards.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What HybridEP knows before rows travel: who wants which token, and where it goes.
+"""Preprocessing of HybridEP, before rows travel: the tokens that each GPU wants, and their places.
 
 The routing map (a flag for each token and expert) of all GPUs is gathered on each, a scan gives
 every token its place on every GPU, and a second kernel gives each (token, expert) its row. The

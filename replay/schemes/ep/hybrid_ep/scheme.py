@@ -88,7 +88,7 @@ class HybridEp(StagedScheme):
     options: HybridEpOptions = HybridEpOptions()
 
     def communication_sms(self, system: System) -> int | None:
-        """Those of the option."""
+        """SMs of the option."""
         return self.options.num_sms
 
     def refuses(self, work: LayerWork) -> str:

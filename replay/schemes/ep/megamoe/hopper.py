@@ -48,7 +48,7 @@ THREAD_RECIPROCALS = 4
 
 @dataclass(frozen=True)
 class Version:
-    """What one version of the kernel does in its own way.
+    """Properties of one version of the kernel.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Version:
     shares_weights: bool
 
     def warp_work(self, is_high: bool, hidden: int) -> tuple[WarpWork, WarpWork]:
-        """What the warps that multiply do beside that, in either GEMM.
+        """Work of the warps that multiply beside that, in either GEMM.
 
         Low tiles have a second set of registers for what they add up, which needs no multiplication
         beyond the one of plain kernels; the sums of high tiles are scaled where they lie.
@@ -176,7 +176,7 @@ class Stream:
     by_columns: bool = False
 
     def keys(self, tiles: RowTiles, tile: Ints, column: Ints, gemm: int) -> tuple[Ints, ...]:
-        """What tasks of a GEMM (task,) are sorted by on each GPU, the last key first."""
+        """Keys by which tasks of a GEMM (task,) are sorted on each GPU, the last key first."""
         if not self.lag:
             gemms = np.full_like(tile, gemm)
             if self.by_columns:

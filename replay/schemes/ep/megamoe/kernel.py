@@ -200,12 +200,12 @@ class MegaKernel(ABC):
         return first, replace(second, out_bytes=0)
 
     def warp_work(self) -> tuple[WarpWork, WarpWork]:
-        """What the warps that multiply do beside that, in either GEMM."""
+        """Work of the warps that multiply beside that, in either GEMM."""
         return PLAIN, PLAIN
 
     @property
     def shares_loads(self) -> bool:
-        """Whether neighbouring blocks load what they share once."""
+        """Tell whether neighbouring blocks load what they share once."""
         return self.cluster > 1
 
     def _begins(self, ready: Ints) -> Ints:
@@ -355,7 +355,7 @@ class RowsInTurn(NamedTuple):
 
     @classmethod
     def of(cls, work: LayerWork, tiles: RowTiles) -> RowsInTurn:
-        """Those of a layer."""
+        """Rows of a layer."""
         cell = work.pair_expert * work.num_ranks + work.pair_source
         of_cell = np.argsort(cell, kind="stable")
         turn = np.empty(len(cell), np.int64)

@@ -128,7 +128,7 @@ class MegaMoeBase(Scheme):
         return 0
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
-        """What is registered for peers: tokens, the ring, a place for each row that comes back."""
+        """Buffers registered for peers: tokens, the ring, a place for each row that comes back."""
         ranks = work.num_ranks
         most, topk = int(np.diff(work.tokens_of_rank).max(initial=0)), work.expert_ids.shape[1]
         tiles = self._tiles(work)

@@ -1,4 +1,4 @@
-"""How Megatron-LM runs the experts of a GPU, behind whichever dispatcher.
+"""Experts of a GPU under Megatron-LM, behind whichever dispatcher.
 
 ``te``: TransformerEngine's grouped linear layer, a cuBLAS call for each expert that has rows
 (`replay.model.compute.calls`). FP8 operands are made by a kernel for each expert, since scales for
@@ -54,7 +54,7 @@ UNPADDING = Operation("unpadding", moves="padded rows, and rows")
 
 @dataclass(frozen=True)
 class ExpertOptions(Options):
-    """How the experts run; to be combined with the options of a dispatcher."""
+    """Options of the experts; to be combined with the options of a dispatcher."""
 
     experts: str = option(
         "te",
@@ -72,7 +72,7 @@ class ExpertOptions(Options):
 
 
 def refused(work: LayerWork, options: ExpertOptions) -> str:
-    """Why these experts, or any behind Megatron-LM's dispatchers, cannot run a layer; or empty."""
+    """Reason why these experts, or any behind Megatron-LM's dispatchers, cannot run a layer; or empty."""
     types = work.precision
     if options.experts == "cutlass" and types.gemm != "bf16":
         return f"grouped_gemm (experts=cutlass) multiplies bf16, not {types.gemm}"

@@ -1,4 +1,4 @@
-"""Where Pangu's rows come by: the GPU that gathers a token in a node, the expert's GPU there."""
+"""Routes of Pangu's rows: the GPU that gathers a token in a node, the expert's GPU there."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Tutel(SendsByNccl):
         return with_capacity(work, self.options.rows(work))
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
-        """Those of all capacities."""
+        """Outputs of all capacities."""
         return super().intermediates(self.carries(work).work)
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:

@@ -1,1 +1,1 @@
-"""What schemes share that run products beside exchanges."""
+"""Base of schemes that run products beside exchanges."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Turns(NamedTuple):
-    """How row tiles of a product are made.
+    """Order in which row tiles of a product are made.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Turns(NamedTuple):
 
 
 class Tracked(TensorScheme):
-    """What both ways have in common."""
+    """Base of both ways of T3."""
 
     options: T3Options
 

@@ -124,7 +124,7 @@ def numbers(chart: Bars) -> Table:
 
 
 def says(chart: Bars) -> str:
-    """What a reader hears of it."""
+    """Text for a screen reader."""
     sums = chart.totals()
     if not sums:
         return "Bars; there are none."

@@ -195,7 +195,7 @@ def _item(item: Item, colours: Colours, identity: str) -> str:
 
 
 def _words(page: Page) -> dict[str, str]:
-    """What the headings' words mean, each once."""
+    """Meanings of the headings' words, each once."""
     return {
         column.name: column.says
         for shown in page.tables()

@@ -1,4 +1,4 @@
-"""What the drawings of all kinds of charts share: colours of names, sizes, rows with labels."""
+"""Shared parts of the drawings of all charts: colours of names, sizes, rows with labels."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def words(content: str, x: float, y: float, class_: str | None = None) -> str:
 
 
 def tip(content: str) -> str:
-    """What is said of an element when it is pointed at."""
+    """Text of an element when it is pointed at."""
     return tag("title", text(content))
 
 

@@ -34,7 +34,7 @@ def _values(chart: Heat) -> Iterator[float]:
 
 
 def reach(chart: Heat) -> float:
-    """How far the strongest shade is from the middle, or from 0; never 0."""
+    """Distance of the strongest shade from the middle, or from 0; never 0."""
     return max((abs(one - (chart.middle or 0.0)) for one in _values(chart)), default=0.0) or 1.0
 
 
@@ -205,7 +205,7 @@ def numbers(chart: Heat) -> Table:
 
 
 def says(chart: Heat) -> str:
-    """What a reader hears of it."""
+    """Text for a screen reader."""
     found = list(_values(chart))
     said = f"Heat map of {len(chart.rows)} rows and {len(chart.columns)} columns in {chart.unit}."
     if found:

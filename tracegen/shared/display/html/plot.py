@@ -40,7 +40,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True)
 class _Ground:
-    """Where a plot's values lie in its drawing."""
+    """Area of a plot's values in its drawing."""
 
     across: Scale
     up: Scale
@@ -375,7 +375,7 @@ def numbers(chart: Plot) -> Table:
 
 
 def says(chart: Plot) -> str:
-    """What a reader hears of it."""
+    """Text for a screen reader."""
     forms = _forms(chart)
     said = [f"Plot of {chart.y.label} over {chart.x.label}."]
     for line in chart.lines:

@@ -99,7 +99,7 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def has(self, value: float) -> bool:
-        """Whether a value has a place."""
+        """Tell whether a value has a place."""
         return math.isfinite(value) and (value > 0 or not self.is_log)
 
     def labels(self) -> list[str]:

@@ -24,7 +24,7 @@ def form(chart: Waterfall) -> str:
 
 
 def lengths(chart: Waterfall) -> list[float]:
-    """How much each span adds; below 0 where it ends before it begins."""
+    """Lengths that the spans add; below 0 where one ends before it begins."""
     return [span.end - span.start for span in chart.spans]
 
 
@@ -64,7 +64,7 @@ def draw(chart: Waterfall, colours: Colours, wide: float) -> Drawing:
 
 
 def _meets(span: Span, following: Span) -> bool:
-    """Whether the next one begins, or as a total ends, where this one ends."""
+    """Tell whether the next one begins, or as a total ends, where this one ends."""
     return span.end in (following.start, following.end)
 
 
@@ -85,7 +85,7 @@ def numbers(chart: Waterfall) -> Table:
 
 
 def says(chart: Waterfall) -> str:
-    """What a reader hears of it."""
+    """Text for a screen reader."""
     if not chart.spans:
         return "A waterfall without steps."
     written = form(chart)
