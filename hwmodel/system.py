@@ -198,7 +198,7 @@ class System(Shown):
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        """What `describe` gives; many results of one machine ask."""
+        """Cached result of `describe`; many results of one machine ask."""
         values: dict[str, Any] = {key: value for key, value, *_ in self.spec.rows()}
         values |= {"name": self.name, "num_gpus": self.num_gpus}
         return dict(sorted(values.items()))

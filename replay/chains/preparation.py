@@ -72,7 +72,7 @@ class Layers:
 
     @cached_property
     def last(self) -> LastAlone:
-        """What is known of the layer that was replayed by itself last."""
+        """Facts on the layer that was replayed by itself last."""
         return LastAlone()
 
     @cached_property

@@ -191,7 +191,7 @@ def _shared_rows(machine: Machine) -> int:
 
 
 class LastAlone:
-    """What is known of the layer that was replayed by itself last, for whoever replays it next.
+    """Facts on the layer that was replayed by itself last, for whoever replays it next.
 
     Its work does not depend on the scheme, nor does the lead of hosts that launch alike.
     """

@@ -1,4 +1,4 @@
-"""What an interrupt does while libraries are imported."""
+"""End of the process at an interrupt while libraries are imported."""
 
 from __future__ import annotations
 

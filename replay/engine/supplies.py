@@ -22,7 +22,7 @@ from replay.engine.taskgraph import (
 
 
 class _Rows:
-    """What is named, column by column; see `Named`."""
+    """Columns of names; see `Named`."""
 
     def __init__(self, of: type[Named]) -> None:
         self.columns: list[list[Any]] = [[] for _ in of.TYPES]

@@ -113,7 +113,7 @@ def _launched_ps(machine: Machine, visible_ps: Ints) -> Ints | int:
 
 
 def lead_behind(machine: Machine, launched_ps: Ints | int, ended_ps: Ints) -> Time:
-    """How long before its GPU each host is through, from when both are."""
+    """Lead of each host over its GPU, from when both are through."""
     lead = machine.host.lead
     return NO_TIME if lead is None else lead + Time(ended_ps - launched_ps)
 
@@ -149,7 +149,7 @@ class MoePart:
 
 
 class MetPart(NamedTuple):
-    """What a `MoePart` is made of, by rank of the graph.
+    """Components of a `MoePart`, by rank of the graph.
 
     The link stays, so that no other one has its number.
     """
@@ -219,7 +219,7 @@ def replay_moe(
 
 
 def fingerprint(graph: TaskGraph) -> bytes:
-    """What tells graphs of one link apart: their tasks and edges."""
+    """Digest that tells graphs of one link apart: their tasks and edges."""
     hashed = hashlib.blake2b(digest_size=16)
     for column in (
         graph.resource, graph.duration_ps, graph.latency_ps, graph.priority, graph.indptr,

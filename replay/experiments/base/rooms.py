@@ -1,4 +1,4 @@
-"""Where experiments are: names that are listed without importing any."""
+"""Rooms of experiments: names that are listed without importing any."""
 
 ROOMS = (
     "layer",

@@ -22,12 +22,12 @@ ROUNDS = 2
 
 
 def most_replays(setup: Setup) -> int:
-    """How often a step is made at most: as it is, at the clock of products alone, and in rounds."""
+    """Largest number of times that a step is made: as it is, at the clock of products alone, and in rounds."""
     return 1 if _power(setup) is None else 2 + ROUNDS
 
 
 def _power(setup: Setup) -> Power | None:
-    """What limits the clock of the step's GPUs; None if nothing is known to."""
+    """Power limit of the step's GPUs; None if nothing is known to limit their clock."""
     power = Power.of(setup.system)
     if setup.spec.clock == "alone" or power is None or not power.knows(setup.precision.gemm):
         return None

@@ -149,7 +149,7 @@ class Transfers:
 
     @property
     def holds_back(self) -> bool:
-        """Whether messages that cannot leave keep those waiting who issue them."""
+        """Tell whether messages that cannot leave keep those waiting who issue them."""
         return self._input_buffers.are_finite
 
     def fan_out(self, rank: Ints, peer: Ints, scattered: Scattered = "no") -> FanOut:

@@ -117,12 +117,12 @@ class Precision:
 
     @property
     def operands(self) -> str:
-        """What GEMMs multiply, as `hwmodel` names it: rows by weights."""
+        """Number type that GEMMs multiply, as `hwmodel` names it: rows by weights."""
         return self.gemm if self.weights == self.gemm else f"{self.gemm}_{self.weights}"
 
     @property
     def has_scales(self) -> bool:
-        """Whether rows that GEMMs read have scales, which a kernel makes from other rows."""
+        """Tell whether rows that GEMMs read have scales, which a kernel makes from other rows."""
         return self.gemm in SCALED
 
     @property
@@ -132,7 +132,7 @@ class Precision:
 
     @property
     def casts_tokens(self) -> bool:
-        """Whether tokens are cast before they travel: to FP8 or FP4, which have scales."""
+        """Tell whether tokens are cast before they travel: to FP8 or FP4, which have scales."""
         return self.dispatch in SCALED
 
     @property

@@ -127,7 +127,7 @@ class NcclEpHt(StagedScheme):
     options: NcclEpHtOptions = NcclEpHtOptions()
 
     def communication_sms(self, system: System) -> int | None:
-        """Those of the option."""
+        """SMs of the option."""
         return self.options.num_sms
 
     def refuses_on(self, work: LayerWork, system: System) -> str:

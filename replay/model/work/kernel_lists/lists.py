@@ -322,7 +322,7 @@ class Engine(StrictDocument):
 
     @property
     def expands(self) -> bool:
-        """Whether each expert gets rows of its own, which are added up behind GEMM-2."""
+        """Tell whether each expert gets rows of its own, which are added up behind GEMM-2."""
         return self.layout != "received"
 
 
@@ -482,7 +482,7 @@ class KernelList(StrictDocument):
         tokens: Ints,
         positions: Ints,
     ) -> tuple[RankedOperation, ...]:
-        """What GPUs launch that differ in tokens and positions, in the order of the list.
+        """Rows that GPUs launch which differ in tokens and positions, in the order of the list.
 
         Parameters
         ----------

@@ -21,7 +21,7 @@ HOSTLESS = (BARE, "deepgemm")
 
 
 class BareRows:
-    """What a model's dense parts and ends launch without a stack.
+    """Launches of a model's dense parts and ends without a stack.
 
     Parameters
     ----------

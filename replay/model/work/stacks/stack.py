@@ -61,7 +61,7 @@ DISPATCHERS: Mapping[str, str] = {
 
 
 def is_bare(stack: str) -> bool:
-    """Whether a name is of no stack, whose hosts launch kernels.
+    """Tell whether a name is of no stack, whose hosts launch kernels.
 
     Raises
     ------

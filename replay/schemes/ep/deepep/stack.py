@@ -124,12 +124,12 @@ class StackKernel(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its stack calls it."""
+        """Name by its stack."""
         return self.of.name
 
     @property
     def kind(self) -> Kind:
-        """What it counts as."""
+        """Kind that it counts as."""
         return Kind[self.of.kind.upper()]
 
     @property

@@ -58,7 +58,7 @@ class RowSizes:
 
     @classmethod
     def of(cls, work: LayerWork, experts: int | None = None) -> RowSizes:
-        """Those of a layer: gate weights of experts go out, their gradients come back.
+        """Sizes of a layer: gate weights of experts go out, their gradients come back.
 
         Parameters
         ----------
